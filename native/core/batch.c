@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches: the log of calls that is open moves from batch to batch at each receive call. A call that is
+// open across such a move is cut: each batch that it encloses has a row of it, marked CLIPPED.
+// Called by pipeline.c; see stream.h.
+#include "stream.h"
+#include <string.h>
+
+static int row_reported(const struct nfp_call *row)
+{
+	return row->end_ticks && row->function != NFP_NONE;
+}
+
+// Calls that began inside the receive call were written before it: they go behind it in its batch.
+static void take_moved(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t start_ticks)
+{
+	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
+	uint32_t first = log->count;
+	while (first && log->items[first - 1].start_ticks >= start_ticks)
+		first--;
+	moved->count = moved->irregular = 0;
+	uint32_t count = log->count - first;
+	if (!count || !NFP_ARRAY_RESERVE(moved, count))
+		return;
+	memcpy(moved->items, log->items + first, count * sizeof(*moved->items));
+	moved->count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		struct nfp_call *row = &moved->items[i];
+		row->parent = row->parent == NFP_NONE || row->parent < first ? NFP_NONE : row->parent - first;
+		if (!row_reported(row))
+			nfp_log_kill(moved, i);
+	}
+	for (uint32_t i = 0; i < stream->tree.count; i++)
+		if (stream->tree.items[i].row != NFP_NONE && stream->tree.items[i].row >= first)
+			stream->tree.items[i].row = NFP_NONE;
+	log->count = first;
+	if (log == &stream->outside && stream->outside_seen > first)
+		stream->outside_seen = first;
+}
+
+static void append_moved(struct nfp_log *log, const struct nfp_log *moved, uint32_t receive)
+{
+	if (!moved->count || !NFP_ARRAY_RESERVE(log, log->count + moved->count))
+		return;
+	uint32_t base = log->count;
+	for (uint32_t i = 0; i < moved->count; i++) {
+		struct nfp_call *row = &log->items[log->count++];
+		*row = moved->items[i];
+		row->parent = row->parent == NFP_NONE ? receive : row->parent + base;
+		row->depth = (uint16_t)(row->parent == NFP_NONE ? 0 : log->items[row->parent].depth + 1);
+	}
+	log->irregular |= moved->irregular;
+}
+
+static uint64_t last_end(const struct nfp_log *log)
+{
+	uint64_t end = 0;
+	for (uint32_t i = 0; i < log->count; i++)
+		if (row_reported(&log->items[i]) && log->items[i].end_ticks > end)
+			end = log->items[i].end_ticks;
+	return end;
+}
+
+// No call of the stream has a row after this. Open calls with nothing reported behind them leave no row;
+// other open calls are cut in a batch and not reported outside of one.
+static void close_log(struct nfp_stream *stream)
+{
+	struct nfp_log *log = stream->log;
+	struct nfp_calltree *tree = &stream->tree;
+	int outside = log == &stream->outside;
+	for (uint32_t i = 0; i < tree->count; i++)
+		if (outside || tree->items[i].flags & NFP_OPEN_DOUBTFUL)
+			nfp_log_kill(log, tree->items[i].row);
+	while (log->count && !row_reported(&log->items[log->count - 1]))
+		log->count--;
+	if (outside && stream->outside_seen > log->count)
+		stream->outside_seen = log->count;
+	uint64_t end = outside ? 0 : last_end(log);
+	for (uint32_t i = 0; i < tree->count; i++) {
+		uint32_t row = tree->items[i].row;
+		tree->items[i].row = NFP_NONE;
+		if (row == NFP_NONE || row >= log->count || log->items[row].function == NFP_NONE)
+			continue;
+		log->items[row].end_ticks = end;
+		log->items[row].flags |= NFP_CALL_CLIPPED;
+	}
+	if (!outside)
+		stream->batch->batch.end_ticks = end;
+}
+
+// Gives the calls that are open around `rsp` rows in the stream's log. Returns the innermost one's.
+static uint32_t open_log(struct nfp_stream *stream, uint64_t ticks, uint32_t rsp)
+{
+	struct nfp_open *items = stream->tree.items;
+	uint32_t chain[NFP_CLIPPED_MAX], count = 0, parent = NFP_NONE;
+	for (uint32_t i = stream->tree.count; i-- > 0 && count < NFP_CLIPPED_MAX;) {
+		if (items[i].flags & NFP_OPEN_DOUBTFUL || !nfp_rsp_encloses(items[i].rsp, rsp))
+			continue;
+		chain[count++] = i;
+		rsp = items[i].rsp;
+	}
+	while (count-- > 0) {
+		struct nfp_open *open = &items[chain[count]];
+		open->row = nfp_log_open(stream->log, ticks, open->function, parent);
+		if (open->row == NFP_NONE)
+			continue;
+		parent = open->row;
+		stream->log->items[parent].flags = NFP_CALL_CLIPPED | nfp_role_flag(open->role);
+	}
+	return parent;
+}
+
+static struct nfp_pending *pending_create(struct nfp_pipeline *pipeline)
+{
+	struct nfp_pending *pending = pipeline->idle;
+	if (pending) {
+		pipeline->idle = pending->next;
+		return pending;
+	}
+	if (!NFP_ARRAY_RESERVE(&pipeline->slots, pipeline->slots.count + 1))
+		return NULL;
+	pending = calloc(1, sizeof(*pending));
+	if (!pending)
+		return NULL;
+	pending->slot = pipeline->slots.count++;
+	pipeline->slots.items[pending->slot] = pending;
+	return pending;
+}
+
+static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                         const struct nfp_batch *batch)
+{
+	pending->batch = *batch;
+	pending->batch.id = pipeline->next_batch_id++;
+	pending->log.count = pending->log.irregular = 0;
+	pending->packets.count = pending->undone = 0;
+	pending->handed = 0;
+	pending->next = NULL;
+}
+
+static void append_ended(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+{
+	struct nfp_pending *pending = stream->batch;
+	pending->round = pipeline->round;
+	pending->next = NULL;
+	*stream->ended_last = pending;
+	stream->ended_last = &pending->next;
+	pending->number = ++stream->ended_total;
+	stream->batch = NULL;
+	stream->tree.enclosing = 0;
+}
+
+// The innermost log of the stream ends here, and with it the batch; the next one is chosen by the caller.
+static void leave_log(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+{
+	close_log(stream);
+	if (stream->log != &stream->outside)
+		pipeline->pending_calls += stream->log->count;
+	if (stream->batch)
+		append_ended(pipeline, stream);
+	stream->log = &stream->outside;
+}
+
+static void append_receive(struct nfp_stream *stream, uint32_t parent, const struct nfp_pending *pending,
+                           uint64_t end_ticks, uint64_t value)
+{
+	uint32_t receive =
+	    nfp_log_open(stream->log, pending->batch.start_ticks, pending->batch.function, parent);
+	if (receive == NFP_NONE)
+		return;
+	struct nfp_call *row = &stream->log->items[receive];
+	row->end_ticks = end_ticks;
+	row->value = value;
+	row->flags = NFP_CALL_RECEIVE | NFP_CALL_VALUE;
+}
+
+void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
+                     uint32_t size, uint32_t requested)
+{
+	struct nfp_pending scratch = {.batch = {.start_ticks = stream->poll.start_ticks,
+	                                        .thread = stream->thread,
+	                                        .function = stream->poll.function,
+	                                        .size = size,
+	                                        .requested = requested}};
+	if (scratch.batch.start_ticks > end_ticks)
+		scratch.batch.start_ticks = end_ticks;
+	scratch.batch.flags = requested && size >= requested ? NFP_BATCH_FULL : 0;
+	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
+	take_moved(pipeline, stream, scratch.batch.start_ticks);
+	leave_log(pipeline, stream);
+	struct nfp_pending *pending = size ? pending_create(pipeline) : NULL;
+	if (pending) {
+		pending_init(pipeline, pending, &scratch.batch);
+		pending->receive_ticks = end_ticks;
+		stream->batch = pending;
+		stream->log = &pending->log;
+		stream->tree.enclosing = stream->tree.count;
+		pipeline->counts.batches++;
+	}
+	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
+	uint32_t receive = stream->log->count;
+	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);
+	append_moved(stream->log, &pipeline->moved, receive < stream->log->count ? receive : NFP_NONE);
+	pipeline->counts.received += size;
+}
+
+void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp)
+{
+	if (stream->log == &stream->outside)
+		return;
+	close_log(stream);
+	pipeline->pending_calls += stream->log->count;
+	stream->log = &stream->outside;
+	open_log(stream, stream->last_ticks, rsp);
+}
+
+void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp)
+{
+	nfp_batch_close(pipeline, stream, rsp);
+	if (stream->batch)
+		append_ended(pipeline, stream);
+}

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the C source of the extension module otel_nfprobe._core.
+
+The declarations are taken from the headers themselves: what stands between `// cdef begin` and
+`// cdef end`. cffi compiles them against the same headers, so the two cannot differ.
+
+Called by CMake: build_core.py OUTPUT.c HEADER...
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from cffi import FFI
+
+BLOCK = re.compile(r"// cdef begin\n(.*?)// cdef end", re.DOTALL)
+
+
+def main(output: str, headers: list[str]) -> None:
+    builder = FFI()
+    for header in headers:
+        for block in BLOCK.findall(Path(header).read_text()):
+            builder.cdef(block)
+    includes = "".join(f'#include "{Path(header).resolve()}"\n' for header in headers)
+    builder.set_source("otel_nfprobe._core", includes)
+    builder.emit_c_code(output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

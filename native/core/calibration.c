@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trampoline around a function that only returns, writing into a small ring that nobody reads. Its memory
+// is executable and not writable when it runs. Nothing of a target is touched.
+#define _GNU_SOURCE
+#include "calibration.h"
+#include "nfprobe/ring.h"
+#include "nfprobe/session.h"
+#include "trampoline.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define CODE_BYTES 4096
+#define RETURN 0xc3
+#define CALLS 400
+#define ROUNDS 301
+
+static __thread struct nfp_thread *thread_pointer __attribute__((tls_model("initial-exec")));
+typedef void (*function)(void);
+
+static uint64_t thread_base(void)
+{
+	uint64_t base;
+	__asm__("mov %%fs:0, %0" : "=r"(base));
+	return base;
+}
+
+static int compare(const void *left, const void *right)
+{
+	uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+	return (a > b) - (a < b);
+}
+
+static uint64_t median_ticks(function call)
+{
+	uint64_t ticks[ROUNDS];
+	for (int round = 0; round < ROUNDS; round++) {
+		uint64_t start = __builtin_ia32_rdtsc();
+		for (int i = 0; i < CALLS; i++)
+			call();
+		ticks[round] = __builtin_ia32_rdtsc() - start;
+	}
+	qsort(ticks, ROUNDS, sizeof(ticks[0]), compare);
+	return ticks[ROUNDS / 2];
+}
+
+// The bare function stands behind the trampoline, which calls a copy of it.
+static double measure(uint8_t *code, uint8_t *ring)
+{
+	static struct nfp_thread_shared shared;
+	struct nfp_thread thread = {.gate = NFP_GATE_OUTER,
+	                            .limit = UINT64_MAX,
+	                            .base = ring,
+	                            .mask = NFP_RING_BYTES_MIN - 1,
+	                            .ring_bytes = NFP_RING_BYTES_MIN,
+	                            .shared = &shared};
+	struct nfp_trampoline values = {.tls_offset = (int32_t)((uint64_t)&thread_pointer - thread_base()),
+	                                .gate = NFP_GATE_OUTER};
+	uint32_t bytes = nfp_trampoline_write(NFP_SHAPE_CALL, &values, code, CODE_BYTES / 2);
+	code[bytes] = RETURN;
+	code[CODE_BYTES / 2] = RETURN;
+	if (mprotect(code, CODE_BYTES, PROT_READ | PROT_EXEC) != 0)
+		return -errno;
+	thread_pointer = &thread;
+	double best = 1e9;
+	for (int repeat = 0; repeat < 5; repeat++) {
+		uint64_t bare = median_ticks((function)(void *)(code + CODE_BYTES / 2));
+		uint64_t probed = median_ticks((function)(void *)code);
+		double added = probed > bare ? (double)(probed - bare) / CALLS : 0;
+		best = added < best ? added : best;
+	}
+	thread_pointer = NULL;
+	return best;
+}
+
+double nfp_calibrate_call(void)
+{
+	uint8_t *code = mmap(NULL, CODE_BYTES + NFP_RING_BYTES_MIN, PROT_READ | PROT_WRITE,
+	                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (code == MAP_FAILED)
+		return -errno;
+	double ticks = measure(code, code + CODE_BYTES);
+	munmap(code, CODE_BYTES + NFP_RING_BYTES_MIN);
+	return ticks;
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The columns: calls, batches, packets as arrays of plain structures, the form in which data goes from the
+// C core to NumPy and to the OTLP encoder. otel_nfprobe/columns.py has the same dtypes; tests compare them.
+// All times are ticks of the time stamp counter.
+#ifndef NFPROBE_COLUMNS_H
+#define NFPROBE_COLUMNS_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define NFP_NONE 0xffffffffu
+
+// cdef begin
+
+enum nfp_call_flags {
+	NFP_CALL_CLIPPED = 1, // open when its batch began or ended: its times are cut to the batch
+	NFP_CALL_UNWOUND = 2, // left by unwinding
+	NFP_CALL_VALUE = 4,   // `value` was captured
+	NFP_CALL_RECEIVE = 8,
+	NFP_CALL_TRANSMIT = 16,
+	NFP_CALL_DROP = 32,
+};
+
+struct nfp_call {
+	uint64_t start_ticks;
+	uint64_t end_ticks;
+	uint64_t self_ticks; // without the probed calls inside it
+	uint64_t value;
+	uint32_t function; // function id
+	uint32_t thread;   // thread table index
+	uint32_t parent;   // index in the same calls array, or NFP_NONE
+	uint32_t batch;    // index in the batches array, or NFP_NONE
+	uint16_t depth;
+	uint16_t flags; // enum nfp_call_flags
+	uint32_t reserved;
+};
+
+enum nfp_batch_flags {
+	NFP_BATCH_FULL = 1,      // its poll returned as many packets as were asked for
+	NFP_BATCH_LOSSY = 2,     // records were lost inside it
+	NFP_BATCH_UNFINISHED = 4, // cut by the end of the session
+};
+
+struct nfp_batch {
+	uint64_t id;          // counts up per session, unique over its threads
+	uint64_t start_ticks; // entry of the receive call
+	uint64_t end_ticks;   // exit of the last call in it
+	uint32_t thread;
+	uint32_t function; // of the receive call
+	uint32_t size;     // packets received
+	uint32_t requested;
+	uint32_t transmitted;
+	uint32_t dropped;
+	uint32_t first_call; // calls [first_call, first_call + calls) belong to it, in order of their start
+	uint32_t calls;
+	uint32_t first_packet;
+	uint32_t packets; // packets described (may be fewer than size)
+	uint32_t flags;   // enum nfp_batch_flags
+	uint32_t reserved;
+};
+
+enum nfp_disposition { NFP_UNKNOWN = 0, NFP_TRANSMITTED = 1, NFP_DROPPED = 2 };
+enum nfp_packet_flags {
+	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks
+	NFP_PACKET_REPEATED = 2,
+	NFP_PACKET_ARRIVAL_UNIX_NS = 4, // arrival_ticks holds Unix ns until the clock has converted it
+};
+
+struct nfp_packet {
+	uint64_t digest;
+	uint64_t buffer;
+	uint64_t arrival_ticks; // 0: not known
+	uint64_t receive_ticks; // exit of the receive call
+	uint64_t done_ticks;    // exit of the transmit or drop call; 0 while unknown
+	uint8_t source[16];     // IPv4: the first four bytes; network order
+	uint8_t destination[16];
+	uint16_t source_port;
+	uint16_t destination_port;
+	uint16_t length;
+	uint16_t ip_id;
+	uint8_t protocol;
+	uint8_t ip_version;  // 0: not IP
+	uint8_t disposition; // enum nfp_disposition
+	uint8_t flags;       // enum nfp_packet_flags
+	uint32_t batch;      // index in the batches array
+	uint32_t index;      // position in its burst
+	uint32_t done_function; // function id of the transmit or drop call, or NFP_NONE
+	uint64_t done_digest; // digest at transmit (equal to `digest` unless the NF changed what it covers)
+};
+
+// What one take gives. The calls of a batch are contiguous, in order of their start, a parent before its
+// children; so are the calls outside any batch of one thread.
+struct nfp_columns {
+	const struct nfp_call *calls;
+	const struct nfp_batch *batches;
+	const struct nfp_packet *packets;
+	uint64_t call_count;
+	uint64_t batch_count;
+	uint64_t packet_count;
+};
+
+// cdef end
+
+_Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_batch) == 72, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
+#endif

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Delivery: what is complete is copied from logs and pending batches into the columns that a take gives;
+// dead rows are left out and indices rewritten. Called by pipeline.c; see stream.h.
+#include "stream.h"
+#include <string.h>
+
+uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count)
+{
+	return NFP_ARRAY_RESERVE(&pipeline->remap, count) ? pipeline->remap.items : NULL;
+}
+
+// Room in all three columns for one more batch with these numbers of calls and packets.
+static int delivered_reserve(struct nfp_pipeline *pipeline, uint32_t calls, uint32_t packets)
+{
+	return pipeline->calls.count + calls <= NFP_DELIVERED_CALLS_MAX &&
+	       pipeline->packets.count + packets <= NFP_DELIVERED_PACKETS_MAX &&
+	       NFP_ARRAY_RESERVE(&pipeline->calls, pipeline->calls.count + calls) &&
+	       NFP_ARRAY_RESERVE(&pipeline->packets, pipeline->packets.count + packets) &&
+	       NFP_ARRAY_RESERVE(&pipeline->batches, pipeline->batches.count + 1);
+}
+
+// Own time is what is left of a call's duration when those of its children are taken off.
+static void charge_parent(struct nfp_call *calls, struct nfp_call *call)
+{
+	uint64_t duration = call->end_ticks - call->start_ticks;
+	call->self_ticks = duration > call->self_ticks ? duration - call->self_ticks : 0;
+	if (call->parent == NFP_NONE)
+		return;
+	uint64_t *self = &calls[call->parent].self_ticks;
+	*self -= duration < *self ? duration : *self;
+}
+
+static void deliver_regular(struct nfp_pipeline *pipeline, const struct nfp_log *log, uint32_t batch,
+                            uint32_t thread)
+{
+	uint32_t base = pipeline->calls.count;
+	struct nfp_call *calls = pipeline->calls.items;
+	for (uint32_t i = 0; i < log->count; i++) {
+		struct nfp_call *call = &calls[base + i];
+		*call = log->items[i];
+		call->thread = thread;
+		call->batch = batch;
+		if (call->parent != NFP_NONE)
+			call->parent += base;
+		charge_parent(calls, call);
+	}
+	pipeline->calls.count += log->count;
+}
+
+// The same for a log with rows that are dead or have outlasted their parents.
+static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_log *log, uint32_t batch,
+                              uint32_t thread, uint32_t *remap)
+{
+	struct nfp_call *calls = pipeline->calls.items;
+	for (uint32_t i = 0; i < log->count; i++) {
+		const struct nfp_call *row = &log->items[i];
+		uint32_t parent = row->parent == NFP_NONE ? NFP_NONE : remap[row->parent];
+		remap[i] = parent;
+		if (row->function == NFP_NONE)
+			continue;
+		parent = nfp_parent_climb(calls, parent, row->end_ticks);
+		remap[i] = pipeline->calls.count++;
+		struct nfp_call *call = &calls[remap[i]];
+		*call = *row;
+		call->thread = thread;
+		call->batch = batch;
+		call->parent = parent;
+		call->depth = (uint16_t)(parent == NFP_NONE ? 0 : calls[parent].depth + 1);
+		charge_parent(calls, call);
+	}
+}
+
+static void deliver_packets(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t batch)
+{
+	struct nfp_packet *packets = pipeline->packets.items + pipeline->packets.count;
+	for (uint32_t i = 0; i < pending->packets.count; i++) {
+		packets[i] = pending->packets.items[i];
+		packets[i].batch = batch;
+	}
+	pipeline->packets.count += pending->packets.count;
+}
+
+static void deliver(struct nfp_pipeline *pipeline, const struct nfp_pending *pending)
+{
+	uint32_t *remap = pending->log.irregular ? nfp_remap_reserve(pipeline, pending->log.count) : NULL;
+	if (!delivered_reserve(pipeline, pending->log.count, pending->packets.count) ||
+	    (pending->log.irregular && !remap)) {
+		pipeline->counts.discarded += pending->log.count + pending->packets.count;
+		return;
+	}
+	uint32_t index = pipeline->batches.count++;
+	struct nfp_batch *batch = &pipeline->batches.items[index];
+	*batch = pending->batch;
+	batch->first_call = pipeline->calls.count;
+	batch->first_packet = pipeline->packets.count;
+	batch->packets = pending->packets.count;
+	if (remap)
+		deliver_irregular(pipeline, &pending->log, index, batch->thread, remap);
+	else
+		deliver_regular(pipeline, &pending->log, index, batch->thread);
+	batch->calls = pipeline->calls.count - batch->first_call;
+	deliver_packets(pipeline, pending, index);
+}
+
+static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+{
+	for (uint32_t i = 0; pending->undone && i < pending->packets.count; i++)
+		if (pending->packets.items[i].disposition == NFP_UNKNOWN)
+			nfp_packet_forget(pipeline, pending, i);
+	pipeline->pending_calls -= pending->log.count;
+	pipeline->pending_packets -= pending->packets.count;
+	pending->next = pipeline->idle;
+	pipeline->idle = pending;
+}
+
+static void deliver_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
+{
+	struct nfp_pending **link = &stream->ended;
+	while (*link) {
+		struct nfp_pending *pending = *link;
+		uint64_t later = stream->ended_total - pending->number;
+		int given_up = later >= NFP_LATER_BATCHES && pending->round < pipeline->round;
+		if (pending->undone && !given_up && !all) {
+			link = &pending->next;
+			continue;
+		}
+		*link = pending->next;
+		deliver(pipeline, pending);
+		release(pipeline, pending);
+	}
+	stream->ended_last = link;
+}
+
+void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all)
+{
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i] && pipeline->streams[i]->ended)
+			deliver_stream(pipeline, pipeline->streams[i], all);
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The packet digest of nfprobe/digest.h for Python: the same inline code that runs inside the target, so that
+// tests compare it with otel_nfprobe/digest.py, and so that the digests of many packets need no Python loop.
+#ifndef NFPROBE_CORE_DIGEST_CHECK_H
+#define NFPROBE_CORE_DIGEST_CHECK_H
+#include <stdint.h>
+
+// cdef begin
+
+// SipHash-2-4 of `count` bytes.
+uint64_t nfp_digest_siphash(const uint8_t *bytes, uint32_t count, const uint64_t *key);
+
+// Describes one packet; `facts` has room for the 56 bytes of struct nfp_packet_facts.
+void nfp_digest_describe(const uint8_t *bytes, uint32_t readable, uint32_t packet_length, uint32_t link_layer,
+                         const uint64_t *key, uint8_t *facts);
+
+// cdef end
+#endif

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// See drain.h. The copy runs in straight pieces without a wrap, in which the lap bit is constant.
+#include "drain.h"
+#include <nfprobe/ring.h>
+
+// A hole is looked for this far: a signal handler that made one has written its records directly behind it,
+// and one probe reserves at most the slack at once.
+enum { LOOK_AHEAD = NFP_RING_SLACK_BYTES / NFP_RECORD_BYTES };
+
+static const struct nfp_record *slot_at(const uint8_t *ring, uint64_t ring_bytes, uint64_t position)
+{
+	return (const struct nfp_record *)(ring + (position & (ring_bytes - 1)));
+}
+
+// Pairs with the store of the tag, the last one of a probe (template.S, nfp_ring_commit of the probe
+// library): whoever sees the lap bit sees word and rsp.
+static int slot_committed(const struct nfp_record *slot, uint32_t lap, uint32_t *tag)
+{
+	*tag = __atomic_load_n(&slot->tag, __ATOMIC_ACQUIRE);
+	return !((*tag ^ lap) & NFP_LAP_BIT);
+}
+
+static uint64_t copy_piece(const struct nfp_record *slot, uint32_t lap, struct nfp_record *records,
+                           uint64_t room)
+{
+	uint64_t count = 0;
+	for (; count < room; count++) {
+		uint32_t tag;
+		if (!slot_committed(slot + count, lap, &tag))
+			break;
+		__builtin_prefetch(slot + count + 32);
+		records[count].word = slot[count].word;
+		records[count].rsp = slot[count].rsp;
+		records[count].tag = tag & ~NFP_LAP_BIT;
+	}
+	return count;
+}
+
+static uint64_t copy_committed(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position,
+                               struct nfp_record *records, uint64_t room)
+{
+	uint64_t count = 0;
+	while (count < room) {
+		uint64_t piece = (ring_bytes - (*position & (ring_bytes - 1))) / NFP_RECORD_BYTES;
+		if (piece > room - count)
+			piece = room - count;
+		uint64_t copied = copy_piece(slot_at(ring, ring_bytes, *position),
+		                             nfp_ring_lap(*position, ring_bytes), records + count, piece);
+		count += copied;
+		*position += copied * NFP_RECORD_BYTES;
+		if (copied < piece)
+			break;
+	}
+	return count;
+}
+
+// Up to `count` slots from `position`: the first committed one, or `count`.
+static uint64_t first_committed(const uint8_t *ring, uint64_t ring_bytes, uint64_t position, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++) {
+		uint64_t at = position + i * NFP_RECORD_BYTES;
+		uint32_t tag;
+		if (slot_committed(slot_at(ring, ring_bytes, at), nfp_ring_lap(at, ring_bytes), &tag))
+			return i;
+	}
+	return count;
+}
+
+// Slots from `position` to the next committed one; 0 when it is committed itself or none is in sight. What
+// a running producer has committed in order since the first look is no hole: hence the second one, which
+// sees all that was written before the slot found (acquire in slot_committed).
+static uint64_t hole_length(const uint8_t *ring, uint64_t ring_bytes, uint64_t position)
+{
+	uint64_t found = first_committed(ring, ring_bytes, position, LOOK_AHEAD);
+	if (found == LOOK_AHEAD)
+		return 0;
+	return first_committed(ring, ring_bytes, position, found);
+}
+
+uint64_t nfp_drain(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position, int skip_hole,
+                   struct nfp_record *records, uint64_t room, struct nfp_drain_hole *hole)
+{
+	*hole = (struct nfp_drain_hole){0};
+	*position &= ~(uint64_t)(NFP_RECORD_BYTES - 1);
+	uint64_t count = copy_committed(ring, ring_bytes, position, records, room);
+	if (count == room)
+		return count;
+	uint64_t length = hole_length(ring, ring_bytes, *position);
+	// The caller has seen this hole at *position: only one at which nothing was copied is the same.
+	if (length && skip_hole && !count) {
+		hole->torn = length;
+		*position += length * NFP_RECORD_BYTES;
+		count = copy_committed(ring, ring_bytes, position, records, room);
+		length = count < room ? hole_length(ring, ring_bytes, *position) : 0;
+	}
+	hole->blocked = length > 0;
+	return count;
+}
+
+void nfp_drain_publish(struct nfp_thread_shared *thread, uint64_t position)
+{
+	// Pairs with the acquire load of tail in the slow path of the probe library: the slots before it have
+	// been read and may be written again.
+	__atomic_store_n(&thread->tail, position, __ATOMIC_RELEASE);
+}

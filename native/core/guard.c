@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The child calls nothing that another thread of the monitor may hold a lock of: fork keeps only this one.
+#define _GNU_SOURCE
+#include "guard.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct guarded {
+	int result;
+	int finished;
+	_Alignas(16) char shared[];
+};
+
+static int wait_for(pid_t child, struct guarded *guarded)
+{
+	int status;
+	while (waitpid(child, &status, 0) < 0)
+		if (errno != EINTR)
+			break; // somebody else reaps children: it has finished all the same
+	return guarded->finished ? guarded->result : -ECHILD;
+}
+
+int nfp_guard(int (*work)(void *shared), void *shared, size_t bytes)
+{
+	size_t size = sizeof(struct guarded) + bytes;
+	struct guarded *guarded = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (guarded == MAP_FAILED)
+		return -errno;
+	memcpy(guarded->shared, shared, bytes);
+	pid_t child = fork();
+	if (child == 0) {
+		setsid(); // a signal to the monitor's process group, such as Ctrl-C, is not for it
+		guarded->result = work(guarded->shared);
+		guarded->finished = 1;
+		_exit(0);
+	}
+	int result = child < 0 ? -errno : wait_for(child, guarded);
+	memcpy(shared, guarded->shared, bytes);
+	munmap(guarded, size);
+	return result;
+}

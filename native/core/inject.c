@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stop of the one chosen thread: save all its state, map two regions, write the bootstrap, run
+// nfp_boot_start, restore all its state. dlopen does not happen here (see bootstrap.c).
+#include "inject.h"
+#include "guard.h"
+#include "ptrace.h"
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CODE_BYTES 8192
+#define DATA_BYTES (64 << 10) // struct nfp_boot, then the stack of nfp_boot_start
+#define RED_ZONE_BYTES 128
+#define STEPS_MAX 8
+#define CALL_PATIENCE_NS 3000000000u
+#define INT3 0xcc
+
+struct saved {
+	struct user_regs_struct registers;
+	uint8_t vector_state[16384]; // XSAVE area: about 11 KiB with AMX
+	size_t vector_bytes;
+	uint64_t signal_mask;
+	int at_entry; // stopped at the entry of a system call, not inside one
+};
+
+static int fail(struct nfp_inject *inject, int error, const char *what)
+{
+	snprintf(inject->message, sizeof(inject->message), "%s: %s", what, strerror(-error));
+	return error;
+}
+
+// System calls at which a thread holds no lock of libc, and which can be made again without harm.
+static int is_safe_call(uint64_t number)
+{
+	switch (number) {
+	case SYS_poll:
+	case SYS_ppoll:
+	case SYS_select:
+	case SYS_pselect6:
+	case SYS_epoll_wait:
+	case SYS_epoll_pwait:
+	case 441: // epoll_pwait2
+	case SYS_nanosleep:
+	case SYS_clock_nanosleep:
+	case SYS_pause:
+	case SYS_rt_sigsuspend:
+	case SYS_rt_sigtimedwait:
+	case SYS_restart_syscall: // goes on with a sleep, a poll or a timed futex wait
+	case SYS_accept:
+	case SYS_accept4:
+	case SYS_recvfrom:
+	case SYS_recvmsg:
+	case SYS_read: // of a pipe or terminal: stdio's own lock may be held, none that pthread_create takes
+	case SYS_readv:
+	case SYS_wait4:
+	case SYS_waitid:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+// At the entry of these, too: the C library makes none of them with the allocator's lock held (that is mmap,
+// munmap, mprotect, madvise and brk). They are skipped and made again, so what they do does not matter.
+static int is_safe_entry(uint64_t number)
+{
+	switch (number) {
+	case SYS_write:
+	case SYS_writev:
+	case SYS_pwrite64:
+	case SYS_sendto:
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+	case SYS_recvmmsg:
+	case SYS_ioctl:
+	case SYS_sched_yield:
+	case SYS_clock_gettime:
+		return 1;
+	default:
+		return is_safe_call(number);
+	}
+}
+
+// Whether the stopped thread is inside one: the kernel says so by orig_rax, and by a result that means "ended
+// by the stop".
+static int is_blocked_safely(const struct user_regs_struct *registers)
+{
+	int64_t result = (int64_t)registers->rax;
+	int interrupted = result == -EINTR || (result <= -512 && result >= -516);
+	return (int64_t)registers->orig_rax >= 0 && interrupted && is_safe_call(registers->orig_rax);
+}
+
+// Lets a busy thread run until it enters a harmless system call.
+static int run_to_safe_call(struct nfp_seized *thread, uint64_t deadline_ns)
+{
+	int signal = 0;
+	for (;;) {
+		int status;
+		thread->stopped = 0;
+		if (ptrace(PTRACE_SYSCALL, thread->tid, 0, (long)signal) != 0)
+			return -errno;
+		signal = 0;
+		int error = nfp_wait_stop(thread, deadline_ns, &status);
+		if (error == -ETIMEDOUT) { // stop it, so that it can be let go
+			nfp_interrupt(thread);
+			nfp_wait_interrupted(thread, nfp_now_ns() + CALL_PATIENCE_NS);
+		}
+		if (error)
+			return error;
+		if (status >> 16 == PTRACE_EVENT_STOP)
+			continue;
+		if (WSTOPSIG(status) != (SIGTRAP | 0x80)) {
+			signal = WSTOPSIG(status);
+			continue;
+		}
+		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) != 0)
+			return -errno;
+		// At an entry the kernel has stored -ENOSYS as the result.
+		if ((int64_t)thread->registers.rax == -ENOSYS && is_safe_entry(thread->registers.orig_rax))
+			return 0;
+	}
+}
+
+static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved)
+{
+	uint64_t deadline_ns = nfp_now_ns() + inject->patience_ns;
+	int error = nfp_interrupt(thread);
+	if (!error)
+		error = nfp_wait_interrupted(thread, deadline_ns);
+	if (error)
+		return fail(inject, error, "the thread did not stop");
+	saved->at_entry = !is_blocked_safely(&thread->registers);
+	if (!saved->at_entry)
+		return 0;
+	if (ptrace(PTRACE_SETOPTIONS, thread->tid, 0, PTRACE_O_TRACESYSGOOD) != 0)
+		return fail(inject, -errno, "the thread cannot be followed");
+	error = run_to_safe_call(thread, deadline_ns);
+	return error ? fail(inject, error, "the thread made no harmless system call in time") : 0;
+}
+
+static int save(struct nfp_seized *thread, struct saved *saved)
+{
+	struct iovec area = {saved->vector_state, sizeof(saved->vector_state)};
+	saved->registers = thread->registers;
+	if (ptrace(PTRACE_GETREGSET, thread->tid, NT_X86_XSTATE, &area) != 0)
+		return -errno;
+	saved->vector_bytes = area.iov_len;
+	if (ptrace(PTRACE_GETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0)
+		return -errno;
+	uint64_t all = ~(uint64_t)0;
+	return ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(all), &all) == 0 ? 0 : -errno;
+}
+
+static int restore(struct nfp_seized *thread, struct saved *saved)
+{
+	struct iovec area = {saved->vector_state, saved->vector_bytes};
+	struct user_regs_struct registers = saved->registers;
+	if (saved->at_entry) { // the system call was skipped: it is made now
+		registers.rip -= 2;
+		registers.rax = registers.orig_rax;
+		registers.orig_rax = (uint64_t)-1;
+	}
+	int failed = ptrace(PTRACE_SETREGSET, thread->tid, NT_X86_XSTATE, &area) != 0;
+	failed |= ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0;
+	failed |=
+	    ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0;
+	thread->registers = registers;
+	return failed ? -errno : 0;
+}
+
+// Makes the thread execute one system call at `syscall_address`. The first step may only finish the system
+// call at whose entry the thread stands.
+static int64_t remote_call(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved,
+                           uint64_t number, const uint64_t arguments[6])
+{
+	struct user_regs_struct registers = saved->registers;
+	registers.rip = inject->syscall_address;
+	registers.rax = number;
+	registers.orig_rax = (uint64_t)-1;
+	registers.rdi = arguments[0];
+	registers.rsi = arguments[1];
+	registers.rdx = arguments[2];
+	registers.r10 = arguments[3];
+	registers.r8 = arguments[4];
+	registers.r9 = arguments[5];
+	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0)
+		return -errno;
+	for (int step = 0; step < STEPS_MAX; step++) {
+		int status;
+		if (ptrace(PTRACE_SINGLESTEP, thread->tid, 0, 0) != 0)
+			return -errno;
+		int error = nfp_wait_stop(thread, nfp_now_ns() + CALL_PATIENCE_NS, &status);
+		if (error)
+			return error;
+		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &registers) != 0)
+			return -errno;
+		if (registers.rip == inject->syscall_address + 2)
+			return (int64_t)registers.rax;
+	}
+	return -EDEADLK;
+}
+
+static int is_error(int64_t result)
+{
+	return result < 0 && result > -4096;
+}
+
+// Maps the two regions and writes the bootstrap before its region becomes executable.
+static int make_regions(struct nfp_inject *inject, struct nfp_boot *boot, struct nfp_seized *thread,
+                        struct saved *saved, int memory)
+{
+	uint64_t map[6] = {
+	    0, CODE_BYTES + DATA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, (uint64_t)-1, 0};
+	int64_t address = remote_call(inject, thread, saved, SYS_mmap, map);
+	if (is_error(address))
+		return fail(inject, (int)address, "mmap in the target");
+	inject->code_address = (uint64_t)address;
+	inject->data_address = (uint64_t)address + CODE_BYTES;
+	boot->regions[0] = inject->code_address;
+	boot->regions[1] = CODE_BYTES;
+	boot->regions[2] = inject->data_address;
+	boot->regions[3] = DATA_BYTES;
+	uint8_t code[CODE_BYTES];
+	memset(code, INT3, sizeof(code)); // what follows the bootstrap is where nfp_boot_start returns to
+	memcpy(code, inject->bootstrap, inject->bootstrap_bytes);
+	if (pwrite(memory, code, sizeof(code), (off_t)inject->code_address) != sizeof(code) ||
+	    pwrite(memory, boot, sizeof(*boot), (off_t)inject->data_address) != sizeof(*boot))
+		return fail(inject, -errno, "writing the bootstrap");
+	uint64_t protect[6] = {inject->code_address, CODE_BYTES, PROT_READ | PROT_EXEC, 0, 0, 0};
+	int64_t result = remote_call(inject, thread, saved, SYS_mprotect, protect);
+	return result ? fail(inject, (int)result, "the bootstrap cannot be made executable in the target")
+	              : 0;
+}
+
+static void unmake_regions(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved)
+{
+	uint64_t unmap[6] = {inject->code_address, CODE_BYTES + DATA_BYTES, 0, 0, 0, 0};
+	if (inject->code_address)
+		remote_call(inject, thread, saved, SYS_munmap, unmap);
+	inject->code_address = 0;
+}
+
+// Calls nfp_boot_start on a stack of its own and waits for the int3 it returns to.
+static int run_bootstrap(struct nfp_inject *inject, struct nfp_boot *boot, struct nfp_seized *thread,
+                         struct saved *saved, int memory)
+{
+	struct user_regs_struct registers = saved->registers;
+	uint64_t return_to = inject->code_address + inject->bootstrap_bytes;
+	registers.rsp = inject->data_address + DATA_BYTES - RED_ZONE_BYTES - 8;
+	registers.rip = inject->code_address;
+	registers.rdi = inject->data_address;
+	registers.rax = 0;
+	registers.orig_rax = (uint64_t)-1;
+	registers.eflags &= ~(uint64_t)0x400; // direction flag
+	if (pwrite(memory, &return_to, 8, (off_t)registers.rsp) != 8 ||
+	    ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0 ||
+	    ptrace(PTRACE_CONT, thread->tid, 0, 0) != 0)
+		return fail(inject, -errno, "starting the bootstrap");
+	uint64_t deadline_ns = nfp_now_ns() + CALL_PATIENCE_NS;
+	for (;;) {
+		int status, error = nfp_wait_stop(thread, deadline_ns, &status);
+		if (error)
+			return fail(inject, error, "the bootstrap did not return");
+		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &registers) != 0)
+			return fail(inject, -errno, "reading registers");
+		if (registers.rip == return_to + 1)
+			break;
+		if (status >> 16 == 0)
+			return fail(inject, -EFAULT, "the bootstrap was stopped by a signal");
+		ptrace(PTRACE_CONT, thread->tid, 0, 0);
+	}
+	if (pread(memory, &boot->created, sizeof(boot->created),
+	          (off_t)(inject->data_address + offsetof(struct nfp_boot, created))) !=
+	    sizeof(boot->created))
+		return fail(inject, -errno, "reading the bootstrap's answer");
+	return boot->created ? fail(inject, -boot->created, "pthread_create in the target") : 0;
+}
+
+static int inject_stopped(struct nfp_inject *inject, struct nfp_boot *boot, struct nfp_seized *thread,
+                          struct saved *saved, int memory)
+{
+	inject->system_call = (int64_t)thread->registers.orig_rax;
+	int error = save(thread, saved);
+	if (error)
+		return fail(inject, error, "saving the thread's state");
+	error = make_regions(inject, boot, thread, saved, memory);
+	if (!error)
+		error = run_bootstrap(inject, boot, thread, saved, memory);
+	if (error)
+		unmake_regions(inject, thread, saved);
+	int restored = restore(thread, saved);
+	return error ? error : restored ? fail(inject, restored, "restoring the thread's state") : 0;
+}
+
+static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
+{
+	char path[64];
+	struct nfp_seized thread;
+	struct saved saved = {.at_entry = 0};
+	snprintf(path, sizeof(path), "/proc/%d/mem", inject->pid);
+	int memory = open(path, O_RDWR | O_CLOEXEC);
+	if (memory < 0)
+		return fail(inject, -errno, "opening the target's memory");
+	int error = nfp_seize(inject->tid, &thread);
+	if (error) {
+		close(memory);
+		return fail(inject, error, "PTRACE_SEIZE");
+	}
+	struct nfp_haste before;
+	nfp_haste_begin(&before);
+	error = come_to_safe_place(inject, &thread, &saved);
+	uint64_t start_ns = nfp_now_ns();
+	if (!error)
+		error = inject_stopped(inject, boot, &thread, &saved, memory);
+	nfp_release(&thread);
+	inject->stopped_ns = nfp_now_ns() - start_ns;
+	nfp_haste_end(&before);
+	close(memory);
+	return error;
+}
+
+struct work {
+	struct nfp_inject inject;
+	struct nfp_boot boot;
+};
+
+static int do_work(void *shared)
+{
+	struct work *work = shared;
+	return inject_here(&work->inject, &work->boot);
+}
+
+int nfp_inject(struct nfp_inject *inject, struct nfp_boot *boot)
+{
+	if (inject->bootstrap_bytes >= CODE_BYTES)
+		return fail(inject, -E2BIG, "the bootstrap");
+	struct work work = {*inject, *boot};
+	int error = nfp_guard(do_work, &work, sizeof(work));
+	*inject = work.inject;
+	*boot = work.boot;
+	return error;
+}

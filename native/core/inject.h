@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inject: start the helper thread in a target through one of its own threads, which is stopped once at a
+// place where it holds no lock of libc: blocked in a harmless system call, or entering one.
+#ifndef NFPROBE_INJECT_H
+#define NFPROBE_INJECT_H
+#include "boot.h"
+
+// cdef begin
+struct nfp_inject {
+	int32_t pid;
+	int32_t tid;                // the chosen thread
+	uint64_t syscall_address;   // of a `syscall` instruction in the target's libc
+	const uint8_t *bootstrap;   // bootstrap.bin
+	uint32_t bootstrap_bytes;
+	uint64_t patience_ns;       // for the thread to come to a safe place
+	// Answers.
+	uint64_t code_address;
+	uint64_t data_address;      // of struct nfp_boot in the target
+	uint64_t stopped_ns;        // how long the thread was stopped
+	int64_t system_call;        // number of the system call it was in
+	char message[256];          // what went wrong, after a negative result
+};
+// Returns 0 or -errno; then the target is as it was.
+int nfp_inject(struct nfp_inject *inject, struct nfp_boot *boot);
+// cdef end
+#endif

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames OTLP requests (otlp.h): resource and scope around the spans of as many packets as fit.
+//
+//   out    room for frame | 0a size  resource  12 size  scope  spans ...  scope_end  resource_end
+//                          ^ offset                                                              ^ offset + bytes
+//
+// The spans are written first; their sizes are only then known, so what stands before them is written backwards.
+#include "otlp_span.h"
+#include "otlp_wire.h"
+
+struct request {
+	const struct nfp_otlp_job *job;
+	uint8_t *limit; // spans end here at the latest
+	struct nfp_otlp_result *result;
+	struct nfp_clock_cursor clock;
+};
+
+static size_t find_head_bytes(const struct nfp_otlp_job *job)
+{
+	return job->resource.size + job->scope.size + 2 * (1 + NFP_WIRE_VARINT_MAX);
+}
+
+static size_t find_end_bytes(const struct nfp_otlp_job *job)
+{
+	return job->scope_end.size + job->resource_end.size + NFP_WIRE_SLACK;
+}
+
+static uint64_t max_of(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
+{
+	uint64_t call = 0, root = 0, thread = 0;
+	for (uint32_t i = 0; i < job->function_count; i++) {
+		const struct nfp_otlp_function *f = &job->functions[i];
+		call = max_of(call, (uint64_t)f->head.size + f->attribute.size);
+		root = max_of(root, (uint64_t)f->late_head.size + f->tail.size);
+	}
+	for (uint32_t i = 0; i < job->thread_count; i++)
+		thread = max_of(thread, job->threads[i].size);
+	job->call_bytes_max = NFP_SPAN_CALL_BYTES + call + thread;
+	job->fixed_bytes_max =
+	    NFP_SPAN_PACKET_BYTES + NFP_SPAN_QUEUE_BYTES + NFP_SPAN_BATCH_BYTES + root + thread;
+	return find_head_bytes(job) + job->fixed_bytes_max + job->call_bytes_max + find_end_bytes(job);
+}
+
+// Writes a packet's trace with at most `calls` calls. Returns its end, or NULL and in *written how many calls fitted.
+static uint8_t *write_trace(const struct request *request, uint8_t *p, struct nfp_trace *trace,
+                            uint32_t calls, uint32_t *written, uint32_t *spans)
+{
+	const uint64_t call_bytes = request->job->call_bytes_max;
+	*written = 0;
+	if ((uint64_t)(request->limit - p) < request->job->fixed_bytes_max)
+		return NULL;
+	p = nfp_span_write_packet(p, trace, spans);
+	p = nfp_span_write_batch(p, trace);
+	for (uint32_t i = 0; i < calls; i++) {
+		if ((uint64_t)(request->limit - p) < call_bytes)
+			return NULL;
+		p = nfp_span_write_call(p, trace, i);
+		*written = i + 1;
+	}
+	*spans += 1 + calls;
+	return p;
+}
+
+// Calls of the batch that lie inside the columns.
+static uint32_t find_calls(const struct nfp_otlp_job *job, const struct nfp_batch *batch)
+{
+	if (batch->first_call >= job->call_count)
+		return 0;
+	uint32_t rest = job->call_count - batch->first_call;
+	return batch->calls < rest ? batch->calls : rest;
+}
+
+// Writes the trace of one packet and counts it. Returns its end, or NULL if it belongs into the next request.
+static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chosen)
+{
+	const struct nfp_otlp_job *job = request->job;
+	struct nfp_otlp_result *result = request->result;
+	uint32_t index = job->selected[chosen];
+	if (index >= job->packet_count || job->packets[index].batch >= job->batch_count) {
+		result->bad_packets++;
+		return p;
+	}
+	struct nfp_trace trace = {.job = job, .packet = &job->packets[index], .clock = request->clock};
+	trace.batch = &job->batches[trace.packet->batch];
+	trace.tail = job->tails ? &job->tails[chosen] : NULL;
+	trace.reasons = job->reasons[chosen];
+	nfp_id_trace(job->session_id, trace.packet, trace.batch->id, &trace.id);
+	uint32_t all = find_calls(job, trace.batch), calls = all, written, spans;
+	if (all > NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL - result->spans) {
+		if (result->spans)
+			return NULL;
+		calls = NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL;
+	}
+	trace.calls_cut = all - calls;
+	uint8_t *end = write_trace(request, p, &trace, calls, &written, &spans);
+	if (!end && !result->spans) {
+		// Alone in its request and still too large: again, with the calls that fitted.
+		trace.calls_cut = all - written;
+		end = write_trace(request, p, &trace, written, &written, &spans);
+	}
+	if (!end)
+		return NULL;
+	request->clock.last = trace.clock.last;
+	result->spans += spans;
+	result->dropped_spans += trace.calls_cut;
+	return end;
+}
+
+static uint8_t *write_before(uint8_t *start, const struct nfp_otlp_job *job, struct nfp_otlp_text text,
+                             const uint8_t *end)
+{
+	uint8_t length[NFP_WIRE_VARINT_MAX];
+	start -= text.size;
+	memcpy(start, job->text + text.offset, text.size);
+	size_t size = (size_t)(nfp_wire_varint(length, (uint64_t)(end - start)) - length);
+	start -= size;
+	memcpy(start, length, size);
+	return start;
+}
+
+void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *out, size_t capacity,
+                     struct nfp_otlp_result *result)
+{
+	*result = (struct nfp_otlp_result){0};
+	struct request request = {
+	    job, out + capacity - find_end_bytes(job), result, {job->anchors, job->anchor_count, 0}};
+	uint8_t *start = out + find_head_bytes(job), *p = start;
+	for (uint32_t i = first; i < job->selected_count; i++) {
+		if (result->spans + NFP_SPAN_FIRST_CALL > NFP_OTLP_SPANS_MAX)
+			break;
+		uint8_t *end = write_packet(&request, p, i);
+		if (!end)
+			break;
+		p = end;
+		result->packets++;
+	}
+	p = nfp_wire_bytes(p, job->text + job->scope_end.offset, job->scope_end.size);
+	start = write_before(start, job, job->scope, p);
+	*--start = 0x12; // ResourceSpans.scope_spans
+	p = nfp_wire_bytes(p, job->text + job->resource_end.offset, job->resource_end.size);
+	start = write_before(start, job, job->resource, p);
+	*--start = 0x0a; // ExportTraceServiceRequest.resource_spans
+	result->offset = (uint64_t)(start - out);
+	result->bytes = (uint64_t)(p - start);
+}

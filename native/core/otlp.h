@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The OTLP encoder: columns in, the bytes of an ExportTraceServiceRequest out (canonical proto3 form).
+// Each selected packet becomes one trace: packet, queue wait, batch, and the batch's calls as they were nested.
+// No malloc, no I/O, no clock; every index in the columns is checked. Called by otel_nfprobe/span.py.
+//
+// otlp.c frames the request, otlp_span.c writes a packet's spans, otlp_id.c derives ids, otlp_wire.h writes fields.
+#ifndef NFPROBE_OTLP_H
+#define NFPROBE_OTLP_H
+#include "clock.h"
+#include "columns.h"
+
+// cdef begin
+
+enum nfp_otlp_limit {
+	NFP_OTLP_SPANS_MAX = 8192, // in one request
+	NFP_OTLP_BYTES_MAX = 3670016, // 3.5 MiB: receivers refuse more than 4 MiB, decompressed
+	NFP_OTLP_TRACE_STATE_MAX = 64,
+};
+
+// Why a packet was selected; several may hold.
+enum nfp_reason {
+	NFP_REASON_SAMPLE = 1, // drawn with a known probability: its spans carry the trace state
+	NFP_REASON_SLOW = 2, // over the threshold
+	NFP_REASON_SLOWEST = 4, // over the quantile
+};
+
+enum nfp_tail_kind {
+	NFP_TAIL_NONE = 0, // not examined
+	NFP_TAIL_OWN = 1,
+	NFP_TAIL_BATCHING = 2,
+	NFP_TAIL_QUEUE = 3,
+	NFP_TAIL_BURST = 4,
+	NFP_TAIL_PREEMPTION = 5,
+	NFP_TAIL_UNKNOWN = 6,
+};
+
+// What made a packet late.
+struct nfp_tail {
+	int64_t excess_ns;
+	uint64_t batch_id;
+	uint32_t function; // function id, or NFP_NONE
+	uint32_t kind; // enum nfp_tail_kind
+};
+
+// Bytes at an offset of nfp_otlp_job.text, encoded beforehand.
+struct nfp_otlp_text {
+	uint32_t offset;
+	uint32_t size;
+};
+
+struct nfp_otlp_function {
+	struct nfp_otlp_text head; // Span.name and kind of a call of it
+	struct nfp_otlp_text attribute; // code.function.name
+	struct nfp_otlp_text late_head; // Span.name and kind of a packet that it made late
+	struct nfp_otlp_text tail; // nf.tail.function
+};
+
+// Everything that requests are made from. The caller keeps all arrays alive and unchanged meanwhile.
+struct nfp_otlp_job {
+	const struct nfp_call *calls;
+	const struct nfp_batch *batches;
+	const struct nfp_packet *packets;
+	const uint32_t *selected; // indices of packets
+	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
+	const struct nfp_tail *tails; // of each selected packet; may be NULL
+	const struct nfp_anchor *anchors;
+	const uint8_t *text;
+	const struct nfp_otlp_function *functions; // the last one stands for ids that are not in the table
+	const struct nfp_otlp_text *threads; // attributes of each thread; the last one as for functions
+	uint32_t call_count;
+	uint32_t batch_count;
+	uint32_t packet_count;
+	uint32_t selected_count;
+	uint32_t anchor_count; // >= 1
+	uint32_t function_count; // >= 1
+	uint32_t thread_count; // >= 1
+	uint32_t trace_state_size;
+	struct nfp_otlp_text resource; // ResourceSpans.resource
+	struct nfp_otlp_text scope; // ScopeSpans.scope
+	struct nfp_otlp_text scope_end; // ScopeSpans.schema_url
+	struct nfp_otlp_text resource_end; // ResourceSpans.schema_url
+	uint64_t session_id;
+	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls
+	uint64_t call_bytes_max; // set by nfp_otlp_prepare: of one call's span
+	uint8_t trace_state[64]; // Span.trace_state of packets drawn for the sample; NFP_OTLP_TRACE_STATE_MAX
+};
+
+struct nfp_otlp_result {
+	uint64_t offset; // of the request in `out`
+	uint64_t bytes;
+	uint32_t packets; // of `selected`, done
+	uint32_t spans;
+	uint32_t dropped_spans; // calls that did not fit: their trace alone is larger than a request
+	uint32_t bad_packets; // their indices point outside of the columns: no spans
+};
+
+// Computes what the encoder must know of the tables; once, when they are complete. Returns the smallest `capacity`.
+size_t nfp_otlp_prepare(struct nfp_otlp_job *job);
+
+// Encodes packets from `first` of `selected` on, as many as fit in `capacity` bytes and NFP_OTLP_SPANS_MAX spans,
+// at least one. A trace is never split; one that alone is larger than a request loses its last calls.
+void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *out, size_t capacity,
+                     struct nfp_otlp_result *result);
+
+// Trace ids (two words each, high first) of `count` packets by their index. Packets whose batch is not in the
+// columns get zeros. The low 56 bits of the second word are the randomness that sampling compares.
+void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                        uint64_t *ids);
+
+// cdef end
+
+_Static_assert(sizeof(struct nfp_tail) == 24, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_otlp_function) == 32, "span.py has the same layout");
+_Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,
+               "the array's length");
+#endif

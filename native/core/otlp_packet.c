@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes the spans that only packets have: the packet itself, the root of its trace, and its wait before the batch
+// (otlp_span.h). A field that is not known is not written. The caller has checked the room.
+#include "otlp_address.h"
+#include "otlp_span.h"
+#include "otlp_wire.h"
+
+static const struct nfp_key DURATION = NFP_KEY("nf.duration_ns");
+static const struct nfp_key PACKET_ID = NFP_KEY("nf.packet.id");
+static const struct nfp_key PACKET_DONE_ID = NFP_KEY("nf.packet.done_id");
+static const struct nfp_key PACKET_LENGTH = NFP_KEY("nf.packet.length");
+static const struct nfp_key PACKET_REPEATED = NFP_KEY("nf.packet.repeated");
+static const struct nfp_key DISPOSITION = NFP_KEY("nf.packet.disposition");
+static const struct nfp_key LATENCY = NFP_KEY("nf.packet.latency_ns");
+static const struct nfp_key BUCKET = NFP_KEY("nf.latency.bucket");
+static const struct nfp_key REASON = NFP_KEY("nf.sampling.reason");
+static const struct nfp_key TAIL_KIND = NFP_KEY("nf.tail.cause");
+static const struct nfp_key TAIL_EXCESS = NFP_KEY("nf.tail.excess_ns");
+static const struct nfp_key TAIL_BATCH = NFP_KEY("nf.tail.batch");
+static const struct nfp_key SOURCE_ADDRESS = NFP_KEY("source.address");
+static const struct nfp_key SOURCE_PORT = NFP_KEY("source.port");
+static const struct nfp_key DESTINATION_ADDRESS = NFP_KEY("destination.address");
+static const struct nfp_key DESTINATION_PORT = NFP_KEY("destination.port");
+static const struct nfp_key TRANSPORT = NFP_KEY("network.transport");
+static const struct nfp_key TYPE = NFP_KEY("network.type");
+
+// Text with its length, so that nothing is measured per packet.
+struct word {
+	uint8_t size;
+	char text[23];
+};
+#define WORD(text) {sizeof(text) - 1, text}
+
+static uint8_t *write_word(uint8_t *p, const struct nfp_key *key, const struct word *word)
+{
+	return nfp_wire_string(p, key, word->text, word->size);
+}
+
+static uint8_t *write_head(uint8_t *p, const struct word *name)
+{
+	p[0] = 0x2a; // Span.name
+	p[1] = name->size;
+	p = nfp_wire_bytes(p + 2, name->text, name->size);
+	p[0] = 0x30; // Span.kind
+	p[1] = 1; // INTERNAL
+	return p + 2;
+}
+
+// Class names only: a span's name must have few values. With a known cause a late packet is named after it.
+static uint8_t *write_name(uint8_t *p, const struct nfp_trace *trace)
+{
+	static const struct word packet = WORD("packet"), late = WORD("late packet"),
+	                         dropped = WORD("dropped packet");
+	static const struct word waited = WORD("late packet: queue wait");
+	const struct nfp_tail *tail = trace->tail;
+	if (trace->reasons & (NFP_REASON_SLOW | NFP_REASON_SLOWEST)) {
+		if (tail && tail->function < trace->job->function_count - 1)
+			return nfp_span_text(p, trace, trace->job->functions[tail->function].late_head);
+		return write_head(p, tail && tail->kind == NFP_TAIL_QUEUE ? &waited : &late);
+	}
+	return write_head(p, trace->packet->disposition == NFP_DROPPED ? &dropped : &packet);
+}
+
+// Steps of 1, 2 and 5 per decade: a search for `20us-50us` needs no comparison, which Jaeger has not.
+static const struct word *find_bucket(uint64_t latency_ns)
+{
+	static const struct {
+		uint64_t end_ns;
+		struct word name;
+	} buckets[] = {
+	    {100, WORD("<100ns")},
+	    {200, WORD("100ns-200ns")},
+	    {500, WORD("200ns-500ns")},
+	    {1000, WORD("500ns-1us")},
+	    {2000, WORD("1us-2us")},
+	    {5000, WORD("2us-5us")},
+	    {10000, WORD("5us-10us")},
+	    {20000, WORD("10us-20us")},
+	    {50000, WORD("20us-50us")},
+	    {100000, WORD("50us-100us")},
+	    {200000, WORD("100us-200us")},
+	    {500000, WORD("200us-500us")},
+	    {1000000, WORD("500us-1ms")},
+	    {2000000, WORD("1ms-2ms")},
+	    {5000000, WORD("2ms-5ms")},
+	    {10000000, WORD("5ms-10ms")},
+	    {20000000, WORD("10ms-20ms")},
+	    {50000000, WORD("20ms-50ms")},
+	    {100000000, WORD("50ms-100ms")},
+	    {200000000, WORD("100ms-200ms")},
+	    {500000000, WORD("200ms-500ms")},
+	    {1000000000, WORD("500ms-1s")},
+	    {UINT64_MAX, WORD(">=1s")},
+	};
+	const uint32_t last = sizeof(buckets) / sizeof(buckets[0]) - 1;
+	uint32_t i = 0;
+	while (i < last && latency_ns >= buckets[i].end_ns)
+		i++;
+	return &buckets[i].name;
+}
+
+static uint8_t *write_address(uint8_t *p, const struct nfp_key *key, const uint8_t *bytes, uint8_t version)
+{
+	char text[40];
+	return nfp_wire_string(p, key, text, nfp_address_format(bytes, version, text));
+}
+
+static uint8_t *write_flow(uint8_t *p, const struct nfp_packet *packet)
+{
+	static const struct word ipv4 = WORD("ipv4"), ipv6 = WORD("ipv6");
+	static const struct {
+		uint8_t protocol, has_ports;
+		struct word name;
+	} transports[] = {
+	    {1, 0, WORD("icmp")},  {6, 1, WORD("tcp")},    {17, 1, WORD("udp")},      {33, 1, WORD("dccp")},
+	    {58, 0, WORD("icmp")}, {132, 1, WORD("sctp")}, {136, 1, WORD("udplite")},
+	};
+	if (packet->ip_version != 4 && packet->ip_version != 6)
+		return p;
+	p = write_address(p, &SOURCE_ADDRESS, packet->source, packet->ip_version);
+	p = write_address(p, &DESTINATION_ADDRESS, packet->destination, packet->ip_version);
+	p = write_word(p, &TYPE, packet->ip_version == 4 ? &ipv4 : &ipv6);
+	for (uint32_t i = 0; i < sizeof(transports) / sizeof(transports[0]); i++) {
+		if (transports[i].protocol != packet->protocol)
+			continue;
+		p = write_word(p, &TRANSPORT, &transports[i].name);
+		if (transports[i].has_ports) {
+			p = nfp_wire_int(p, &SOURCE_PORT, packet->source_port);
+			p = nfp_wire_int(p, &DESTINATION_PORT, packet->destination_port);
+		}
+		break;
+	}
+	return p;
+}
+
+// One reason, the strongest. That a packet belongs to the fair sample as well is in its trace state.
+static uint8_t *write_reason(uint8_t *p, uint32_t reasons)
+{
+	static const struct word slow = WORD("slow"), slowest = WORD("slowest"), sample = WORD("sample");
+	if (reasons & NFP_REASON_SLOW)
+		return write_word(p, &REASON, &slow);
+	if (reasons & NFP_REASON_SLOWEST)
+		return write_word(p, &REASON, &slowest);
+	return reasons & NFP_REASON_SAMPLE ? write_word(p, &REASON, &sample) : p;
+}
+
+static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
+{
+	static const struct word kinds[] = {WORD("none"),   WORD("own"),   WORD("batching"),
+	                                    WORD("queue"),  WORD("burst"), WORD("preemption"),
+	                                    WORD("unknown")};
+	const struct nfp_tail *tail = trace->tail;
+	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_UNKNOWN)
+		return p;
+	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
+	if (tail->kind == NFP_TAIL_UNKNOWN)
+		return p;
+	p = nfp_wire_int(p, &TAIL_EXCESS, (uint64_t)tail->excess_ns);
+	p = nfp_wire_int(p, &TAIL_BATCH, tail->batch_id);
+	if (tail->function < trace->job->function_count - 1)
+		p = nfp_span_text(p, trace, trace->job->functions[tail->function].tail);
+	return p;
+}
+
+static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trace, uint64_t latency_ns)
+{
+	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped")};
+	const struct nfp_packet *packet = trace->packet;
+	p = nfp_wire_hex(p, &PACKET_ID, packet->digest);
+	if (packet->disposition == NFP_TRANSMITTED && packet->done_digest &&
+	    packet->done_digest != packet->digest)
+		p = nfp_wire_hex(p, &PACKET_DONE_ID, packet->done_digest);
+	if (packet->flags & NFP_PACKET_REPEATED)
+		p = nfp_wire_true(p, &PACKET_REPEATED);
+	p = nfp_wire_int(p, &PACKET_LENGTH, packet->length);
+	p = write_flow(p, packet);
+	p = write_word(p, &DISPOSITION,
+	               &dispositions[packet->disposition <= NFP_DROPPED ? packet->disposition : 0]);
+	if (packet->done_ticks && packet->disposition != NFP_UNKNOWN) {
+		p = nfp_wire_int(p, &LATENCY, latency_ns);
+		p = write_word(p, &BUCKET, find_bucket(latency_ns));
+	}
+	p = write_reason(p, trace->reasons);
+	return write_tail(p, trace);
+}
+
+static uint8_t *write_queue_wait(uint8_t *p, const struct nfp_trace *trace, uint64_t arrival_ns,
+                                 uint64_t batch_ns)
+{
+	static const struct word name = WORD("queue wait");
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
+	p = write_head(p, &name);
+	p = nfp_span_times(p, arrival_ns, batch_ns);
+	p = nfp_wire_int(p, &DURATION, batch_ns - arrival_ns);
+	return nfp_span_end(start, p);
+}
+
+uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans)
+{
+	const struct nfp_packet *packet = trace->packet;
+	uint64_t batch_ns = nfp_clock_unix_ns(&trace->clock, trace->batch->start_ticks);
+	// An arrival after the start of the receive call is not believed, as in columns.py, life_start_ticks.
+	int arrival_known = packet->flags & NFP_PACKET_ARRIVAL_KNOWN && packet->arrival_ticks &&
+	                    packet->arrival_ticks <= trace->batch->start_ticks;
+	uint64_t start_ns =
+	    arrival_known ? nfp_clock_unix_ns(&trace->clock, packet->arrival_ticks) : batch_ns;
+	// While its end is unknown a packet lasts as long as its batch.
+	uint64_t end_ticks = packet->done_ticks ? packet->done_ticks : trace->batch->end_ticks;
+	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, end_ticks);
+	if (end_ns < start_ns)
+		end_ns = start_ns;
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, NFP_SPAN_PACKET, NFP_NONE);
+	p = write_name(p, trace);
+	p = nfp_span_times(p, start_ns, end_ns);
+	p = write_packet_attributes(p, trace, end_ns - start_ns);
+	p = nfp_span_end(start, p);
+	*spans = 1;
+	if (arrival_known && start_ns < batch_ns) {
+		p = write_queue_wait(p, trace, start_ns, batch_ns);
+		*spans = 2;
+	}
+	return p;
+}

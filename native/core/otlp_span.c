@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes spans of batches and calls, and the parts that all spans have (otlp_span.h). Field order is that of
+// trace.proto, so that the bytes equal what any protobuf library writes. The caller has checked the room.
+#include "otlp_span.h"
+#include "otlp_wire.h"
+
+enum {
+	LENGTH_BYTES = 2, // room for the length of a span of 128 to 16,383 bytes: nearly every one
+	FLAGS = 0x103,    // sampled, random trace id, parent is known to be local
+};
+
+static const struct nfp_key DURATION = NFP_KEY("nf.duration_ns");
+static const struct nfp_key SELF = NFP_KEY("nf.self_ns");
+static const struct nfp_key CLIPPED = NFP_KEY("nf.call.clipped");
+static const struct nfp_key UNWOUND = NFP_KEY("nf.call.unwound");
+static const struct nfp_key VALUE = NFP_KEY("nf.call.value");
+static const struct nfp_key BATCH_ID = NFP_KEY("nf.batch.id");
+static const struct nfp_key BATCH_SIZE = NFP_KEY("nf.batch.size");
+static const struct nfp_key BATCH_INDEX = NFP_KEY("nf.batch.index");
+static const struct nfp_key BATCH_REQUESTED = NFP_KEY("nf.batch.requested");
+static const struct nfp_key BATCH_LOSSY = NFP_KEY("nf.batch.lossy");
+static const struct nfp_key BATCH_UNFINISHED = NFP_KEY("nf.batch.unfinished");
+static const struct nfp_key CALLS_CUT = NFP_KEY("nf.batch.calls_cut");
+
+uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent)
+{
+	p[0] = 0x12; // ScopeSpans.spans
+	p += 1 + LENGTH_BYTES;
+	p[0] = 0x0a;
+	p[1] = 16;
+	p = nfp_wire_big64(p + 2, trace->id.high);
+	p = nfp_wire_big64(p, trace->id.low);
+	p[0] = 0x12;
+	p[1] = 8;
+	p = nfp_wire_big64(p + 2, nfp_id_span(&trace->id, ordinal));
+	if (trace->reasons & NFP_REASON_SAMPLE)
+		p = nfp_wire_bytes(p, trace->job->trace_state, trace->job->trace_state_size);
+	if (parent != NFP_NONE) {
+		p[0] = 0x22;
+		p[1] = 8;
+		p = nfp_wire_big64(p + 2, nfp_id_span(&trace->id, parent));
+	}
+	return p;
+}
+
+uint8_t *nfp_span_times(uint8_t *p, uint64_t start_ns, uint64_t end_ns)
+{
+	p = nfp_wire_fixed64(p, 0x39, start_ns);
+	return nfp_wire_fixed64(p, 0x41, end_ns);
+}
+
+uint8_t *nfp_span_end(uint8_t *start, uint8_t *p)
+{
+	const uint8_t flags[] = {0x85, 0x01, FLAGS & 255, FLAGS >> 8, 0, 0};
+	p = nfp_wire_bytes(p, flags, sizeof(flags));
+	uint8_t *body = start + 1 + LENGTH_BYTES;
+	size_t size = (size_t)(p - body);
+	uint32_t length_bytes = nfp_wire_varint_size(size);
+	if (length_bytes != LENGTH_BYTES)
+		memmove(start + 1 + length_bytes, body, size);
+	nfp_wire_varint(start + 1, size);
+	return start + 1 + length_bytes + size;
+}
+
+uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text text)
+{
+	return nfp_wire_bytes(p, trace->job->text + text.offset, text.size);
+}
+
+const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job, uint32_t id)
+{
+	uint32_t last = job->function_count - 1;
+	return &job->functions[id < last ? id : last];
+}
+
+struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index)
+{
+	uint32_t last = job->thread_count - 1;
+	return job->threads[index < last ? index : last];
+}
+
+uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
+{
+	static const char head[] = "\x2a\x05"
+	                           "batch\x30\x01";
+	const struct nfp_batch *batch = trace->batch;
+	uint64_t start_ns = nfp_clock_unix_ns(&trace->clock, batch->start_ticks);
+	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, batch->end_ticks);
+	if (end_ns < start_ns)
+		end_ns = start_ns;
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, NFP_SPAN_PACKET);
+	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
+	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_wire_int(p, &BATCH_ID, batch->id);
+	p = nfp_wire_int(p, &BATCH_SIZE, batch->size);
+	p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
+	p = nfp_wire_int(p, &BATCH_REQUESTED, batch->requested);
+	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
+	if (batch->flags & NFP_BATCH_LOSSY)
+		p = nfp_wire_true(p, &BATCH_LOSSY);
+	if (batch->flags & NFP_BATCH_UNFINISHED)
+		p = nfp_wire_true(p, &BATCH_UNFINISHED);
+	if (trace->calls_cut)
+		p = nfp_wire_int(p, &CALLS_CUT, trace->calls_cut);
+	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, batch->thread));
+	return nfp_span_end(start, p);
+}
+
+// The span that encloses a call: an earlier call of the same batch, or the batch.
+static uint64_t find_parent(const struct nfp_trace *trace, const struct nfp_call *call, uint32_t index)
+{
+	uint32_t parent = call->parent - trace->batch->first_call;
+	return call->parent != NFP_NONE && parent < index ? NFP_SPAN_FIRST_CALL + (uint64_t)parent
+	                                                  : NFP_SPAN_BATCH;
+}
+
+uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index)
+{
+	const struct nfp_call *call = &trace->job->calls[trace->batch->first_call + index];
+	const struct nfp_otlp_function *function = nfp_span_function(trace->job, call->function);
+	uint64_t start_ns = nfp_clock_unix_ns(&trace->clock, call->start_ticks);
+	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, call->end_ticks);
+	if (end_ns < start_ns)
+		end_ns = start_ns;
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, NFP_SPAN_FIRST_CALL + (uint64_t)index, find_parent(trace, call, index));
+	p = nfp_span_text(p, trace, function->head);
+	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_span_text(p, trace, function->attribute);
+	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
+	p = nfp_wire_int(p, &SELF, nfp_clock_length_ns(&trace->clock, call->start_ticks, call->self_ticks));
+	if (call->flags & (NFP_CALL_CLIPPED | NFP_CALL_UNWOUND | NFP_CALL_VALUE)) {
+		if (call->flags & NFP_CALL_CLIPPED)
+			p = nfp_wire_true(p, &CLIPPED);
+		if (call->flags & NFP_CALL_UNWOUND)
+			p = nfp_wire_true(p, &UNWOUND);
+		if (call->flags & NFP_CALL_VALUE)
+			p = nfp_wire_int(p, &VALUE, call->value);
+	}
+	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, call->thread));
+	return nfp_span_end(start, p);
+}

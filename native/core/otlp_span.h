@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The spans of one packet: packet, queue wait, batch, calls. Between otlp.c, which frames requests, and
+// otlp_packet.c and otlp_span.c, which write the bytes.
+#ifndef NFPROBE_OTLP_SPAN_H
+#define NFPROBE_OTLP_SPAN_H
+#include "otlp_id.h"
+
+// Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 20
+// attributes of at most 4 + 32 + 2 + 2 + 39 bytes; the parts around attributes are less than 256.
+enum {
+	NFP_SPAN_PACKET_BYTES = 2048,
+	NFP_SPAN_QUEUE_BYTES = 512,
+	NFP_SPAN_BATCH_BYTES = 1024,
+	NFP_SPAN_CALL_BYTES = 512
+};
+
+// A packet's trace while it is written.
+struct nfp_trace {
+	const struct nfp_otlp_job *job;
+	const struct nfp_packet *packet;
+	const struct nfp_batch *batch;
+	const struct nfp_tail *tail; // NULL: not examined
+	uint32_t reasons;            // bits of enum nfp_reason
+	uint32_t calls_cut;          // of this trace, not written
+	struct nfp_trace_id id;
+	struct nfp_clock_cursor clock;
+};
+
+// Starts a span: everything before its name. parent is an ordinal, or NFP_NONE. Returns where the name goes.
+uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent);
+
+// Ends the span that begins at `start`: flags, and the length in front. Returns the end.
+uint8_t *nfp_span_end(uint8_t *start, uint8_t *p);
+
+// Start and end time.
+uint8_t *nfp_span_times(uint8_t *p, uint64_t start_ns, uint64_t end_ns);
+
+uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text text);
+
+const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job, uint32_t id);
+struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index);
+
+// Writes the packet's span and, when its arrival is known and before its batch, the span of its wait.
+uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans);
+uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
+// Writes the call at `index` of the trace's batch.
+uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index);
+
+#endif

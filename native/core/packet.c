@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packets: puts a PACKET record and its facts together and queues what happened to the packet as an event, at
+// once: the next record of the thread may not come for long. settle.c matches the events of all threads.
+// Called by pipeline.c; see stream.h.
+#include "stream.h"
+#include <nfprobe/record.h>
+#include <string.h>
+
+static void put_address(uint8_t *field, uint64_t value, int bytes)
+{
+	for (int i = 0; i < bytes; i++)
+		field[i] = (uint8_t)(value >> 8 * (bytes - 1 - i));
+}
+
+static void put_ports(struct nfp_packet *packet, uint32_t ports)
+{
+	packet->source_port = (uint16_t)ports;
+	packet->destination_port = (uint16_t)(ports >> 16);
+}
+
+static void put_arrival(struct nfp_packet *packet, const struct nfp_record *record)
+{
+	packet->arrival_ticks = record->word;
+	packet->flags |=
+	    record->rsp == NFP_ARRIVAL_TICKS ? NFP_PACKET_ARRIVAL_KNOWN : NFP_PACKET_ARRIVAL_UNIX_NS;
+}
+
+static void put_fact(struct nfp_packet *packet, const struct nfp_record *record)
+{
+	switch (nfp_record_kind(record)) {
+	case NFP_PACKET_ID:
+		packet->digest = record->word;
+		packet->ip_id = (uint16_t)record->rsp;
+		packet->protocol = (uint8_t)(record->rsp >> 16);
+		packet->ip_version = (uint8_t)(record->rsp >> 24);
+		break;
+	case NFP_PACKET_V4:
+		put_address(packet->source, record->word & UINT32_MAX, 4);
+		put_address(packet->destination, record->word >> 32, 4);
+		put_ports(packet, record->rsp);
+		break;
+	case NFP_PACKET_ARRIVAL:
+		put_arrival(packet, record);
+		break;
+	case NFP_PACKET_SRC6_HIGH:
+		put_address(packet->source, record->word, 8);
+		put_ports(packet, record->rsp);
+		break;
+	case NFP_PACKET_SRC6_LOW:
+		put_address(packet->source + 8, record->word, 8);
+		break;
+	case NFP_PACKET_DST6_HIGH:
+		put_address(packet->destination, record->word, 8);
+		break;
+	case NFP_PACKET_DST6_LOW:
+		put_address(packet->destination + 8, record->word, 8);
+		break;
+	}
+}
+
+// Adds a fact to the packet that is being described. 0 when there is none or the kind is not a fact.
+int nfp_packet_fact(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	uint32_t kind = nfp_record_kind(record);
+	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET || kind > NFP_PACKET_DST6_LOW)
+		return 0;
+	if (stream->describing == NFP_DESCRIBING_RECEIVED)
+		put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
+	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
+		stream->handed.items[stream->handed.count - 1].digest = record->word;
+	return 1;
+}
+
+// Events of one stream stand in the order of time.
+static int append_event(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event)
+{
+	struct nfp_events *events = &stream->events;
+	if (!NFP_ARRAY_RESERVE(events, events->count + 1))
+		return 0;
+	if (events->count && events->items[events->count - 1].ticks > event.ticks)
+		event.ticks = events->items[events->count - 1].ticks;
+	events->items[events->count++] = event;
+	pipeline->events++;
+	stream->describes = 1;
+	return 1;
+}
+
+static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
+{
+	struct nfp_pending *pending = stream->batch;
+	if (!pending || pending->batch.function != nfp_record_function(record) ||
+	    pending->packets.count >= pending->batch.size)
+		return 0;
+	uint32_t index = pending->packets.count;
+	struct nfp_event event = {.ticks = pending->receive_ticks,
+	                          .buffer = record->word,
+	                          .slot = pending->slot,
+	                          .index = index,
+	                          .kind = NFP_EVENT_RECEIVE};
+	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !append_event(pipeline, stream, event))
+		return 0;
+	pending->packets.items[index] = (struct nfp_packet){
+	    .buffer = record->word,
+	    .length = (uint16_t)record->rsp,
+	    .index = record->rsp >> 16,
+	    .receive_ticks = pending->receive_ticks,
+	    .done_function = NFP_NONE,
+	};
+	pending->packets.count++;
+	pending->undone++;
+	pipeline->pending_packets++;
+	return 1;
+}
+
+static int handed(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	uint32_t i = stream->tree.count;
+	while (i && stream->tree.items[i - 1].function != nfp_record_function(record))
+		i--;
+	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
+	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
+		return 0;
+	stream->handed.items[stream->handed.count++] =
+	    (struct nfp_handed){.buffer = record->word, .position = record->rsp >> 16};
+	return 1;
+}
+
+// A PACKET record; its facts follow. One that belongs to no call is counted, and its facts are left out.
+void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record)
+{
+	uint32_t role = pipeline->roles.items[nfp_record_function(record)];
+	stream->describing = NFP_DESCRIBING_STRAY;
+	if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
+		stream->describing = NFP_DESCRIBING_RECEIVED;
+	else if (role >= NFP_ROLE_TRANSMIT && handed(stream, record))
+		stream->describing = NFP_DESCRIBING_HANDED;
+	else
+		pipeline->counts.stray_packets++;
+}
+
+// A transmit call inside another one (a driver below a bonded port) hands on the same packets.
+static int inside_same_role(const struct nfp_calltree *tree, uint32_t index)
+{
+	for (uint32_t i = 0; i < index; i++)
+		if (tree->items[i].role == tree->items[index].role &&
+		    !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
+		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
+			return 1;
+	return 0;
+}
+
+static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop,
+                              uint64_t packets)
+{
+	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += packets;
+	if (!stream->batch)
+		return;
+	struct nfp_batch *batch = &stream->batch->batch;
+	*(drop ? &batch->dropped : &batch->transmitted) += (uint32_t)packets;
+}
+
+// The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
+void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
+{
+	const struct nfp_open *open = &stream->tree.items[index];
+	int drop = open->role == NFP_ROLE_DROP;
+	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
+	uint64_t accepted = drop ? stream->handed.count - first : 0, described = 0;
+	if (open->flags & NFP_OPEN_VALUE)
+		accepted = open->value & UINT32_MAX;
+	if (inside_same_role(&stream->tree, index))
+		accepted = 0;
+	for (uint32_t i = first; i < stream->handed.count; i++) {
+		const struct nfp_handed *packet = &stream->handed.items[i];
+		struct nfp_event event = {.ticks = open->start_ticks,
+		                          .done_ticks = stream->last_ticks,
+		                          .buffer = packet->buffer,
+		                          .digest = packet->digest,
+		                          .function = open->function,
+		                          .kind = drop ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT};
+		if (packet->position < accepted && append_event(pipeline, stream, event))
+			described++;
+	}
+	stream->handed.count = first;
+	if (accepted > described)
+		count_undescribed(pipeline, stream, drop, accepted - described);
+	if (stream->batch)
+		stream->batch->handed += accepted;
+}

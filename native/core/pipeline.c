@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// See pipeline.h. This file reads the records one by one and leaves the work to calltree.h and, by way of
+// stream.h, to batch.c, packet.c, settle.c, deliver.c and outside.c.
+#include "pipeline.h"
+#include "stream.h"
+#include <string.h>
+
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+struct nfp_pipeline *nfp_pipeline_create(const uint8_t *roles, uint32_t functions)
+{
+	struct nfp_pipeline *pipeline = calloc(1, sizeof(*pipeline));
+	if (!pipeline)
+		return NULL;
+	pipeline->next_batch_id = 1;
+	if (nfp_pipeline_roles(pipeline, roles, functions) == 0)
+		return pipeline;
+	free(pipeline);
+	return NULL;
+}
+
+static void stream_destroy(struct nfp_stream *stream)
+{
+	nfp_calltree_deinit(&stream->tree);
+	free(stream->outside.items);
+	free(stream->handed.items);
+	free(stream->events.items);
+	free(stream);
+}
+
+void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
+{
+	if (!pipeline)
+		return;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i])
+			stream_destroy(pipeline->streams[i]);
+	for (uint32_t i = 0; i < pipeline->slots.count; i++) {
+		free(pipeline->slots.items[i]->log.items);
+		free(pipeline->slots.items[i]->packets.items);
+		free(pipeline->slots.items[i]);
+	}
+	free(pipeline->slots.items);
+	free(pipeline->roles.items);
+	free(pipeline->buffers.items);
+	free(pipeline->unmatched.items);
+	free(pipeline->still_unmatched.items);
+	free(pipeline->calls.items);
+	free(pipeline->batches.items);
+	free(pipeline->packets.items);
+	free(pipeline->remap.items);
+	free(pipeline->moved.items);
+	free(pipeline);
+}
+
+int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->roles, functions + 1))
+		return -1;
+	if (functions > pipeline->roles.count)
+		pipeline->roles.count = functions;
+	for (uint32_t i = 0; i < functions; i++)
+		pipeline->roles.items[i] = roles[i] <= NFP_ROLE_DROP ? roles[i] : NFP_ROLE_CALL;
+	return 0;
+}
+
+static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
+{
+	if (thread >= NFP_THREAD_COUNT)
+		return NULL;
+	struct nfp_stream *stream = pipeline->streams[thread];
+	if (stream)
+		return stream;
+	stream = calloc(1, sizeof(*stream));
+	if (!stream)
+		return NULL;
+	stream->thread = thread;
+	stream->log = &stream->outside;
+	stream->outside_limit = NFP_OUTSIDE_CALLS;
+	stream->ended_last = &stream->ended;
+	stream->last_ticks = 1; // 0 means open in a row
+	pipeline->streams[thread] = stream;
+	return stream;
+}
+
+// Only the records of signal handlers stand out of order: the interrupted probe had read its time before.
+static uint64_t ticks_of(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	if (record->word > stream->last_ticks)
+		stream->last_ticks = record->word;
+	return stream->last_ticks;
+}
+
+static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record)
+{
+	uint64_t ticks = ticks_of(stream, record);
+	uint32_t function = nfp_record_function(record), role = pipeline->roles.items[function];
+	if (stream->log == &stream->outside) {
+		if (UNLIKELY(stream->log->count >= stream->outside_limit))
+			nfp_outside_deliver(pipeline, stream, 1);
+	} else if (UNLIKELY(stream->log->count >= NFP_BATCH_CALLS_MAX)) {
+		nfp_batch_close(pipeline, stream, record->rsp);
+	}
+	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->rsp);
+	if (!role || !open)
+		return;
+	open->role = (uint16_t)role;
+	if (open->row != NFP_NONE)
+		stream->log->items[open->row].flags = nfp_role_flag(role);
+	if (stream->tree.count == 1)
+		stream->handed.count = 0;
+	open->handed = stream->handed.count;
+}
+
+static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record, uint16_t flags)
+{
+	struct nfp_calltree *tree = &stream->tree;
+	uint64_t ticks = ticks_of(stream, record);
+	uint32_t index = nfp_calltree_find(tree, nfp_record_function(record), record->rsp);
+	if (UNLIKELY(index == NFP_NONE)) {
+		tree->unpaired_exits++;
+		nfp_calltree_displace(tree, stream->log, record->rsp, 0);
+		return;
+	}
+	if (UNLIKELY(tree->items[index].role >= NFP_ROLE_TRANSMIT))
+		nfp_packet_call_end(pipeline, stream, index);
+	int enclosing = index < tree->enclosing;
+	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
+	// A call around the batch has returned and its packets are gone: what follows is another matter.
+	if (UNLIKELY(enclosing) && stream->batch && stream->batch->handed >= stream->batch->batch.size)
+		nfp_batch_end(pipeline, stream, record->rsp);
+}
+
+static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record)
+{
+	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->rsp);
+	if (index == NFP_NONE) {
+		pipeline->counts.invalid++;
+		return;
+	}
+	stream->tree.items[index].value = record->word;
+	stream->tree.items[index].flags |= NFP_OPEN_VALUE;
+}
+
+static void collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
+{
+	nfp_packets_settle(pipeline, until_ticks);
+	nfp_batches_deliver(pipeline, all);
+}
+
+static int too_much_pending(const struct nfp_pipeline *pipeline)
+{
+	return pipeline->pending_calls > NFP_PENDING_CALLS_MAX ||
+	       pipeline->pending_packets > NFP_PENDING_PACKETS_MAX || pipeline->events > NFP_EVENTS_MAX;
+}
+
+static void bound_pending(struct nfp_pipeline *pipeline)
+{
+	if (too_much_pending(pipeline))
+		collect(pipeline, UINT64_MAX, 0);
+	if (too_much_pending(pipeline))
+		collect(pipeline, UINT64_MAX, 1);
+}
+
+static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	stream->tree.unpaired_entries += stream->poll.valid;
+	stream->poll.start_ticks = record->word;
+	stream->poll.function = nfp_record_function(record);
+	stream->poll.rsp = record->rsp;
+	stream->poll.valid = 1;
+}
+
+static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_record *record)
+{
+	if (!stream->poll.valid || stream->poll.function != nfp_record_function(record)) {
+		stream->tree.unpaired_exits++;
+		return;
+	}
+	uint64_t ticks = ticks_of(stream, record);
+	stream->poll.valid = 0;
+	stream->tree.paired++;
+	// A receive call around one that has begun a batch (a bonded port) returned the same packets again.
+	if (stream->batch && stream->poll.start_ticks <= stream->batch->batch.start_ticks)
+		return;
+	nfp_batch_begin(pipeline, stream, ticks, record->rsp & 0xffff, record->rsp >> 16);
+	bound_pending(pipeline);
+}
+
+static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record)
+{
+	struct nfp_calltree *tree = &stream->tree;
+	if (record->rsp >= NFP_LOST_CLASSES) {
+		pipeline->counts.invalid++;
+		return;
+	}
+	pipeline->counts.lost[record->rsp] += record->word;
+	if (stream->batch)
+		stream->batch->batch.flags |= NFP_BATCH_LOSSY;
+	if (record->rsp == NFP_LOST_CALL) {
+		// An exit and the next entry of the same function may be missing: nothing open can be trusted.
+		nfp_calltree_clear(tree, stream->log);
+		stream->handed.count = 0;
+	} else if (record->rsp == NFP_LOST_POLL) {
+		// The calls that follow belong to a batch whose receive call is missing.
+		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
+	}
+}
+
+static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                        const struct nfp_record *record)
+{
+	switch (nfp_record_kind(record)) {
+	case NFP_UNWOUND:
+		read_exit(pipeline, stream, record, NFP_CALL_UNWOUND);
+		break;
+	case NFP_POLL_ENTRY:
+		read_poll_entry(stream, record);
+		break;
+	case NFP_POLL_EXIT:
+		read_poll_exit(pipeline, stream, record);
+		break;
+	case NFP_VALUE:
+		read_value(pipeline, stream, record);
+		break;
+	case NFP_PACKET:
+		nfp_packet_begin(pipeline, stream, record);
+		break;
+	default:
+		pipeline->counts.invalid++;
+	}
+}
+
+static void read_rare(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record)
+{
+	uint32_t kind = nfp_record_kind(record);
+	if (nfp_packet_fact(stream, record))
+		return;
+	stream->describing = NFP_DESCRIBING_NONE;
+	if (kind == NFP_LOST)
+		read_lost(pipeline, stream, record);
+	else if (nfp_record_function(record) >= pipeline->roles.count)
+		pipeline->counts.invalid++;
+	else if (kind == NFP_ENTRY)
+		read_entry(pipeline, stream, record);
+	else if (kind == NFP_EXIT)
+		read_exit(pipeline, stream, record, 0);
+	else
+		read_record(pipeline, stream, record);
+}
+
+static void begin_feed(struct nfp_pipeline *pipeline)
+{
+	if (!pipeline->taken)
+		return;
+	pipeline->taken = 0;
+	pipeline->calls.count = pipeline->batches.count = pipeline->packets.count = 0;
+}
+
+int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
+                      uint64_t count)
+{
+	struct nfp_stream *stream = stream_of(pipeline, thread);
+	if (!stream)
+		return -1;
+	begin_feed(pipeline);
+	pipeline->counts.records += count;
+	for (uint64_t i = 0; i < count; i++) {
+		const struct nfp_record *record = &records[i];
+		uint32_t kind = nfp_record_kind(record);
+		if (UNLIKELY(kind > NFP_EXIT || stream->describing ||
+		             nfp_record_function(record) >= pipeline->roles.count))
+			read_rare(pipeline, stream, record);
+		else if (kind == NFP_ENTRY)
+			read_entry(pipeline, stream, record);
+		else
+			read_exit(pipeline, stream, record, 0);
+	}
+	return 0;
+}
+
+static void end_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+{
+	stream->describing = NFP_DESCRIBING_NONE;
+	if (stream->batch && stream->batch->handed < stream->batch->batch.size)
+		stream->batch->batch.flags |= NFP_BATCH_UNFINISHED;
+	stream->tree.unpaired_entries += stream->poll.valid;
+	stream->poll.valid = 0;
+	nfp_batch_end(pipeline, stream, 0);
+	// What is open was not left without an exit: the session, or the thread, ended first.
+	uint64_t open = stream->tree.count - stream->tree.doubtful;
+	nfp_calltree_clear(&stream->tree, stream->log);
+	stream->tree.unpaired_entries -= open;
+	pipeline->counts.open += open;
+	nfp_outside_deliver(pipeline, stream, 1);
+}
+
+void nfp_pipeline_end_thread(struct nfp_pipeline *pipeline, uint32_t thread)
+{
+	begin_feed(pipeline);
+	if (thread < NFP_THREAD_COUNT && pipeline->streams[thread])
+		end_stream(pipeline, pipeline->streams[thread]);
+}
+
+void nfp_pipeline_finish(struct nfp_pipeline *pipeline)
+{
+	begin_feed(pipeline);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i])
+			end_stream(pipeline, pipeline->streams[i]);
+	pipeline->finishing = 1;
+	collect(pipeline, UINT64_MAX, 1);
+}
+
+void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
+{
+	begin_feed(pipeline);
+	collect(pipeline, nfp_packets_horizon(pipeline), pipeline->finishing);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream)
+			continue;
+		nfp_outside_deliver(pipeline, stream, 0);
+		if (stream->last_ticks > pipeline->taken_ticks)
+			pipeline->taken_ticks = stream->last_ticks;
+	}
+	pipeline->round++;
+	pipeline->taken = 1;
+	*columns = (struct nfp_columns){
+	    .calls = pipeline->calls.items,
+	    .batches = pipeline->batches.items,
+	    .packets = pipeline->packets.items,
+	    .call_count = pipeline->calls.count,
+	    .batch_count = pipeline->batches.count,
+	    .packet_count = pipeline->packets.count,
+	};
+}
+
+static uint64_t not_done(const struct nfp_pending *pending)
+{
+	const struct nfp_batch *batch = &pending->batch;
+	uint64_t done = (uint64_t)batch->transmitted + batch->dropped;
+	return done < batch->size ? batch->size - done : 0;
+}
+
+void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts)
+{
+	*counts = pipeline->counts;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		const struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream)
+			continue;
+		counts->calls += stream->tree.paired;
+		counts->unpaired_entries += stream->tree.unpaired_entries + stream->tree.doubtful;
+		counts->unpaired_exits += stream->tree.unpaired_exits;
+		counts->open += stream->tree.count - stream->tree.doubtful;
+		counts->pending += stream->batch ? not_done(stream->batch) : 0;
+		for (const struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
+			counts->pending += not_done(pending);
+	}
+	uint64_t known = counts->transmitted + counts->dropped + counts->pending;
+	counts->unknown = counts->received > known ? counts->received - known : 0;
+}

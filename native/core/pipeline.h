@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pipeline: records in, columns out. One object per session; drained records of each thread are fed in
+// ring order, finished calls, batches and packets are taken. Called by pipeline.py. No I/O, no clock, no
+// global; it accepts any bytes as records and its memory is bounded by what is fed between two takes.
+#ifndef NFPROBE_PIPELINE_H
+#define NFPROBE_PIPELINE_H
+#include <nfprobe/record.h>
+#include "columns.h"
+
+// cdef begin
+struct nfp_pipeline;
+
+struct nfp_pipeline_counts {
+	uint64_t records;
+	uint64_t invalid;          // unknown kind or function, a fact without its packet
+	uint64_t stray_packets;    // described, but of no receive, transmit or drop call that is known
+	uint64_t calls;            // entries paired with their exits
+	uint64_t unpaired_entries; // left without exit, or the exit was lost
+	uint64_t unpaired_exits;
+	uint64_t open;             // calls that have not ended
+	uint64_t lost[3];          // NFP_LOST_CLASSES, as said by LOST records
+	uint64_t batches;
+	uint64_t received;         // packets
+	uint64_t transmitted;
+	uint64_t dropped;
+	uint64_t pending;          // received, in batches that wait for them
+	uint64_t unknown;          // received, neither handed on nor pending
+	uint64_t generated;        // described when handed on, never seen received
+	uint64_t discarded;        // calls and packets not delivered for want of memory
+};
+
+// roles: one enum nfp_role per function id. NULL when there is no memory.
+struct nfp_pipeline *nfp_pipeline_create(const uint8_t *roles, uint32_t functions);
+void nfp_pipeline_destroy(struct nfp_pipeline *pipeline);
+
+// The roles of all functions, old and added ones. 0, or -1 when there is no memory.
+int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint32_t functions);
+
+// thread: index in the thread table. 0, or -1 when it is not one or there is no memory.
+int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
+                      uint64_t count);
+
+// The thread has ended: so has its last batch; its open calls are counted as open for ever. The index may
+// be used for another thread after this.
+void nfp_pipeline_end_thread(struct nfp_pipeline *pipeline, uint32_t thread);
+
+// The session is over: everything that is left can be taken.
+void nfp_pipeline_finish(struct nfp_pipeline *pipeline);
+
+// What is complete since the last take. The arrays are valid until the next feed, finish or take. Batches
+// of one thread can come out of order, when one waits for its packets. To be called after each round in
+// which all rings were drained: a packet's receive and its transmission may be in two of them. Where more
+// than one thread describes packets these are settled one take later; calls outside batches always are.
+void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns);
+
+void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts);
+// cdef end
+#endif

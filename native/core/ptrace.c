@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTRACE_SEIZE and PTRACE_INTERRUPT: no signal is sent to the target, and none of its own is lost.
+#include "ptrace.h"
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define POLL_NS 5000
+#define YIELDS 50
+
+uint64_t nfp_now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void nfp_haste_begin(struct nfp_haste *before)
+{
+	before->priority = getpriority(PRIO_PROCESS, 0); // of this thread
+	before->slack_ns = prctl(PR_GET_TIMERSLACK);
+	setpriority(PRIO_PROCESS, 0, -20);
+	prctl(PR_SET_TIMERSLACK, 1);
+}
+
+void nfp_haste_end(const struct nfp_haste *before)
+{
+	setpriority(PRIO_PROCESS, 0, before->priority);
+	if (before->slack_ns > 0)
+		prctl(PR_SET_TIMERSLACK, before->slack_ns);
+}
+
+int nfp_seize(pid_t tid, struct nfp_seized *thread)
+{
+	*thread = (struct nfp_seized){.tid = tid};
+	return ptrace(PTRACE_SEIZE, tid, 0, 0) == 0 ? 0 : -errno;
+}
+
+int nfp_interrupt(struct nfp_seized *thread)
+{
+	return ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) == 0 ? 0 : -errno;
+}
+
+int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status)
+{
+	for (unsigned int spin = 0;; spin++) {
+		pid_t waited = waitpid(thread->tid, status, __WALL | WNOHANG);
+		if (waited == thread->tid && WIFSTOPPED(*status)) {
+			thread->stopped = 1;
+			return 0;
+		}
+		if (waited == thread->tid || (waited < 0 && errno == ECHILD)) {
+			thread->gone = 1;
+			return -ESRCH;
+		}
+		if (nfp_now_ns() > deadline_ns)
+			return -ETIMEDOUT;
+		if (spin < YIELDS)
+			sched_yield();
+		else
+			nanosleep(&(struct timespec){0, POLL_NS}, 0);
+	}
+}
+
+int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
+{
+	for (;;) {
+		int status, error = nfp_wait_stop(thread, deadline_ns, &status);
+		if (error)
+			return error;
+		if (status >> 16 == PTRACE_EVENT_STOP) {
+			error = ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 ? 0 : -errno;
+			return error;
+		}
+		// A signal of its own came first: it gets it, and the interrupt stops it after that.
+		thread->stopped = 0;
+		ptrace(PTRACE_CONT, thread->tid, 0, (long)WSTOPSIG(status));
+	}
+}
+
+// These end with EINTR when a thread is stopped and goes on, although no signal handler ran (signal(7)).
+static int ends_with_eintr(uint64_t number)
+{
+	switch (number) {
+	case SYS_epoll_wait:
+	case SYS_epoll_pwait:
+	case 441: // epoll_pwait2
+	case SYS_semop:
+	case SYS_semtimedop:
+	case SYS_rt_sigtimedwait:
+	case SYS_io_getevents:
+	case SYS_accept: // these five where the socket has a timeout
+	case SYS_accept4:
+	case SYS_recvfrom:
+	case SYS_recvmsg:
+	case SYS_recvmmsg:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+int nfp_rewind_interrupted_call(struct user_regs_struct *registers)
+{
+	if ((int64_t)registers->orig_rax < 0 || (int64_t)registers->rax != -EINTR ||
+	    !ends_with_eintr(registers->orig_rax))
+		return 0;
+	registers->rip -= 2; // the syscall instruction
+	registers->rax = registers->orig_rax;
+	registers->orig_rax = (uint64_t)-1;
+	return 1;
+}
+
+int nfp_release(struct nfp_seized *thread)
+{
+	if (thread->gone)
+		return 0;
+	if (thread->stopped && nfp_rewind_interrupted_call(&thread->registers))
+		ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+	thread->stopped = 0;
+	return ptrace(PTRACE_DETACH, thread->tid, 0, (long)thread->signal) == 0 ? 0 : -errno;
+}

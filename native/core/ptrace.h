@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A seized thread of a target: stop it, look at it, let it go as if nothing had happened. Used by inject.c
+// and stop.c, which alone touch a target.
+#ifndef NFPROBE_PTRACE_H
+#define NFPROBE_PTRACE_H
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/user.h>
+
+struct nfp_seized {
+	pid_t tid;
+	int stopped;
+	int gone;   // it exited, or was killed
+	int signal; // taken from it while it was stopped; given back when it goes on
+	struct user_regs_struct registers; // valid while stopped
+};
+
+uint64_t nfp_now_ns(void);
+
+// While a thread of the target stands still, the monitor goes before other work of this machine, as far as
+// its rights allow. Not by a real-time class: a target on the same CPU would never get to its stop.
+struct nfp_haste {
+	int priority;
+	int slack_ns;
+};
+void nfp_haste_begin(struct nfp_haste *before);
+void nfp_haste_end(const struct nfp_haste *before);
+
+// All four return 0 or -errno.
+int nfp_seize(pid_t tid, struct nfp_seized *thread);
+int nfp_interrupt(struct nfp_seized *thread);
+// Waits until the thread has stopped for the interrupt and reads its registers. -ETIMEDOUT when it does not.
+int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns);
+// Waits for any stop. `status` as waitpid gives it.
+int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status);
+// A system call that only the stop ended with EINTR is made again, then the thread runs on, untraced.
+int nfp_release(struct nfp_seized *thread);
+// Whether that is so, with the registers rewound to before the system call.
+int nfp_rewind_interrupted_call(struct user_regs_struct *registers);
+#endif

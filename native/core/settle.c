@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settling: what the threads received and handed on, merged by time, is matched by buffer address through
+// one hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
+// several threads describe packets, only events before the last take are settled: what is later may still
+// stand in a ring that was drained too early in this round. What matches nothing is tried once more after
+// the next round, for a thread that a hole holds up. Called by pipeline.c; see stream.h.
+#include "stream.h"
+#include <string.h>
+
+static uint32_t home_of(const struct nfp_buffers *buffers, uint64_t buffer)
+{
+	return (uint32_t)(buffer * 0x9e3779b97f4a7c15u >> 32) & (buffers->capacity - 1);
+}
+
+// The entry of the buffer, or the free one where it belongs.
+static struct nfp_buffer_entry *find_entry(const struct nfp_buffers *buffers, uint64_t buffer)
+{
+	uint32_t i = home_of(buffers, buffer);
+	while (buffers->items[i].slot != NFP_NONE && buffers->items[i].buffer != buffer)
+		i = (i + 1) & (buffers->capacity - 1);
+	return &buffers->items[i];
+}
+
+static void remove_entry(struct nfp_buffers *buffers, struct nfp_buffer_entry *entry)
+{
+	uint32_t mask = buffers->capacity - 1, gap = (uint32_t)(entry - buffers->items);
+	for (uint32_t i = (gap + 1) & mask; buffers->items[i].slot != NFP_NONE; i = (i + 1) & mask) {
+		uint32_t home = home_of(buffers, buffers->items[i].buffer);
+		if (((i - home) & mask) < ((i - gap) & mask))
+			continue; // would move before its home
+		buffers->items[gap] = buffers->items[i];
+		gap = i;
+	}
+	buffers->items[gap].slot = NFP_NONE;
+	buffers->count--;
+}
+
+static int make_room(struct nfp_buffers *buffers)
+{
+	if (buffers->capacity && buffers->count < buffers->capacity / 2)
+		return 1;
+	struct nfp_buffers larger = {.capacity = buffers->capacity ? buffers->capacity * 2 : 4096};
+	larger.items = malloc(larger.capacity * sizeof(*larger.items));
+	if (!larger.items)
+		return 0;
+	memset(larger.items, 0xff, larger.capacity * sizeof(*larger.items));
+	for (uint32_t i = 0; i < buffers->capacity; i++)
+		if (buffers->items[i].slot != NFP_NONE)
+			*find_entry(&larger, buffers->items[i].buffer) = buffers->items[i];
+	larger.count = buffers->count;
+	free(buffers->items);
+	*buffers = larger;
+	return 1;
+}
+
+static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_buffers *buffers = &pipeline->buffers;
+	if (!make_room(buffers)) {
+		pipeline->slots.items[event->slot]->undone--;
+		return;
+	}
+	struct nfp_buffer_entry *entry = find_entry(buffers, event->buffer);
+	if (entry->slot == NFP_NONE)
+		buffers->count++;
+	else
+		pipeline->slots.items[entry->slot]->undone--; // the NF freed it on a way that is not probed
+	*entry = (struct nfp_buffer_entry){event->buffer, event->slot, event->index};
+}
+
+static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	if (!pipeline->buffers.capacity)
+		return 0;
+	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, event->buffer);
+	if (entry->slot == NFP_NONE)
+		return 0;
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	struct nfp_packet *packet = &pending->packets.items[entry->index];
+	if (packet->receive_ticks > event->ticks)
+		return 0;
+	int drop = event->kind == NFP_EVENT_DROP;
+	packet->done_ticks = event->done_ticks;
+	packet->done_function = event->function;
+	packet->done_digest = event->digest;
+	packet->disposition = drop ? NFP_DROPPED : NFP_TRANSMITTED;
+	pending->undone--;
+	*(drop ? &pending->batch.dropped : &pending->batch.transmitted) += 1;
+	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += 1;
+	remove_entry(&pipeline->buffers, entry);
+	return 1;
+}
+
+static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_events *later = &pipeline->still_unmatched;
+	if (event->kind == NFP_EVENT_RECEIVE) {
+		settle_receive(pipeline, event);
+		return;
+	}
+	if (settle_done(pipeline, event))
+		return;
+	if (event->tries || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
+	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
+		pipeline->counts.generated++;
+		return;
+	}
+	later->items[later->count] = *event;
+	later->items[later->count++].tries = 1;
+}
+
+struct source {
+	struct nfp_events *events;
+	uint32_t next;
+	uint32_t end;
+};
+
+static uint64_t source_ticks(const struct source *source)
+{
+	return source->events->items[source->next].ticks;
+}
+
+// Settles the source with the earliest event up to the earliest event of the others. 0 when all are empty.
+static int settle_run(struct nfp_pipeline *pipeline, struct source *sources, uint32_t count)
+{
+	struct source *first = NULL;
+	uint64_t until = UINT64_MAX;
+	for (uint32_t i = 0; i < count; i++) {
+		if (sources[i].next == sources[i].end)
+			continue;
+		if (!first) {
+			first = &sources[i];
+		} else if (source_ticks(&sources[i]) < source_ticks(first)) {
+			until = source_ticks(first);
+			first = &sources[i];
+		} else if (source_ticks(&sources[i]) < until) {
+			until = source_ticks(&sources[i]);
+		}
+	}
+	if (!first)
+		return 0;
+	do
+		settle_event(pipeline, &first->events->items[first->next++]);
+	while (first->next < first->end && source_ticks(first) <= until);
+	return 1;
+}
+
+// Keeps what comes after the settled events.
+static void drop_settled(struct nfp_events *events, uint32_t settled)
+{
+	events->count -= settled;
+	if (events->count && settled)
+		memmove(events->items, events->items + settled, events->count * sizeof(*events->items));
+	if (events->count || events->capacity <= NFP_HANDED_MAX)
+		return;
+	free(events->items);
+	*events = (struct nfp_events){0};
+}
+
+static struct source source_of(struct nfp_events *events, uint64_t until_ticks)
+{
+	uint32_t end = events->count;
+	while (end && events->items[end - 1].ticks > until_ticks)
+		end--;
+	return (struct source){events, 0, end};
+}
+
+void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
+{
+	struct source sources[NFP_THREAD_COUNT + 1];
+	uint32_t count = 0;
+	sources[count++] = source_of(&pipeline->unmatched, until_ticks);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i] && pipeline->streams[i]->events.count)
+			sources[count++] = source_of(&pipeline->streams[i]->events, until_ticks);
+	while (settle_run(pipeline, sources, count))
+		;
+	pipeline->events = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		drop_settled(sources[i].events, sources[i].end);
+		pipeline->events += sources[i].events->count;
+	}
+	struct nfp_events empty = pipeline->unmatched;
+	pipeline->unmatched = pipeline->still_unmatched;
+	pipeline->still_unmatched = empty;
+}
+
+static uint64_t earliest_handing_on(const struct nfp_stream *stream)
+{
+	for (uint32_t i = 0; i < stream->tree.count; i++) {
+		const struct nfp_open *open = &stream->tree.items[i];
+		if (open->role >= NFP_ROLE_TRANSMIT && !(open->flags & (NFP_OPEN_DOUBTFUL | NFP_OPEN_AGED)))
+			return open->start_ticks;
+	}
+	return UINT64_MAX;
+}
+
+// Up to where nothing older can come any more: every thread has been drained since the last take, and no
+// call that hands packets on is open (one that was open at the last take is not waited for).
+uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline)
+{
+	uint64_t horizon = pipeline->taken_ticks;
+	uint32_t describing = 0;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		const struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream)
+			continue;
+		describing += stream->describes;
+		uint64_t handing_on = earliest_handing_on(stream);
+		if (handing_on <= horizon)
+			horizon = handing_on - 1;
+	}
+	return describing > 1 && !pipeline->finishing ? horizon : UINT64_MAX;
+}
+
+// The packet will not be asked for any more.
+void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index)
+{
+	if (!pipeline->buffers.capacity)
+		return;
+	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, pending->packets.items[index].buffer);
+	if (entry->slot == pending->slot && entry->index == index)
+		remove_entry(&pipeline->buffers, entry);
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// See statistics.h. A histogram is a table of blocks, one per power of two, made when a value falls into it.
+#include "statistics.h"
+#include <nfprobe/record.h>
+#include "array.h"
+#include <string.h>
+
+enum { SUB_BITS = 5, SUBS = 1 << SUB_BITS, BLOCKS = 64 - SUB_BITS + 1, OTHERS = 4 };
+
+struct histogram {
+	struct nfp_summary summary;
+	uint64_t *blocks[BLOCKS];
+};
+
+struct function {
+	struct histogram ticks;
+	struct histogram self;
+};
+
+struct nfp_statistics {
+	struct function **items; // by function id; NULL: never called
+	uint32_t count;
+	uint32_t capacity;
+	struct histogram others[OTHERS]; // NFP_BATCH_SIZE and after
+};
+
+// Values below 32 have their own bucket; block b > 0 holds 2^(b+4) <= value < 2^(b+5).
+static uint32_t block_of(uint64_t value)
+{
+	return value < SUBS ? 0 : 64 - (uint32_t)__builtin_clzll(value) - SUB_BITS;
+}
+
+static uint32_t sub_of(uint64_t value, uint32_t block)
+{
+	return (uint32_t)(value >> (block ? block - 1 : 0)) & (SUBS - 1);
+}
+
+static uint64_t lowest_of(uint32_t block, uint32_t sub)
+{
+	return block ? (uint64_t)(SUBS + sub) << (block - 1) : sub;
+}
+
+static uint64_t width_of(uint32_t block)
+{
+	return block ? (uint64_t)1 << (block - 1) : 1;
+}
+
+static int histogram_put(struct histogram *histogram, uint64_t value)
+{
+	struct nfp_summary *summary = &histogram->summary;
+	uint32_t block = block_of(value);
+	if (!histogram->blocks[block]) {
+		histogram->blocks[block] = calloc(SUBS, sizeof(uint64_t));
+		if (!histogram->blocks[block])
+			return -1;
+	}
+	histogram->blocks[block][sub_of(value, block)]++;
+	if (!summary->count++ || value < summary->min)
+		summary->min = value;
+	if (value > summary->max)
+		summary->max = value;
+	summary->total += value;
+	return 0;
+}
+
+static int histogram_merge(struct histogram *histogram, const struct histogram *other)
+{
+	for (uint32_t block = 0; block < BLOCKS; block++) {
+		if (!other->blocks[block])
+			continue;
+		if (!histogram->blocks[block])
+			histogram->blocks[block] = calloc(SUBS, sizeof(uint64_t));
+		if (!histogram->blocks[block])
+			return -1;
+		for (uint32_t sub = 0; sub < SUBS; sub++)
+			histogram->blocks[block][sub] += other->blocks[block][sub];
+	}
+	struct nfp_summary *to = &histogram->summary;
+	const struct nfp_summary *from = &other->summary;
+	if (from->count && (!to->count || from->min < to->min))
+		to->min = from->min;
+	if (from->max > to->max)
+		to->max = from->max;
+	to->count += from->count;
+	to->clipped += from->clipped;
+	to->total += from->total;
+	return 0;
+}
+
+static void histogram_deinit(struct histogram *histogram)
+{
+	for (uint32_t block = 0; block < BLOCKS; block++)
+		free(histogram->blocks[block]);
+}
+
+struct nfp_statistics *nfp_statistics_create(void)
+{
+	return calloc(1, sizeof(struct nfp_statistics));
+}
+
+void nfp_statistics_destroy(struct nfp_statistics *statistics)
+{
+	if (!statistics)
+		return;
+	for (uint32_t i = 0; i < statistics->count; i++) {
+		if (!statistics->items[i])
+			continue;
+		histogram_deinit(&statistics->items[i]->ticks);
+		histogram_deinit(&statistics->items[i]->self);
+		free(statistics->items[i]);
+	}
+	for (uint32_t i = 0; i < OTHERS; i++)
+		histogram_deinit(&statistics->others[i]);
+	free(statistics->items);
+	free(statistics);
+}
+
+static struct function *function_of(struct nfp_statistics *statistics, uint32_t id)
+{
+	if (id > NFP_FUNCTION_MASK || !NFP_ARRAY_RESERVE(statistics, id + 1))
+		return NULL;
+	if (id >= statistics->count) {
+		memset(statistics->items + statistics->count, 0,
+		       (id + 1 - statistics->count) * sizeof(*statistics->items));
+		statistics->count = id + 1;
+	}
+	if (!statistics->items[id])
+		statistics->items[id] = calloc(1, sizeof(struct function));
+	return statistics->items[id];
+}
+
+static int add_call(struct nfp_statistics *statistics, const struct nfp_call *call)
+{
+	struct function *function =
+	    call->function < statistics->count ? statistics->items[call->function] : NULL;
+	if (!function)
+		function = function_of(statistics, call->function);
+	if (!function)
+		return call->function > NFP_FUNCTION_MASK ? 0 : -1;
+	function->ticks.summary.clipped += call->flags & NFP_CALL_CLIPPED ? 1 : 0;
+	return histogram_put(&function->ticks, call->end_ticks - call->start_ticks) |
+	       histogram_put(&function->self, call->self_ticks);
+}
+
+static int add_batch(struct histogram *others, const struct nfp_batch *batch)
+{
+	return histogram_put(&others[NFP_BATCH_SIZE - NFP_BATCH_SIZE], batch->size) |
+	       histogram_put(&others[NFP_BATCH_TICKS - NFP_BATCH_SIZE],
+	                     batch->end_ticks - batch->start_ticks);
+}
+
+static int add_packet(struct histogram *others, const struct nfp_packet *packet, uint64_t start_ticks)
+{
+	if (packet->disposition == NFP_UNKNOWN || packet->done_ticks < start_ticks)
+		return 0;
+	int known = packet->flags & NFP_PACKET_ARRIVAL_KNOWN && packet->arrival_ticks <= start_ticks;
+	uint64_t arrival_ticks = known ? packet->arrival_ticks : start_ticks;
+	return histogram_put(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], packet->done_ticks - arrival_ticks) |
+	       histogram_put(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE],
+	                     packet->done_ticks - start_ticks);
+}
+
+int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_columns *columns)
+{
+	int result = 0;
+	for (uint64_t i = 0; i < columns->call_count; i++)
+		result |= add_call(statistics, &columns->calls[i]);
+	for (uint64_t i = 0; i < columns->batch_count; i++)
+		result |= add_batch(statistics->others, &columns->batches[i]);
+	for (uint64_t i = 0; i < columns->packet_count; i++) {
+		const struct nfp_packet *packet = &columns->packets[i];
+		if (packet->batch < columns->batch_count)
+			result |= add_packet(statistics->others, packet,
+			                     columns->batches[packet->batch].start_ticks);
+	}
+	return result;
+}
+
+int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_statistics *other)
+{
+	int result = 0;
+	for (uint32_t i = 0; i < other->count; i++) {
+		if (!other->items[i])
+			continue;
+		struct function *function = function_of(statistics, i);
+		if (!function)
+			return -1;
+		result |= histogram_merge(&function->ticks, &other->items[i]->ticks);
+		result |= histogram_merge(&function->self, &other->items[i]->self);
+	}
+	for (uint32_t i = 0; i < OTHERS; i++)
+		result |= histogram_merge(&statistics->others[i], &other->others[i]);
+	return result;
+}
+
+uint32_t nfp_statistics_functions(const struct nfp_statistics *statistics)
+{
+	return statistics->count;
+}
+
+static const struct histogram *find(const struct nfp_statistics *statistics, uint32_t distribution,
+                                    uint32_t function)
+{
+	static const struct histogram empty;
+	if (distribution >= NFP_BATCH_SIZE)
+		return distribution - NFP_BATCH_SIZE < OTHERS
+		           ? &statistics->others[distribution - NFP_BATCH_SIZE]
+			   : &empty;
+	if (function >= statistics->count || !statistics->items[function])
+		return &empty;
+	return distribution == NFP_CALL_TICKS ? &statistics->items[function]->ticks
+	                                      : &statistics->items[function]->self;
+}
+
+void nfp_statistics_summary(const struct nfp_statistics *statistics, uint32_t distribution, uint32_t function,
+                            struct nfp_summary *summary)
+{
+	*summary = find(statistics, distribution, function)->summary;
+}
+
+static uint64_t within(const struct nfp_summary *summary, uint64_t value)
+{
+	if (value < summary->min)
+		return summary->min;
+	return value > summary->max ? summary->max : value;
+}
+
+uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32_t distribution,
+                                 uint32_t function, double quantile)
+{
+	const struct histogram *histogram = find(statistics, distribution, function);
+	const struct nfp_summary *summary = &histogram->summary;
+	double exact = quantile > 0 ? quantile * (double)summary->count : 0;
+	uint64_t rank = exact >= (double)summary->count ? summary->count : (uint64_t)exact;
+	if ((double)rank < exact && rank < summary->count)
+		rank++;
+	if (rank <= 1)
+		return summary->min;
+	if (rank == summary->count)
+		return summary->max;
+	for (uint32_t block = 0; block < BLOCKS; block++) {
+		for (uint32_t sub = 0; histogram->blocks[block] && sub < SUBS; sub++) {
+			uint64_t count = histogram->blocks[block][sub];
+			if (count >= rank)
+				return within(summary, lowest_of(block, sub) + width_of(block) / 2);
+			rank -= count;
+		}
+	}
+	return summary->max;
+}
+
+uint32_t nfp_statistics_histogram(const struct nfp_statistics *statistics, uint32_t distribution,
+                                  uint32_t function, struct nfp_bucket *buckets, uint32_t room)
+{
+	const struct histogram *histogram = find(statistics, distribution, function);
+	uint32_t found = 0;
+	for (uint32_t block = 0; block < BLOCKS; block++)
+		for (uint32_t sub = 0; histogram->blocks[block] && sub < SUBS && found < room; sub++)
+			if (histogram->blocks[block][sub])
+				buckets[found++] =
+				    (struct nfp_bucket){lowest_of(block, sub) + width_of(block) - 1,
+				                        histogram->blocks[block][sub]};
+	return found;
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Statistics of all calls, batches and packets: counts, sums, extremes and log-linear histograms, 32 buckets
+// per power of two, so that a value is known to 1/64 of itself. Memory grows with the powers of two that
+// occur, not with the number of calls. Fed with the columns of each take; called by statistics.py.
+#ifndef NFPROBE_STATISTICS_H
+#define NFPROBE_STATISTICS_H
+#include "columns.h"
+
+// cdef begin
+struct nfp_statistics;
+
+enum nfp_distribution {
+	NFP_CALL_TICKS = 0, // per function
+	NFP_SELF_TICKS = 1, // per function
+	NFP_BATCH_SIZE = 2,
+	NFP_BATCH_TICKS = 3,
+	NFP_PACKET_TICKS =
+	    4, // arrival, or entry of the receive call, to the end of the transmit or drop call
+	NFP_PACKET_OWN_TICKS = 5, // entry of the receive call to the end of the transmit or drop call
+};
+
+struct nfp_summary {
+	uint64_t count;
+	uint64_t clipped; // calls whose times are cut to their batch
+	uint64_t total;
+	uint64_t min; // 0 when count is 0
+	uint64_t max;
+};
+
+struct nfp_bucket {
+	uint64_t upper; // largest value that falls into it
+	uint64_t count;
+};
+
+struct nfp_statistics *nfp_statistics_create(void); // NULL: no memory
+void nfp_statistics_destroy(struct nfp_statistics *statistics);
+
+// 0, or -1 when there was no memory for some of it. Indices out of range are left out.
+int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_columns *columns);
+int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_statistics *other);
+
+// One more than the largest function id seen.
+uint32_t nfp_statistics_functions(const struct nfp_statistics *statistics);
+
+// `function` is ignored by the distributions that are not per function.
+void nfp_statistics_summary(const struct nfp_statistics *statistics, uint32_t distribution, uint32_t function,
+                            struct nfp_summary *summary);
+
+// The smallest value that at least `quantile` (0 to 1) of all values do not exceed, to 1/64; 0 when empty.
+uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32_t distribution,
+                                 uint32_t function, double quantile);
+
+// The non-empty buckets in ascending order; returns their number, at most `room`.
+uint32_t nfp_statistics_histogram(const struct nfp_statistics *statistics, uint32_t distribution,
+                                  uint32_t function, struct nfp_bucket *buckets, uint32_t room);
+// cdef end
+#endif

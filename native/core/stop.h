@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Change code or data bytes of a target while all its threads stand still, once and briefly.
+#ifndef NFPROBE_STOP_H
+#define NFPROBE_STOP_H
+#include <stdint.h>
+
+// cdef begin
+// One change. A thread whose program counter stands inside the old instructions, behind the first, would
+// continue in the middle of the new ones: it is moved to the copy of its instruction.
+struct nfp_change {
+	uint64_t address;
+	uint32_t bytes;      // at most 32
+	uint32_t first_move; // in the moves array
+	uint32_t moves;
+	uint32_t failed; // out: 1 when the bytes found were not `expected`, 2 when they did not read back
+	uint8_t expected[32];
+	uint8_t replacement[32];
+};
+struct nfp_move {
+	uint64_t from;
+	uint64_t to;
+};
+struct nfp_stop {
+	int32_t pid;
+	uint32_t threads; // out: stopped
+	uint32_t moved; // out: program counters moved
+	uint32_t changed; // out: changes made
+	uint64_t stopped_ns; // out: from the first interrupt until the last thread ran again
+	char message[256]; // out: after a negative result
+};
+// Makes all changes whose expected bytes are found, or none: a mismatch is marked and the rest is made.
+// Returns 0 or -errno; on an error nothing was changed.
+int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
+                        const struct nfp_move *moves, uint64_t patience_ns);
+// Writes bytes without stopping anyone: for data such as a GOT slot, one aligned store of eight bytes.
+// Returns 0, -errno, or -EILSEQ when `expected` is not what stands there.
+int nfp_change_word(int32_t pid, uint64_t address, uint64_t expected, uint64_t replacement);
+// cdef end
+#endif

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the pipeline holds: one stream per thread, the batches that have begun and are not delivered, and
+// the columns that are. Only structures; batch.c, packet.c and pipeline.c work on them. Never in cffi.
+//
+//   record -> calltree -> log (of the batch, or outside any) -> [batch ended, packets done] -> columns
+//   PACKET records -> event per thread -> merged over the threads by time -> packet of its batch
+#ifndef NFPROBE_STREAM_H
+#define NFPROBE_STREAM_H
+#include <nfprobe/session.h>
+#include "array.h"
+#include "calltree.h"
+#include "columns.h"
+#include "pipeline.h"
+
+enum {
+	NFP_BATCH_CALLS_MAX = 16384,    // further calls of a batch are delivered outside it
+	NFP_CLIPPED_MAX = 64,           // innermost open calls that a batch shows
+	NFP_OUTSIDE_CALLS = 4096,       // calls outside batches held for a call that is still open
+	NFP_LATER_BATCHES = 64,         // a batch waits for its packets until so many later ones have ended
+	NFP_HANDED_MAX = 65536,         // packets of the transmit calls that one thread has open
+	NFP_PENDING_CALLS_MAX = 2 << 20,   // all threads; above it batches are delivered as they are
+	NFP_PENDING_PACKETS_MAX = 1 << 20,
+	NFP_EVENTS_MAX = 1 << 20,
+	NFP_DELIVERED_CALLS_MAX = 16 << 20, // not taken; above it batches are discarded and counted
+	NFP_DELIVERED_PACKETS_MAX = 8 << 20,
+};
+
+// A batch that has begun and was not delivered.
+struct nfp_pending {
+	struct nfp_batch batch;
+	struct nfp_log log;
+	struct {
+		struct nfp_packet *items;
+		uint32_t count;
+		uint32_t capacity;
+	} packets;
+	uint32_t undone; // described packets that may still be transmitted or dropped
+	uint32_t slot;   // in nfp_pipeline.slots
+	uint64_t handed; // packets that calls of this batch transmitted or dropped
+	uint64_t receive_ticks; // exit of the receive call
+	uint64_t round;  // of the take after which it ended
+	uint64_t number; // among the ended batches of its thread
+	struct nfp_pending *next;
+};
+
+enum nfp_event_kind { NFP_EVENT_RECEIVE, NFP_EVENT_TRANSMIT, NFP_EVENT_DROP };
+
+// A packet was received, or handed on successfully.
+struct nfp_event {
+	uint64_t ticks; // exit of the receive call, or entry of the transmit or drop call
+	uint64_t done_ticks;
+	uint64_t buffer;
+	uint64_t digest;
+	uint32_t slot;     // receive: its batch ...
+	uint32_t index;    // ... and packet
+	uint32_t function; // of the transmit or drop call
+	uint16_t kind;     // enum nfp_event_kind
+	uint16_t tries;
+};
+
+struct nfp_events {
+	struct nfp_event *items;
+	uint32_t count;
+	uint32_t capacity;
+};
+
+struct nfp_handed {
+	uint64_t buffer;
+	uint64_t digest;
+	uint32_t position; // in its burst
+	uint32_t reserved;
+};
+
+// The packet whose facts are being read: the last one of the batch, the last one handed on, or neither.
+enum nfp_describing {
+	NFP_DESCRIBING_NONE,
+	NFP_DESCRIBING_RECEIVED,
+	NFP_DESCRIBING_HANDED,
+	NFP_DESCRIBING_STRAY,
+};
+
+struct nfp_stream {
+	uint32_t thread;
+	struct nfp_calltree tree;
+	struct nfp_log outside;
+	uint32_t outside_limit;     // rows of `outside` at which it is delivered in part
+	uint32_t outside_seen;      // rows of it that stood there at the last take
+	struct nfp_log *log;        // &outside, or the log of `batch`
+	struct nfp_pending *batch;  // the last receive's, until the next; its log may be closed before
+	uint64_t last_ticks;
+	struct {
+		uint64_t start_ticks;
+		uint32_t function;
+		uint32_t rsp;
+		uint32_t valid;
+	} poll;
+	enum nfp_describing describing;
+	struct {
+		struct nfp_handed *items;
+		uint32_t count;
+		uint32_t capacity;
+	} handed;
+	struct nfp_events events;
+	uint32_t describes; // it has had events
+	struct nfp_pending *ended, **ended_last;
+	uint64_t ended_total;
+};
+
+// Buffer address -> packet, for all packets that are received and not done. Linear probing, at most half
+// full, deletion by moving back.
+struct nfp_buffer_entry {
+	uint64_t buffer;
+	uint32_t slot; // NFP_NONE: free
+	uint32_t index;
+};
+
+struct nfp_buffers {
+	struct nfp_buffer_entry *items;
+	uint32_t count;
+	uint32_t capacity; // power of two, or 0
+};
+
+struct nfp_pipeline {
+	struct {
+		uint8_t *items;
+		uint32_t count;
+		uint32_t capacity;
+	} roles;
+	struct nfp_stream *streams[NFP_THREAD_COUNT];
+	struct {
+		struct nfp_pending **items;
+		uint32_t count;
+		uint32_t capacity;
+	} slots;
+	struct nfp_pending *idle; // for reuse
+	struct nfp_buffers buffers;
+	struct nfp_events unmatched; // handed on, their receive was not seen yet
+	struct nfp_events still_unmatched;
+	uint64_t pending_calls, pending_packets, events;
+	uint64_t next_batch_id, round;
+	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
+	int taken, finishing;
+	struct nfp_log calls; // delivered
+	struct {
+		struct nfp_batch *items;
+		uint32_t count;
+		uint32_t capacity;
+	} batches;
+	struct {
+		struct nfp_packet *items;
+		uint32_t count;
+		uint32_t capacity;
+	} packets;
+	struct {
+		uint32_t *items;
+		uint32_t capacity;
+	} remap;
+	struct nfp_log moved; // calls on their way from one log to another
+	struct nfp_pipeline_counts counts;
+};
+
+// The flag of a call of this enum nfp_role: NFP_CALL_RECEIVE, _TRANSMIT, _DROP.
+static inline uint16_t nfp_role_flag(uint32_t role)
+{
+	return role ? (uint16_t)(NFP_CALL_RECEIVE << (role - NFP_ROLE_RECEIVE)) : 0;
+}
+
+// batch.c
+// Begins the batch that a receive call returned. `size` 0: the call is recorded outside any batch.
+void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
+                     uint32_t size, uint32_t requested);
+// The calls that follow do not belong to the batch. Its packets may still be handed on.
+void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
+// Nothing that follows belongs to the batch.
+void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
+// outside.c
+// Delivers calls outside batches; all: also those below calls that are open for the first time.
+void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
+// deliver.c
+// Delivers the batches that are complete; all: every one that has ended.
+void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
+uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
+// packet.c
+void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record);
+int nfp_packet_fact(struct nfp_stream *stream, const struct nfp_record *record);
+// The transmit or drop call `open` ends now.
+void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// settle.c
+// Matches what was handed on with what was received, in the order of time over all threads.
+void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);
+uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline);
+void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
+#endif

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fills templates and writes the unwind rows of trampolines (DWARF 5 section 6.4, .eh_frame form).
+#include "trampoline.h"
+#include "nfprobe/record.h"
+#include <string.h>
+
+struct field {
+	uint16_t kind, offset, bytes, argument;
+};
+struct row {
+	uint16_t offset, cfa;
+};
+
+#define DECLARE(name)                                                                                        \
+	extern const uint8_t nfp_template_##name[], nfp_template_end_##name[];                               \
+	extern const struct field nfp_fields_##name[];                                                       \
+	extern const struct row nfp_rows_##name[]
+DECLARE(call);
+DECLARE(receive);
+DECLARE(packets);
+DECLARE(bare);
+
+struct template {
+	const uint8_t *start, *end;
+	const struct field *fields;
+	const struct row *rows;
+};
+
+#define ENTRY(name) {nfp_template_##name, nfp_template_end_##name, nfp_fields_##name, nfp_rows_##name}
+static const struct template templates[NFP_SHAPE_COUNT] = {
+    [NFP_SHAPE_CALL] = ENTRY(call),
+    [NFP_SHAPE_RECEIVE] = ENTRY(receive),
+    [NFP_SHAPE_PACKETS] = ENTRY(packets),
+    [NFP_SHAPE_BARE] = ENTRY(bare),
+};
+
+uint32_t nfp_trampoline_bytes(uint32_t shape)
+{
+	return shape < NFP_SHAPE_COUNT ? (uint32_t)(templates[shape].end - templates[shape].start) : 0;
+}
+
+static uint32_t field_value(const struct field *field, const struct nfp_trampoline *values)
+{
+	switch (field->kind) {
+	case NFP_FIELD_TLS:
+		return (uint32_t)values->tls_offset;
+	case NFP_FIELD_GATE:
+		return values->gate;
+	case NFP_FIELD_TAG: // doubled: the template rotates the lap bit in from the carry flag
+		return (values->function | (uint32_t)field->argument << NFP_KIND_SHIFT) << 1;
+	case NFP_FIELD_PROGRAM:
+		return values->function | values->program << NFP_KIND_SHIFT;
+	default:
+		return values->return_mask;
+	}
+}
+
+uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *values, uint8_t *out,
+                              uint32_t capacity)
+{
+	uint32_t bytes = nfp_trampoline_bytes(shape);
+	if (bytes == 0 || bytes > capacity)
+		return 0;
+	memcpy(out, templates[shape].start, bytes);
+	for (const struct field *field = templates[shape].fields; field->kind != 0xffff; field++) {
+		uint32_t value = field_value(field, values);
+		memcpy(out + field->offset, &value, field->bytes);
+	}
+	return bytes;
+}
+
+enum {
+	DW_CFA_NOP = 0x00,
+	DW_CFA_ADVANCE_LOC1 = 0x02,
+	DW_CFA_ADVANCE_LOC2 = 0x03,
+	DW_CFA_DEF_CFA = 0x0c,
+	DW_CFA_DEF_CFA_OFFSET = 0x0e,
+	DW_CFA_OFFSET = 0x80,
+	DW_EH_PE_ABSPTR = 0x00,
+	RETURN_ADDRESS = 16,
+	REGISTER_RSP = 7,
+};
+
+// A bounded byte writer: `failed` is set when something did not fit.
+struct writer {
+	uint8_t *out;
+	uint32_t used, capacity;
+	int failed;
+};
+
+static void put(struct writer *writer, const void *bytes, uint32_t count)
+{
+	if (count > writer->capacity - writer->used) {
+		writer->failed = 1;
+		return;
+	}
+	memcpy(writer->out + writer->used, bytes, count);
+	writer->used += count;
+}
+
+static void put_u8(struct writer *writer, uint8_t value)
+{
+	put(writer, &value, 1);
+}
+
+static void put_u32(struct writer *writer, uint32_t value)
+{
+	put(writer, &value, 4);
+}
+
+static void put_u64(struct writer *writer, uint64_t value)
+{
+	put(writer, &value, 8);
+}
+
+static void put_uleb(struct writer *writer, uint32_t value)
+{
+	for (; value > 127; value >>= 7)
+		put_u8(writer, (uint8_t)(value | 128));
+	put_u8(writer, (uint8_t)value);
+}
+
+static void put_advance(struct writer *writer, uint32_t distance)
+{
+	if (distance == 0)
+		return;
+	put_u8(writer, distance < 256 ? DW_CFA_ADVANCE_LOC1 : DW_CFA_ADVANCE_LOC2);
+	if (distance < 256)
+		put_u8(writer, (uint8_t)distance);
+	else
+		put(writer, &(uint16_t){(uint16_t)distance}, 2);
+}
+
+// Pads the entry that began at `start` to eight bytes and writes its length in front.
+static void finish_entry(struct writer *writer, uint32_t start)
+{
+	while (!writer->failed && (writer->used - start) % 8 != 0)
+		put_u8(writer, DW_CFA_NOP);
+	if (writer->failed)
+		return;
+	uint32_t length = writer->used - start - 4;
+	memcpy(writer->out + start, &length, 4);
+}
+
+uint32_t nfp_frame_common_write(uint8_t *out, uint32_t capacity)
+{
+	struct writer writer = {out, 0, capacity, 0};
+	put_u32(&writer, 0); // length, filled in at the end
+	put_u32(&writer, 0); // a common entry
+	put_u8(&writer, 1);  // version
+	put(&writer, "zR", 3);
+	put_uleb(&writer, 1);   // code alignment
+	put_u8(&writer, 0x78);  // data alignment -8
+	put_u8(&writer, RETURN_ADDRESS);
+	put_uleb(&writer, 1);   // augmentation bytes
+	put_u8(&writer, DW_EH_PE_ABSPTR);
+	put_u8(&writer, DW_CFA_DEF_CFA);
+	put_uleb(&writer, REGISTER_RSP);
+	put_uleb(&writer, 8);
+	put_u8(&writer, DW_CFA_OFFSET | RETURN_ADDRESS);
+	put_uleb(&writer, 1); // the return address is at cfa - 8
+	finish_entry(&writer, 0);
+	return writer.failed ? 0 : writer.used;
+}
+
+static uint32_t begin_entry(struct writer *writer, uint64_t address, uint64_t bytes, uint32_t common_distance)
+{
+	uint32_t start = writer->used;
+	put_u32(writer, 0);
+	put_u32(writer, common_distance + start + 4); // from this word back to the common entry
+	put_u64(writer, address);
+	put_u64(writer, bytes);
+	put_uleb(writer, 0);
+	return start;
+}
+
+uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_bytes,
+                         const struct nfp_cfa_row *rows, uint32_t row_count, uint32_t common_distance,
+                         uint8_t *out, uint32_t capacity)
+{
+	struct writer writer = {out, 0, capacity, 0};
+	uint32_t bytes = nfp_trampoline_bytes(shape);
+	if (bytes == 0)
+		return 0;
+	uint32_t start = begin_entry(&writer, address, bytes, common_distance);
+	uint32_t at = 0;
+	for (const struct row *row = templates[shape].rows; row->offset != 0xffff; row++) {
+		put_advance(&writer, row->offset - at);
+		at = row->offset;
+		put_u8(&writer, DW_CFA_DEF_CFA_OFFSET);
+		put_uleb(&writer, row->cfa);
+	}
+	finish_entry(&writer, start);
+	start = begin_entry(&writer, address + bytes, displaced_bytes, common_distance);
+	at = 0;
+	for (uint32_t i = 0; i < row_count; i++) {
+		put_advance(&writer, rows[i].offset - at);
+		at = rows[i].offset;
+		put_u8(&writer, DW_CFA_DEF_CFA);
+		put_uleb(&writer, rows[i].register_number);
+		put_uleb(&writer, (uint32_t)rows[i].cfa_offset);
+		if (rows[i].pushed < RETURN_ADDRESS) {
+			put_u8(&writer, (uint8_t)(DW_CFA_OFFSET | rows[i].pushed));
+			put_uleb(&writer, (uint32_t)rows[i].cfa_offset / 8);
+		}
+	}
+	finish_entry(&writer, start);
+	return writer.failed ? 0 : writer.used;
+}

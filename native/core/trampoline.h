@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trampoline: a template (x86_64/template.S) with its fields filled in, followed by the displaced
+// instructions of the function, and the unwind rows that describe it. Pure: writes only the caller's
+// buffers. Called by otel_nfprobe/trampoline.py, which maps those buffers executable in the target.
+#ifndef NFPROBE_TRAMPOLINE_H
+#define NFPROBE_TRAMPOLINE_H
+#include <stdint.h>
+
+// cdef begin
+enum { NFP_PUSHED_NONE = 255 };
+
+enum nfp_shape {
+	NFP_SHAPE_CALL = 0,
+	NFP_SHAPE_RECEIVE = 1,
+	NFP_SHAPE_PACKETS = 2,
+	NFP_SHAPE_BARE = 3, // two time stamps stored and never read: the reference of benchmarks
+	NFP_SHAPE_COUNT = 4
+};
+
+struct nfp_trampoline {
+	int32_t tls_offset;   // of the thread block pointer from fs base
+	uint32_t function;    // function id
+	uint32_t program;     // index of its capture program
+	uint32_t return_mask; // valid bits of a receive function's return value
+	uint8_t gate;         // gate bits that open it
+};
+
+// A change of the rule for the canonical frame address inside the displaced instructions.
+struct nfp_cfa_row {
+	uint32_t offset;   // from the first displaced instruction in the trampoline
+	uint32_t register_number; // DWARF number: 6 rbp, 7 rsp
+	int32_t cfa_offset;
+	uint32_t
+	    pushed; // DWARF number of the register that a push stored at cfa - cfa_offset, or NFP_PUSHED_NONE
+};
+
+// Bytes of the template, that is the offset of the displaced instructions; 0 for an unknown shape.
+uint32_t nfp_trampoline_bytes(uint32_t shape);
+// Writes the template with its fields filled in. Returns its bytes, or 0 when it does not fit.
+uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *values, uint8_t *out,
+                              uint32_t capacity);
+// Writes the common unwind entry (CIE) that nfp_frame_write refers to. Returns its bytes, or 0.
+uint32_t nfp_frame_common_write(uint8_t *out, uint32_t capacity);
+// Writes two unwind entries (FDE): the template at `address` and the displaced instructions behind it.
+// `common_distance` is the number of bytes from the common entry to `out`. Returns bytes, or 0.
+uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_bytes,
+                         const struct nfp_cfa_row *rows, uint32_t row_count, uint32_t common_distance,
+                         uint8_t *out, uint32_t capacity);
+// cdef end
+
+enum nfp_field { NFP_FIELD_TLS, NFP_FIELD_GATE, NFP_FIELD_TAG, NFP_FIELD_PROGRAM, NFP_FIELD_RETURN_MASK };
+#endif

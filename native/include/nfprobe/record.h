@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The record: the one fixed-size unit that a probe writes and the monitor reads. Both halves and the
+// assembler templates include this file; proto/README.md draws the bytes; tests compare the Python dtype.
+//
+//   byte  0        8            12         16
+//         | word   | tag        | rsp      |
+//                    | lap (1 bit, 31) | kind (7 bits, 24..30) | function id (24 bits, 0..23) |
+//
+// `tag` is stored last and with one store: a slot is committed when its lap bit is the lap bit of the
+// position that is read (ring.h). `word` and `rsp` change their meaning with the kind (table below).
+#ifndef NFPROBE_RECORD_H
+#define NFPROBE_RECORD_H
+
+#define NFP_RECORD_BYTES 16
+#define NFP_RECORD_WORD 0
+#define NFP_RECORD_TAG 8
+#define NFP_RECORD_RSP 12
+
+#define NFP_FUNCTION_BITS 24
+#define NFP_FUNCTION_MASK 0xffffff
+#define NFP_KIND_SHIFT 24
+#define NFP_KIND_MASK 0x7f
+#define NFP_LAP_BIT 0x80000000u
+
+// kind                      word                          rsp
+#define NFP_ENTRY 0       // time stamp counter            low half of rsp at the function's entry
+#define NFP_EXIT 1        // time stamp counter            low half of rsp at the function's entry
+#define NFP_POLL_ENTRY 2  // time stamp counter            low half of rsp at the function's entry
+#define NFP_POLL_EXIT 3   // time stamp counter            packets returned | packets asked for << 16
+#define NFP_VALUE 4       // the value captured by a call  low half of rsp of the call (its EXIT follows)
+#define NFP_LOST 5        // number of records lost here   loss class (session.h)
+#define NFP_UNWOUND 6     // time stamp counter            as EXIT: the call was left by unwinding
+// A packet is a PACKET record and, reserved together with it so that they are adjacent, the facts below it.
+#define NFP_PACKET 8          // buffer address            length | position in its burst << 16
+#define NFP_PACKET_ID 9 // digest                    IP id | IP protocol << 16 | IP version << 24 (0: no IP)
+#define NFP_PACKET_V4 10 // source | destination << 32 (host order)  source port | destination port << 16
+#define NFP_PACKET_ARRIVAL 11 // arrival time stamp        unit (NFP_ARRIVAL_*)
+#define NFP_PACKET_SRC6_HIGH                                                                                 \
+	12 // bytes 0..7 of the source, big endian value       source port | destination port << 16
+#define NFP_PACKET_SRC6_LOW 13 // bytes 8..15 of the source                        0
+#define NFP_PACKET_DST6_HIGH 14 // bytes 0..7 of the destination                    0
+#define NFP_PACKET_DST6_LOW 15 // bytes 8..15 of the destination                   0
+
+#define NFP_ARRIVAL_TICKS 0 // the processor's time stamp counter
+#define NFP_ARRIVAL_UNIX_NS 1
+
+#ifndef __ASSEMBLER__
+#include <stddef.h>
+#include <stdint.h>
+
+// cdef begin
+struct nfp_record {
+	uint64_t word;
+	uint32_t tag;
+	uint32_t rsp;
+};
+// cdef end
+
+_Static_assert(sizeof(struct nfp_record) == NFP_RECORD_BYTES, "a record is 16 bytes");
+_Static_assert(offsetof(struct nfp_record, word) == NFP_RECORD_WORD, "template.S stores the word here");
+_Static_assert(offsetof(struct nfp_record, tag) == NFP_RECORD_TAG, "template.S stores the tag here");
+_Static_assert(offsetof(struct nfp_record, rsp) == NFP_RECORD_RSP, "template.S stores rsp here");
+
+static inline uint32_t nfp_record_kind(const struct nfp_record *record)
+{
+	return record->tag >> NFP_KIND_SHIFT & NFP_KIND_MASK;
+}
+
+static inline uint32_t nfp_record_function(const struct nfp_record *record)
+{
+	return record->tag & NFP_FUNCTION_MASK;
+}
+#endif
+#endif

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The session: everything that target and monitor share, in one sealed memory file (memfd), and the
+// thread block that only the target uses. The monitor trusts nothing it reads here.
+//
+//   0         header (one page)
+//   4 KiB     capture programs, one per receive, transmit or drop function   64 x 64 B
+//   8 KiB     thread table                                    1,024 x 256 B
+//   1 MiB     probe table: what is patched, and how to undo it   65,536 x 128 B
+//   16 MiB    trampolines: executable in the target, writable only in the monitor   240 MiB, sparse
+//   256 MiB   rings, one per thread table entry               1,024 x ring_stride, sparse
+#ifndef NFPROBE_SESSION_H
+#define NFPROBE_SESSION_H
+
+#define NFP_SESSION_VERSION 1
+#define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
+#define NFP_PROGRAM_OFFSET 4096
+#define NFP_PROGRAM_COUNT 64
+#define NFP_THREAD_TABLE_OFFSET 8192
+#define NFP_THREAD_COUNT 1024
+#define NFP_PROBE_TABLE_OFFSET (1 << 20)
+#define NFP_PROBE_COUNT 65536
+#define NFP_ARENA_OFFSET (16 << 20)
+#define NFP_ARENA_BYTES (240 << 20)
+#define NFP_RING_OFFSET (256 << 20)
+
+// Loss classes: counters in the thread table and the rsp word of a LOST record.
+#define NFP_LOST_CALL 0
+#define NFP_LOST_PACKET 1
+#define NFP_LOST_POLL 2
+#define NFP_LOST_CLASSES 3
+
+// Gate bits: a trampoline whose bit is clear goes straight on to the function.
+#define NFP_GATE_OUTER 1   // receive, transmit, drop and chosen functions
+#define NFP_GATE_INNER 2   // inner functions, closed while detail is not wanted
+#define NFP_GATE_PACKETS 4 // receive, transmit and drop write packet records
+
+// The thread block, private memory of the target that reads as zero (gate closed) in a forked child.
+#define NFP_THREAD_GATE 0
+#define NFP_THREAD_POSITION 8
+#define NFP_THREAD_LIMIT 16
+#define NFP_THREAD_BASE 24
+#define NFP_THREAD_MASK 32
+#define NFP_THREAD_RING_BYTES 40
+#define NFP_THREAD_SHARED 48
+#define NFP_THREAD_SLOW 56
+#define NFP_THREAD_RECEIVE_EXIT 64
+#define NFP_THREAD_PACKETS_ENTRY 72
+#define NFP_THREAD_PACKETS_EXIT 80
+#define NFP_THREAD_BYTES 128
+// Offsets in struct nfp_thread_shared that the templates use.
+#define NFP_SHARED_EMPTY_POLLS 64
+#define NFP_SHARED_EMPTY_TICKS 72
+
+#include "record.h"
+
+#ifndef __ASSEMBLER__
+// cdef begin
+enum nfp_session_state {
+	NFP_STATE_NEW = 0,      // memory made, nothing else
+	NFP_STATE_READY = 1,    // the helper thread waits for commands
+	NFP_STATE_ARMED = 2,    // gates are open
+	NFP_STATE_SILENT = 3,   // gates are closed, the helper has left (detached, or the monitor died)
+};
+
+enum nfp_command {
+	NFP_COMMAND_NONE = 0,
+	NFP_COMMAND_MAP_ARENA = 1,       // argument: address, file offset, bytes. result: 0 or -errno
+	NFP_COMMAND_REGISTER_FRAMES = 2, // argument: address of unwind rows in an arena. result: 0 or -errno
+	NFP_COMMAND_OPEN = 3, // argument: gate bits
+	NFP_COMMAND_CLOSE = 4,
+	NFP_COMMAND_LEAVE = 5, // close gates and end the helper thread
+};
+
+struct nfp_session_header {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t target_pid; // as the target sees itself
+	uint64_t total_bytes;
+	uint64_t ring_bytes;
+	uint64_t ring_stride;
+	uint32_t state; // enum nfp_session_state
+	uint32_t epoch; // counts attaches
+	uint32_t threads; // thread table entries ever used
+	uint32_t probes; // probe table entries ever used
+	uint32_t arenas; // entries of `arena`
+	uint32_t tls_offset; // of the thread block pointer from fs base, as a signed number
+	// Command mailbox. The monitor writes the command, then adds one to `request` and wakes it (futex);
+	// the helper sets `reply` to the same number when result is valid.
+	uint32_t request;
+	uint32_t reply;
+	uint32_t command;
+	int32_t result;
+	uint64_t argument[4];
+	uint64_t helper_address; // of nfp_helper_main in the target, for the next attach
+	uint64_t digest_key[2];
+	uint64_t arena_used; // bytes of the trampoline region given out
+	uint32_t unregistered[3]; // NFP_LOST_CLASSES: records lost because the thread table was full
+	uint32_t helper_tid;
+	char message[512]; // why the helper failed, one sentence
+	struct nfp_arena {
+		uint64_t address; // in the target
+		uint64_t offset; // in this file
+		uint64_t bytes;
+		uint64_t used;
+	} arena[64];
+};
+
+enum nfp_thread_state { NFP_THREAD_FREE = 0, NFP_THREAD_USED = 1 };
+
+struct nfp_thread_shared {
+	// Written by the thread, rarely.
+	uint32_t state; // enum nfp_thread_state
+	uint32_t tid; // as the target sees it
+	uint64_t start_ticks; // written after tid; the monitor clears it before it frees the entry
+	uint64_t lost[3]; // NFP_LOST_CLASSES: records not written because the ring was full
+	char name[16];
+	uint64_t reserved0;
+	// Written by the thread, once per poll or batch.
+	uint64_t empty_polls;
+	uint64_t empty_ticks;
+	uint64_t batches; // polls that returned packets
+	uint64_t received_packets;
+	uint64_t transmit_calls;
+	uint64_t transmitted_packets; // accepted by the transmit function
+	uint64_t refused_packets; // handed to it and not accepted
+	uint64_t dropped_packets; // handed to a drop function
+	// Written by the monitor: everything before `tail` has been read.
+	uint64_t tail;
+	uint64_t reserved1[7];
+	// Written by the slow path of the thread: a lower bound of its position.
+	uint64_t position;
+	uint64_t reserved2[7];
+};
+
+enum nfp_role { NFP_ROLE_CALL = 0, NFP_ROLE_RECEIVE = 1, NFP_ROLE_TRANSMIT = 2, NFP_ROLE_DROP = 3 };
+enum nfp_count_from { NFP_COUNT_RETURN = 0, NFP_COUNT_ARGUMENT = 1, NFP_COUNT_FIXED = 2 };
+
+// What a receive, transmit or drop probe reads: how many packets, where their buffers are, where the
+// headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
+// cdef end
+#define NFP_ABSENT 255
+// cdef begin
+struct nfp_program {
+	uint8_t role; // enum nfp_role
+	uint8_t count_from; // enum nfp_count_from: packets received, accepted or dropped
+	uint8_t count_argument; // for NFP_COUNT_ARGUMENT; for NFP_COUNT_FIXED the number
+	uint8_t requested_argument; // packets asked for or handed over
+	uint8_t pointers_argument; // array of buffer pointers
+	uint8_t pointers_single; // 1: the argument is one buffer pointer, not an array
+	uint8_t length_width; // bytes of the packet length field: 2 or 4
+	uint8_t segment_width; // bytes of the first segment's length field: 2 or 4
+	uint32_t count_mask; // the return value's valid bits
+	uint16_t data_pointer; // offset in the buffer of the pointer to its data
+	uint16_t data_offset; // offset of a 16-bit number added to that pointer, or 0xffff
+	uint16_t length; // offset of the packet length
+	uint16_t segment_length; // offset of the first segment's length (bytes that may be read)
+	uint16_t arrival; // offset of a 64-bit arrival stamp, or 0xffff
+	uint8_t arrival_unit; // NFP_ARRIVAL_*
+	uint8_t link_layer; // 0 Ethernet, 1 IP
+	uint16_t packets_max; // more in one call are not described, and counted
+	uint16_t reserved[19];
+};
+
+// One patch site. Written before the target's code is, so that any later monitor can undo it.
+enum nfp_site_kind { NFP_SITE_CODE = 0, NFP_SITE_GOT = 1 };
+struct nfp_probe {
+	uint64_t function; // address
+	uint64_t site; // address of the first changed byte
+	uint64_t trampoline; // address
+	uint64_t module; // hash of build id, path and base: the entry is reused only when it is equal
+	uint32_t id; // function id, the index of this entry
+	uint8_t kind; // enum nfp_site_kind
+	uint8_t length; // changed bytes
+	uint8_t armed; // the new bytes are, or may be, in place
+	uint8_t shape; // enum nfp_role and template of the trampoline
+	uint8_t old_bytes[32];
+	uint8_t new_bytes[32];
+	uint64_t reserved[3];
+};
+
+// cdef end
+struct nfp_thread {
+	uint32_t gate;
+	uint32_t index; // in the thread table
+	uint64_t position;
+	uint64_t limit;
+	uint8_t *base;
+	uint64_t mask;
+	uint64_t ring_bytes;
+	struct nfp_thread_shared *shared;
+	void *slow;
+	void *receive_exit;
+	void *packets_entry;
+	void *packets_exit;
+	uint64_t kept; // in the first block: 1, and 0 in a forked child
+	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
+	uint64_t reserved;
+};
+
+#define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
+	_Static_assert(offsetof(struct type, member) == (offset),                                            \
+	               #member " moved: the templates or the other half rely on it")
+NFP_ASSERT_OFFSET(nfp_thread, gate, NFP_THREAD_GATE);
+NFP_ASSERT_OFFSET(nfp_thread, position, NFP_THREAD_POSITION);
+NFP_ASSERT_OFFSET(nfp_thread, limit, NFP_THREAD_LIMIT);
+NFP_ASSERT_OFFSET(nfp_thread, base, NFP_THREAD_BASE);
+NFP_ASSERT_OFFSET(nfp_thread, mask, NFP_THREAD_MASK);
+NFP_ASSERT_OFFSET(nfp_thread, ring_bytes, NFP_THREAD_RING_BYTES);
+NFP_ASSERT_OFFSET(nfp_thread, shared, NFP_THREAD_SHARED);
+NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
+NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
+NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
+NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
+NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
+NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is two cache lines");
+_Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
+_Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
+_Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");
+_Static_assert(sizeof(struct nfp_session_header) <= NFP_PROGRAM_OFFSET, "the header is one page");
+#endif
+#endif

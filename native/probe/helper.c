@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// The helper thread: our only thread in the target, there while a monitor is attached. It makes or takes up
+// the session's memory, carries out the monitor's commands, and watches the monitor: when its lock on the
+// session's file is gone, the gates are closed and the thread ends. It never runs on a dataplane CPU if
+// there is another, blocks all signals, and is the only place where libc is called.
+#define _GNU_SOURCE
+#include "boot.h"
+#include "library.h"
+#include "x86_64/syscall.h"
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FIXED_BYTES NFP_ARENA_OFFSET // header and tables: what the target maps writable
+#define WATCH_NS 100000000           // how often the monitor's lock is looked at
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+__attribute__((visibility("default"))) void *nfp_helper_main(struct nfp_boot *boot);
+
+static void leave_dataplane(const struct nfp_boot *boot)
+{
+	struct sched_param normal = {0};
+	sched_setscheduler(0, SCHED_OTHER, &normal);
+	syscall(SYS_sched_setaffinity, 0, sizeof(boot->cpus), boot->cpus);
+	prctl(PR_SET_NAME, "nfprobe");
+}
+
+// Whether the session that is mapped can be taken up again: same process, same ring size, and the file
+// descriptor still names it (a target may close descriptors that it does not know).
+static int session_is_usable(const struct nfp_boot *boot)
+{
+	struct nfp_session_header *header = nfp_library.header;
+	struct stat by_descriptor;
+	if (!header || nfp_library.pid != getpid() || header->ring_bytes != boot->ring_bytes)
+		return 0;
+	if (fstat(nfp_library.session_fd, &by_descriptor) != 0)
+		return 0;
+	return (uint64_t)by_descriptor.st_size == header->total_bytes &&
+	       fcntl(nfp_library.session_fd, F_GET_SEALS) > 0;
+}
+
+static const char *make_threads(void)
+{
+	size_t bytes = sizeof(struct nfp_thread) * NFP_THREAD_COUNT;
+	void *blocks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (blocks == MAP_FAILED)
+		return "no memory for the thread blocks";
+	// A forked child reads zeros: its gates are closed, it never writes into its parent's rings.
+	if (madvise(blocks, bytes, MADV_WIPEONFORK) != 0) {
+		munmap(blocks, bytes);
+		return "the kernel has no MADV_WIPEONFORK (Linux 4.14)";
+	}
+	nfp_library.threads = blocks;
+	nfp_library.threads[0].kept = 1;
+	return NULL;
+}
+
+// The blocks of the session before stay readable for ever: a thread may be inside a probe that uses them.
+static const char *retire_threads(void)
+{
+	if (!nfp_library.threads || nfp_library.pid != getpid())
+		return NULL;
+	for (int i = 0; i < NFP_FORMER_COUNT; i++)
+		if (!nfp_library.former[i]) {
+			nfp_library.former[i] = nfp_library.threads;
+			return NULL;
+		}
+	return "the ring size was changed too often in this target: use one of the sizes used before";
+}
+
+static const char *make_session(const struct nfp_boot *boot)
+{
+	const char *failure = retire_threads();
+	if (failure)
+		return failure;
+	uint64_t total = NFP_RING_OFFSET + NFP_THREAD_COUNT * boot->ring_bytes;
+	int fd = memfd_create("nfprobe-session", MFD_CLOEXEC | MFD_ALLOW_SEALING | 0x10);
+	if (fd < 0)
+		fd = memfd_create("nfprobe-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return "memfd_create is refused for the session";
+	if (fchmod(fd, 0600) != 0 || ftruncate(fd, (off_t)total) != 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+		return close(fd), "the session's memory file cannot be sized and sealed";
+	void *fixed = mmap(NULL, FIXED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fixed == MAP_FAILED)
+		return close(fd), "the session's memory cannot be mapped";
+	failure = make_threads();
+	if (failure)
+		return munmap(fixed, FIXED_BYTES), close(fd), failure;
+	struct nfp_session_header *header = fixed;
+	header->magic = NFP_SESSION_MAGIC;
+	header->version = NFP_SESSION_VERSION;
+	header->total_bytes = total;
+	header->ring_bytes = boot->ring_bytes;
+	header->ring_stride = boot->ring_bytes;
+	header->target_pid = (uint32_t)getpid();
+	header->helper_address = (uint64_t)(uintptr_t)nfp_helper_main;
+	header->tls_offset = (uint32_t)((uintptr_t)&nfp_thread_pointer - nfp_thread_base());
+	memset(nfp_library.rings, 0, sizeof(nfp_library.rings));
+	nfp_library.header = header;
+	nfp_library.table = (void *)((uint8_t *)fixed + NFP_THREAD_TABLE_OFFSET);
+	nfp_library.programs = (void *)((uint8_t *)fixed + NFP_PROGRAM_OFFSET);
+	nfp_library.session_fd = fd;
+	nfp_library.pid = getpid();
+	return NULL;
+}
+
+// Maps some rings and touches their pages, so that the first records of a dataplane thread cost no page
+// faults. Failure is no harm: the thread maps its ring itself.
+static void prepare_rings(uint64_t count)
+{
+	for (uint32_t index = 0; index < count && index < NFP_THREAD_COUNT; index++)
+		if (!nfp_library.rings[index] && nfp_ring_map(index) == 0)
+			madvise(nfp_library.rings[index], nfp_library.header->ring_bytes,
+			        MADV_POPULATE_WRITE);
+}
+
+// A session begins with counters at zero and the monitor reading from where each thread stands. Gates are
+// closed here, so nobody else changes these.
+static void begin_session(void)
+{
+	struct nfp_session_header *header = nfp_library.header;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_thread_shared *shared = &nfp_library.table[i];
+		if (shared->state == NFP_THREAD_FREE && shared->position == 0)
+			continue;
+		struct nfp_thread *thread = &nfp_library.threads[i];
+		memset(thread->lost_pending, 0, sizeof(thread->lost_pending));
+		memset(shared->lost, 0, sizeof(shared->lost));
+		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets
+		shared->position = thread->position;
+		shared->tail = thread->position;
+	}
+	memset(header->unregistered, 0, sizeof(header->unregistered));
+	header->epoch++;
+	header->helper_tid = (uint32_t)syscall(SYS_gettid);
+	header->reply = header->request;
+	__atomic_store_n(&header->state, NFP_STATE_READY, __ATOMIC_RELEASE);
+}
+
+static void set_former_gates(uint32_t gate)
+{
+	for (int f = 0; f < NFP_FORMER_COUNT && nfp_library.former[f]; f++)
+		for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+			nfp_library.former[f][i].limit = 0; // always the slow path
+			__atomic_store_n(&nfp_library.former[f][i].gate, gate, __ATOMIC_RELEASE);
+		}
+}
+
+static void set_gates(uint32_t gate)
+{
+	nfp_null_thread.gate = gate;
+	set_former_gates(gate);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (nfp_library.threads[i].shared)
+			__atomic_store_n(&nfp_library.threads[i].gate, gate, __ATOMIC_RELEASE);
+	__atomic_store_n(&nfp_library.header->state, gate ? NFP_STATE_ARMED : NFP_STATE_READY,
+	                 __ATOMIC_RELEASE);
+}
+
+static int map_arena(uint64_t address, uint64_t offset, uint64_t bytes)
+{
+	if (offset < NFP_ARENA_OFFSET || bytes > NFP_ARENA_BYTES || offset + bytes > NFP_RING_OFFSET)
+		return -EINVAL;
+	void *mapped = mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE,
+	                    nfp_library.session_fd, (off_t)offset);
+	if (mapped == MAP_FAILED)
+		return -errno;
+	if (mapped == (void *)address)
+		return 0;
+	munmap(mapped, bytes); // a kernel before 4.17 takes the address for a hint
+	return -EEXIST;
+}
+
+// The unwinder of gcc finds the rows by __register_frame. It is loaded when the target has not done so:
+// pthread_cancel, backtrace() and C++ would load it later and then not know our trampolines.
+static int register_frames(void *rows)
+{
+	void *unwinder = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_NODELETE);
+	void (*register_frame)(void *) = NULL;
+	if (unwinder)
+		*(void **)&register_frame = dlsym(unwinder, "__register_frame");
+	if (!register_frame)
+		return -ENOENT;
+	register_frame(rows);
+	return 0;
+}
+
+static int carry_out(struct nfp_session_header *header)
+{
+	switch (header->command) {
+	case NFP_COMMAND_MAP_ARENA:
+		return map_arena(header->argument[0], header->argument[1], header->argument[2]);
+	case NFP_COMMAND_REGISTER_FRAMES:
+		return register_frames((void *)header->argument[0]);
+	case NFP_COMMAND_OPEN:
+		set_gates((uint32_t)header->argument[0]);
+		return 0;
+	case NFP_COMMAND_CLOSE:
+	case NFP_COMMAND_LEAVE:
+		set_gates(0);
+		return 0;
+	default:
+		return -ENOSYS;
+	}
+}
+
+static int monitor_is_there(void)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	return fcntl(nfp_library.session_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+static void serve(struct nfp_session_header *header)
+{
+	struct timespec patience = {0, WATCH_NS};
+	for (;;) {
+		uint32_t request =
+		    __atomic_load_n(&header->request, __ATOMIC_ACQUIRE); // partner: Session.command
+		if (request == header->reply) {
+			syscall(SYS_futex, &header->request, FUTEX_WAIT, request, &patience, NULL, 0);
+			if (!monitor_is_there())
+				return;
+			continue;
+		}
+		int leave = header->command == NFP_COMMAND_LEAVE;
+		header->result = carry_out(header);
+		if (leave)
+			return;
+		__atomic_store_n(&header->reply, request, __ATOMIC_RELEASE); // partner: Session.command
+		syscall(SYS_futex, &header->reply, FUTEX_WAKE, 1, NULL, NULL, 0);
+	}
+}
+
+static void fail(struct nfp_boot *boot, const char *text)
+{
+	snprintf(boot->message, sizeof(boot->message), "%s", text);
+	__atomic_store_n(&boot->stage, NFP_BOOT_FAILED, __ATOMIC_RELEASE);
+}
+
+static int wait_for_go(struct nfp_boot *boot)
+{
+	struct timespec pause = {0, 200000};
+	for (int i = 0; i < 15000; i++) {
+		if (__atomic_load_n(&boot->stage, __ATOMIC_ACQUIRE) == NFP_BOOT_GO)
+			return 1;
+		nanosleep(&pause, NULL);
+	}
+	return 0;
+}
+
+// Entered by a jump from the bootstrap: returns to the thread library, the thread ends.
+void *nfp_helper_main(struct nfp_boot *boot)
+{
+	leave_dataplane(boot);
+	if (!session_is_usable(boot)) {
+		const char *failure = make_session(boot);
+		if (failure)
+			return fail(boot, failure), NULL;
+	}
+	struct nfp_session_header *header = nfp_library.header;
+	prepare_rings(boot->prepared_rings);
+	begin_session();
+	boot->session_fd = nfp_library.session_fd;
+	uint64_t regions[4];
+	memcpy(regions, boot->regions, sizeof(regions));
+	__atomic_store_n(&boot->stage, NFP_BOOT_SESSION_READY, __ATOMIC_RELEASE);
+	int go = wait_for_go(boot);
+	munmap((void *)regions[0], regions[1]);
+	munmap((void *)regions[2], regions[3]);
+	if (go)
+		serve(header);
+	set_gates(0);
+	// The last store: a monitor that waits for the helper to be gone reads this and then the thread list.
+	__atomic_store_n(&header->state, NFP_STATE_SILENT, __ATOMIC_RELEASE);
+	return NULL;
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files of the probe library share: the mapped session and the calling thread's block.
+// Everything here runs inside a target: no exit, abort, assert, malloc, stdio or lock, and on the target's
+// own threads (thread.c, capture.c) no libc call at all.
+#ifndef NFPROBE_LIBRARY_H
+#define NFPROBE_LIBRARY_H
+#include "nfprobe/ring.h"
+#include "nfprobe/session.h"
+#include "x86_64/syscall.h"
+
+#define NFP_FORMER_COUNT 8
+
+struct nfp_library {
+	struct nfp_session_header *header; // the fixed part of the shared memory, 16 MiB, mapped read-write
+	struct nfp_thread_shared *table; // in it
+	const struct nfp_program *programs; // in it
+	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child
+	uint8_t *rings[NFP_THREAD_COUNT]; // mapped rings, by thread table index
+	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which
+	// gives it a block of this session.
+	struct nfp_thread *former[NFP_FORMER_COUNT];
+	int session_fd;
+	long pid; // that made the session: a forked child has another
+};
+
+extern struct nfp_library nfp_library;
+extern struct nfp_thread nfp_null_thread; // of threads that have written nothing yet
+extern struct nfp_thread nfp_silent_thread; // of threads that must never write: its gate stays closed
+extern __thread struct nfp_thread *nfp_thread_pointer __attribute__((tls_model("initial-exec")));
+
+// Makes room for a record of loss class `loss` in the ring of `thread`, giving the calling thread a ring if
+// it has none. Returns the thread's block, or NULL: the record is lost and counted.
+struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss);
+// Gives the calling thread a block of this session, with its ring's room known. NULL: a forked child, or all
+// rings are in use; the loss is counted.
+struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss);
+
+// The calling thread's block of this session. Only a block without a ring, or of an earlier session, has the
+// limit 0.
+static inline struct nfp_thread *nfp_thread_ready(struct nfp_thread *thread, uint32_t loss)
+{
+	return __builtin_expect(thread->limit != 0, 1) ? thread : nfp_thread_enter(thread, loss);
+}
+
+// Maps ring `index` if it is not. Returns 0 or -errno.
+long nfp_ring_map(uint32_t index);
+
+// x86_64/thunk.S: what the templates call; they save what C does not.
+extern const char nfp_slow_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
+    nfp_packets_exit_thunk[];
+
+// The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
+// if not, they are lost and counted.
+int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
+
+// Reserves `count` adjacent slots. Returns the position, or NFP_NO_ROOM: lost and counted.
+#define NFP_NO_ROOM UINT64_MAX
+static inline uint64_t nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)
+{
+	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
+	if (__builtin_expect(thread->position + bytes > thread->limit, 0) &&
+	    !nfp_make_room(thread, count, loss))
+		return NFP_NO_ROOM;
+	return nfp_fetch_add_local(&thread->position, bytes);
+}
+
+// Writes one reserved slot. The tag goes last, by one store: it commits the slot (partner: nfp_drain's
+// acquire load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
+static inline void nfp_write(struct nfp_thread *thread, uint64_t position, uint64_t word, uint32_t tag,
+                             uint32_t rsp)
+{
+	struct nfp_record *record = (struct nfp_record *)(thread->base + (position & thread->mask));
+	record->word = word;
+	record->rsp = rsp;
+	__atomic_store_n(&record->tag, tag | nfp_ring_lap(position, thread->ring_bytes), __ATOMIC_RELEASE);
+}
+#endif

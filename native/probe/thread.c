@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (tail is
+// read again, losses are counted and marked in the stream). Runs on the target's threads, possibly in a
+// signal handler, possibly on a small stack: raw system calls only, no locks.
+#include "library.h"
+#include "x86_64/syscall.h"
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+struct nfp_library nfp_library = {.session_fd = -1};
+struct nfp_thread nfp_null_thread = {
+    .slow = (void *)nfp_slow_thunk,
+    .receive_exit = (void *)nfp_receive_exit_thunk,
+    .packets_entry = (void *)nfp_packets_entry_thunk,
+    .packets_exit = (void *)nfp_packets_exit_thunk,
+};
+struct nfp_thread nfp_silent_thread;
+__thread struct nfp_thread *nfp_thread_pointer __attribute__((tls_model("initial-exec"))) = &nfp_null_thread;
+static __thread volatile int claiming __attribute__((tls_model("initial-exec")));
+
+long nfp_ring_map(uint32_t index)
+{
+	struct nfp_session_header *header = nfp_library.header;
+	if (nfp_library.rings[index])
+		return 0;
+	long address =
+	    nfp_syscall6(SYS_mmap, 0, (long)header->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+	                 nfp_library.session_fd, (long)(NFP_RING_OFFSET + index * header->ring_stride));
+	if (address < 0 && address > -4096)
+		return address;
+	nfp_library.rings[index] = (uint8_t *)address;
+	return 0;
+}
+
+static int take(uint32_t index)
+{
+	uint32_t free = NFP_THREAD_FREE;
+	return __atomic_compare_exchange_n(&nfp_library.table[index].state, &free, NFP_THREAD_USED, 0,
+	                                   __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+// A free table entry, one whose ring is mapped already if there is one. Returns -1 when all are in use.
+static int take_any(void)
+{
+	for (int mapped = 1; mapped >= 0; mapped--)
+		for (uint32_t index = 0; index < NFP_THREAD_COUNT; index++)
+			if ((nfp_library.rings[index] != 0) == mapped &&
+			    __atomic_load_n(&nfp_library.table[index].state, __ATOMIC_RELAXED) ==
+			        NFP_THREAD_FREE &&
+			    take(index))
+				return (int)index;
+	return -1;
+}
+
+static void describe(struct nfp_thread *thread, uint32_t index)
+{
+	struct nfp_thread_shared *shared = &nfp_library.table[index];
+	thread->index = index;
+	thread->base = nfp_library.rings[index];
+	thread->ring_bytes = nfp_library.header->ring_bytes;
+	thread->mask = thread->ring_bytes - 1;
+	thread->shared = shared;
+	thread->slow = nfp_null_thread.slow;
+	thread->receive_exit = nfp_null_thread.receive_exit;
+	thread->packets_entry = nfp_null_thread.packets_entry;
+	thread->packets_exit = nfp_null_thread.packets_exit;
+	thread->limit = 0;
+	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
+	// Partner: Session.ended_threads, which believes a tid only with a start.
+	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
+	// The thread table's `position` is where the monitor begins to read this ring: stored before the
+	// gate opens, and read by it after `threads` (partner: Session.drain).
+	__atomic_store_n(&shared->position, thread->position, __ATOMIC_RELEASE);
+	uint32_t used = __atomic_load_n(&nfp_library.header->threads, __ATOMIC_RELAXED);
+	while (used < index + 1 &&
+	       !__atomic_compare_exchange_n(&nfp_library.header->threads, &used, index + 1, 0,
+	                                    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+		;
+}
+
+static int is_forked(void)
+{
+	return !nfp_library.header || !nfp_library.threads[0].kept;
+}
+
+// Gives the calling thread a ring. A forked child has no session: all its threads become silent. A child made
+// by vfork runs on its parent's memory and must leave no trace there: it gets no ring.
+static struct nfp_thread *claim(void)
+{
+	if (is_forked()) {
+		nfp_null_thread.gate = 0;
+		nfp_thread_pointer = &nfp_silent_thread;
+		return 0;
+	}
+	if (nfp_syscall3(SYS_getpid, 0, 0, 0) != nfp_library.pid)
+		return 0;
+	int index = take_any();
+	if (index < 0)
+		return 0;
+	if (nfp_ring_map((uint32_t)index) != 0) {
+		__atomic_store_n(&nfp_library.table[index].state, NFP_THREAD_FREE, __ATOMIC_RELEASE);
+		return 0;
+	}
+	struct nfp_thread *thread = &nfp_library.threads[index];
+	describe(thread, (uint32_t)index);
+	thread->gate = nfp_null_thread.gate;
+	nfp_thread_pointer = thread;
+	return thread;
+}
+
+// Reads how far the monitor has come. A tail ahead of the position or further behind than the ring is long
+// cannot be; it is taken as "nothing read".
+static int make_room(struct nfp_thread *thread)
+{
+	// Partner: nfp_drain_publish. What the monitor read before it moved tail may be overwritten.
+	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE);
+	uint64_t position = thread->position;
+	__atomic_store_n(&thread->shared->position, position, __ATOMIC_RELAXED);
+	if (tail > position)
+		tail = position > thread->ring_bytes ? position - thread->ring_bytes : 0;
+	thread->limit = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
+	return position < thread->limit;
+}
+
+// Leaves a LOST mark for each class that lost something since the last one.
+static void mark_lost(struct nfp_thread *thread)
+{
+	for (uint32_t loss = 0; loss < NFP_LOST_CLASSES; loss++) {
+		if (thread->lost_pending[loss] == 0 || thread->position >= thread->limit)
+			continue;
+		uint64_t count = __atomic_exchange_n(&thread->lost_pending[loss], 0, __ATOMIC_RELAXED);
+		uint64_t position = nfp_fetch_add_local(&thread->position, NFP_RECORD_BYTES);
+		nfp_write(thread, position, count, (uint32_t)NFP_LOST << NFP_KIND_SHIFT, loss);
+	}
+}
+
+// Signal handlers of this thread count, too: hence the single instructions.
+static void count_lost(struct nfp_thread *thread, uint32_t loss, uint64_t records)
+{
+	nfp_fetch_add_local(&thread->shared->lost[loss], records);
+	nfp_fetch_add_local(&thread->lost_pending[loss], records);
+}
+
+static int has_ring(const struct nfp_thread *thread)
+{
+	return thread >= nfp_library.threads && thread < nfp_library.threads + NFP_THREAD_COUNT;
+}
+
+struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss)
+{
+	if (has_ring(thread))
+		return thread;
+	thread = 0;
+	if (!claiming) { // else this is a signal handler inside the lines below
+		claiming = 1;
+		// A signal handler may have claimed since the probe looked.
+		thread = has_ring(nfp_thread_pointer) ? nfp_thread_pointer : claim();
+		claiming = 0;
+	}
+	if (thread)
+		make_room(thread);
+	else if (!is_forked())
+		__atomic_fetch_add(&nfp_library.header->unregistered[loss], 1, __ATOMIC_RELAXED);
+	return thread;
+}
+
+struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss)
+{
+	thread = nfp_thread_enter(thread, loss);
+	if (!thread)
+		return 0;
+	if (make_room(thread)) {
+		mark_lost(thread);
+		if (thread->position < thread->limit)
+			return thread;
+	}
+	count_lost(thread, loss, 1);
+	return 0;
+}
+
+int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss)
+{
+	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
+	if (make_room(thread)) {
+		mark_lost(thread);
+		if (thread->position + bytes <= thread->limit)
+			return 1;
+	}
+	count_lost(thread, loss, count);
+	return 0;
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between a template and C: saves the caller-saved general registers that the template has not saved.
+// The C side is compiled for general registers only, so vector and x87 state is never touched.
+
+	.text
+
+// In: r11 thread block, eax loss class. Out: r11 thread block or 0. Keeps everything but rax, rcx, r11.
+	.p2align 4
+	.globl nfp_slow_thunk
+	.hidden nfp_slow_thunk
+nfp_slow_thunk:
+	endbr64
+	push %rdx
+	push %rsi
+	push %rdi
+	push %r8
+	push %r9
+	push %r10
+	push %rbp
+	mov %rsp, %rbp
+	and $-16, %rsp
+	mov %r11, %rdi
+	mov %eax, %esi
+	call nfp_thread_slow
+	mov %rax, %r11
+	mov %rbp, %rsp
+	pop %rbp
+	pop %r10
+	pop %r9
+	pop %r8
+	pop %rdi
+	pop %rsi
+	pop %rdx
+	ret
+
+// In: r11 thread block, rax frame, rdx exit time, ecx function and program. The frame holds the rest.
+.macro PACKET_THUNK name, function
+	.p2align 4
+	.globl \name
+	.hidden \name
+\name:
+	endbr64
+	push %rsi
+	push %rdi
+	push %r8
+	push %r9
+	push %r10
+	push %rbp
+	mov %rsp, %rbp
+	and $-16, %rsp
+	mov %r11, %rdi
+	mov %rax, %rsi
+	call \function
+	mov %rbp, %rsp
+	pop %rbp
+	pop %r10
+	pop %r9
+	pop %r8
+	pop %rdi
+	pop %rsi
+	ret
+.endm
+
+	PACKET_THUNK nfp_receive_exit_thunk, nfp_receive_exit
+	PACKET_THUNK nfp_packets_entry_thunk, nfp_packets_entry
+	PACKET_THUNK nfp_packets_exit_thunk, nfp_packets_exit
+
+	.section .note.GNU-stack, "", @progbits

@@ -1,0 +1,22 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the C tests of the data core with sanitizers and runs them; prints one line per run. Needs gcc with
+# libasan, libubsan and libtsan. Called by `make test`; takes no arguments.
+set -euo pipefail
+cd "$(dirname "$0")"
+core=../core
+sources=("$core"/{drain,calltree,batch,deliver,outside,packet,settle,pipeline,statistics}.c)
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+
+run() { # NAME SANITIZERS TEST.c
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize="$2" \
+		-fno-sanitize-recover=all -o "$build/$1" "$3" "${sources[@]}" -pthread
+	local said
+	said=$("$build/$1")
+	echo "$2: $said"
+}
+
+run ring-thread thread test_ring.c
+run ring-address address,undefined test_ring.c
+run fuzz address,undefined test_fuzz.c

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random records, from pure noise to nearly legal ones, through drain, pipeline and statistics: never a
+// crash, and what comes out obeys the rules of columns.h. Run under AddressSanitizer and UBSan.
+#include "check.h"
+#include "drain.h"
+#include "pipeline.h"
+#include "statistics.h"
+#include <nfprobe/ring.h>
+#include <nfprobe/session.h>
+#include <string.h>
+
+enum { FUNCTIONS = 12, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 60 };
+
+static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 200, 0};
+
+// Few values of everything, so that entries meet their exits and packets their buffers.
+static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
+{
+	static const uint32_t kinds[] = {0, 0, 0, 0, 1, 1, 1,  1,  2,  3,  3,  4,  4, 5,
+	                                 6, 8, 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+	unsigned long random = next_random(state);
+	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
+	struct nfp_record record = {.tag = kind << NFP_KIND_SHIFT | (random >> 8) % (FUNCTIONS + 1),
+	                            .rsp = 0x70000000u - (random >> 16) % 6 * 16};
+	*ticks += (random >> 24) % 50;
+	record.word = kind == NFP_POLL_ENTRY ? *ticks - (random >> 32) % 100 : *ticks;
+	if (kind == NFP_POLL_EXIT)
+		record.rsp = (uint32_t)((random >> 32) % 5 | 4 << 16);
+	if (kind == NFP_PACKET) {
+		record.word = 0x1000 + (random >> 32) % 9 * 64;
+		record.rsp = 60 | (uint32_t)((random >> 40) % 4) << 16;
+	}
+	if (kind == NFP_VALUE)
+		record.word = (random >> 32) % 5;
+	if (kind == NFP_LOST)
+		record.rsp = (random >> 32) % 4;
+	return record;
+}
+
+static void check_columns(const struct nfp_columns *columns)
+{
+	for (uint64_t i = 0; i < columns->call_count; i++) {
+		const struct nfp_call *call = &columns->calls[i];
+		CHECK(call->start_ticks <= call->end_ticks && call->function < FUNCTIONS);
+		CHECK(call->self_ticks <= call->end_ticks - call->start_ticks);
+		CHECK(call->batch == NFP_NONE || call->batch < columns->batch_count);
+		if (call->parent == NFP_NONE) {
+			CHECK(call->depth == 0);
+			continue;
+		}
+		const struct nfp_call *parent = &columns->calls[call->parent];
+		CHECK(call->parent < i && parent->batch == call->batch && parent->thread == call->thread);
+		CHECK(parent->start_ticks <= call->start_ticks && call->end_ticks <= parent->end_ticks);
+		CHECK(call->depth == parent->depth + 1);
+	}
+	for (uint64_t i = 0; i < columns->batch_count; i++) {
+		const struct nfp_batch *batch = &columns->batches[i];
+		CHECK((uint64_t)batch->first_call + batch->calls <= columns->call_count);
+		CHECK((uint64_t)batch->first_packet + batch->packets <= columns->packet_count);
+		CHECK(batch->packets <= batch->size && batch->size > 0);
+		for (uint32_t j = 0; j < batch->calls; j++)
+			CHECK(columns->calls[batch->first_call + j].batch == i);
+		for (uint32_t j = 1; j < batch->calls; j++)
+			CHECK(columns->calls[batch->first_call + j - 1].start_ticks <=
+			      columns->calls[batch->first_call + j].start_ticks);
+		for (uint32_t j = 0; j < batch->packets; j++)
+			CHECK(columns->packets[batch->first_packet + j].batch == i);
+	}
+}
+
+static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
+{
+	struct nfp_record records[CHUNK];
+	struct nfp_columns columns;
+	struct nfp_pipeline_counts counts;
+	unsigned long state = seed * 0x9e3779b97f4a7c15u + 1;
+	uint64_t ticks[THREADS] = {1000, 1000, 1000}, calls = 0, packets = 0, batches = 0;
+	struct nfp_pipeline *pipeline = nfp_pipeline_create(roles, FUNCTIONS);
+	struct nfp_statistics *statistics = nfp_statistics_create();
+	CHECK(pipeline && statistics);
+	for (int round = 0; round <= ROUNDS; round++) {
+		for (uint32_t thread = 0; round < ROUNDS && thread < THREADS; thread++) {
+			for (int i = 0; i < CHUNK; i++) {
+				records[i] = likely_record(&state, &ticks[thread]);
+				if (noise && next_random(&state) % 8 < (unsigned)noise)
+					((uint64_t *)&records[i])[next_random(&state) % 2] =
+					    next_random(&state);
+			}
+			CHECK(nfp_pipeline_feed(pipeline, thread, records, next_random(&state) % CHUNK) == 0);
+		}
+		if (round == ROUNDS / 2)
+			nfp_pipeline_end_thread(pipeline, 1);
+		if (round == ROUNDS)
+			nfp_pipeline_finish(pipeline);
+		nfp_pipeline_take(pipeline, &columns);
+		check_columns(&columns);
+		CHECK(nfp_statistics_add(statistics, &columns) == 0);
+		calls += columns.call_count;
+		packets += columns.packet_count;
+		batches += columns.batch_count;
+	}
+	nfp_pipeline_count(pipeline, &counts);
+	CHECK(counts.pending == 0 && counts.discarded == 0 && batches == counts.batches);
+	counts_out[0] += calls;
+	counts_out[1] += packets;
+	CHECK(nfp_pipeline_feed(pipeline, NFP_THREAD_COUNT, records, 1) == -1);
+	nfp_statistics_destroy(statistics);
+	nfp_pipeline_destroy(pipeline);
+}
+
+// A ring full of noise, drained from any position.
+static void fuzz_drain(void)
+{
+	enum { RING_BYTES = NFP_RING_BYTES_MIN };
+	static uint64_t ring[RING_BYTES / 8];
+	static struct nfp_record records[RING_BYTES / 16 + 5];
+	unsigned long state = 7;
+	for (int i = 0; i < 20000; i++) {
+		for (int j = 0; j < 8; j++)
+			ring[next_random(&state) % (RING_BYTES / 8)] = next_random(&state);
+		uint64_t position = next_random(&state), before = position & ~15ull;
+		struct nfp_drain_hole hole;
+		uint64_t room = next_random(&state) % (RING_BYTES / 16 + 5);
+		uint64_t count =
+		    nfp_drain((uint8_t *)ring, RING_BYTES, &position, i & 1, records, room, &hole);
+		CHECK(count <= room && position == before + (count + hole.torn) * NFP_RECORD_BYTES);
+	}
+}
+
+int main(void)
+{
+	uint64_t counts[2] = {0, 0};
+	for (unsigned long seed = 1; seed <= SEEDS; seed++)
+		fuzz(seed, (int)(seed % 3) * 3, counts);
+	CHECK(counts[0] > 10000 && counts[1] > 1000);
+	fuzz_drain();
+	printf("fuzz: %lu calls, %lu packets came out\n", (unsigned long)counts[0], (unsigned long)counts[1]);
+	return 0;
+}

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter for programs made with DPDK, stripped ones included.
+
+Packets come and go through `rte_eth_fp_ops`, a table with one entry per port whose words hold the driver's
+receive and transmit burst functions. Where the program links DPDK as a library the live table is a copy in
+the program's own data (a copy relocation); without any symbol the table is found by its shape. Every pointer
+must be the start of a function of a loaded module, else the adapter refuses instead of reading rubbish.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.adapters.base import RECEIVE, TRANSMIT, Buffer, Burst, RoleFunction, make_program
+from otel_nfprobe.errors import NfprobeError, RefusedError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.symbols import function_at
+from otel_nfprobe.target import Target
+
+TABLE_SYMBOL = "rte_eth_fp_ops"
+LIBRARY_PREFIX = "librte_ethdev"
+PORTS = 32  # RTE_MAX_ETHPORTS as distributions build it; with a symbol its size tells
+ENTRY_BYTES = (128, 64, 192, 256)
+TRANSMIT_OFFSETS = (64, 8)  # since 22.11; 21.11
+SEGMENT_BYTES_MAX = 64 << 20
+STATIC_MARKS = (b"lib.eal", b"lib.ethdev")  # names of log types, which every build registers
+
+# rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len.
+MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2)
+# uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
+BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the two functions are in an entry of the table."""
+
+    entry_bytes: int
+    ports: int
+    transmit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What tells the table from others like it: these words of an entry hold addresses of data."""
+
+    layout: Layout
+    data: tuple[int, ...]
+
+
+# Queue pointers and callback lists: since 22.11 behind each of the two functions, in 21.11 together.
+SHAPES = (Shape(Layout(128, PORTS, 64), (3, 4, 11, 12)), Shape(Layout(128, PORTS, 8), (6, 7, 8, 9)))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The live table: per port the receive and the transmit function, addresses in the target."""
+
+    address: int
+    how: str
+    receive: tuple[int, ...]
+    transmit: tuple[int, ...]
+
+    def placeholder(self) -> tuple[int, int] | None:
+        """The pair of functions that stands in entries without a started port."""
+        pair, count = Counter(zip(self.receive, self.transmit, strict=True)).most_common(1)[0]
+        return pair if 2 * count >= len(self.receive) else None
+
+    def started(self) -> list[int]:
+        """Ports that are started."""
+        empty = self.placeholder()
+        pairs = zip(self.receive, self.transmit, strict=True)
+        return [port for port, pair in enumerate(pairs) if pair != empty]
+
+
+class DpdkAdapter:
+    """Finds the burst functions of the started ports."""
+
+    name = "dpdk"
+
+    def __init__(self) -> None:
+        self.inner: list[str] = []
+
+    def recognise(self, target: Target) -> str | None:
+        """See Adapter."""
+        modules = target.modules()
+        for module in modules:
+            if module.name.startswith(LIBRARY_PREFIX):
+                return f"it has loaded {module.name}"
+        if modules and all(mark in modules[0].image.data for mark in STATIC_MARKS):
+            return "DPDK is linked into its program"
+        return None
+
+    def roles(self, target: Target) -> list[RoleFunction]:
+        """See Adapter."""
+        table = find_table(target)
+        ports = table.started()
+        if not ports:
+            raise NfprobeError(
+                f"No port of process {target.pid} ({target.name}) is started: all {len(table.receive)} "
+                f"entries of {TABLE_SYMBOL} hold placeholders; start a port (testpmd: port start all).",
+                f"nfprobe attach {target.pid}",
+            )
+        found: list[RoleFunction] = []
+        for role, word, functions in (
+            (RECEIVE, "receive", table.receive),
+            (TRANSMIT, "transmit", table.transmit),
+        ):
+            for address in dict.fromkeys(functions[port] for port in ports):
+                used = [port for port in ports if functions[port] == address]
+                found.append(_role(target, address, role, word, used))
+        return found
+
+    def notes(self, target: Target) -> list[str]:
+        """See Adapter."""
+        versions = [module.name for module in target.modules() if module.name.startswith("librte_eal")]
+        version = versions[0] if versions else "linked statically"
+        return [f"rte_mbuf is read as DPDK 17.11 and later lay it out ({version})"]
+
+
+def find_table(target: Target) -> Table:
+    """The live table of a process.
+
+    Raises:
+        RefusedError: there is none, or its contents are not plausible.
+    """
+    modules = target.modules()
+    symbols = list(_table_symbols(modules))
+    for module, offset, size in symbols:
+        for layout in _layouts(size):
+            table = _read_table(target, modules, module.base + offset, layout, f"symbol in {module.name}")
+            if table is not None:
+                return table
+    if symbols:
+        raise RefusedError(
+            f"{TABLE_SYMBOL} of process {target.pid} holds no function pointers in any layout that is known; "
+            "this DPDK version is not supported.",
+            f"nfprobe attach {target.pid} --adapter none --functions MODULE:GLOB",
+        )
+    tables = _tables_by_shape(target, modules)
+    if len(tables) != 1:
+        found = "nothing" if not tables else f"{len(tables)} places"
+        raise RefusedError(
+            f"Process {target.pid} exports no {TABLE_SYMBOL}, and {found} in its data looks like it.",
+            f"nfprobe attach {target.pid} --adapter FILE.yaml",
+        )
+    return tables[0]
+
+
+def _table_symbols(modules: Sequence[Module]) -> Iterator[tuple[Module, int, int]]:
+    """Definitions of the table: the program's own copy, which is the live one, first."""
+    ordered = sorted(modules[1:], key=lambda module: not module.name.startswith(LIBRARY_PREFIX))
+    for module in [*modules[:1], *ordered]:
+        symbol = _defined(module).get(TABLE_SYMBOL)
+        if symbol is not None:
+            yield module, symbol[0], symbol[1]
+
+
+def _defined(module: Module) -> dict[str, tuple[int, int]]:
+    return {
+        symbol.name: (symbol.address, symbol.size)
+        for symbol in module.image.symbols
+        if symbol.name == TABLE_SYMBOL and symbol.size
+    }
+
+
+def _layouts(size: int) -> Iterator[Layout]:
+    for entry_bytes in ENTRY_BYTES:
+        if size % entry_bytes == 0:
+            for transmit in TRANSMIT_OFFSETS:
+                if transmit < entry_bytes:
+                    yield Layout(entry_bytes, size // entry_bytes, transmit)
+
+
+def _read_table(target: Target, modules: Sequence[Module], address: int, layout: Layout, how: str) -> Table | None:
+    content = target.read(address, layout.entry_bytes * layout.ports)
+    receive = struct.unpack_from("<" + f"Q{layout.entry_bytes - 8}x" * layout.ports, content)
+    transmit = struct.unpack_from(
+        "<" + f"{layout.transmit}xQ{layout.entry_bytes - 8 - layout.transmit}x" * layout.ports, content
+    )
+    plausible = all(_is_function(modules, pointer) for pointer in {*receive, *transmit})
+    if not plausible or any(a == b for a, b in zip(receive, transmit, strict=True)):
+        return None
+    return Table(address, how, receive, transmit)
+
+
+def _module_at(modules: Sequence[Module], address: int) -> Module | None:
+    for module in modules:
+        if any(start <= address < end for start, end in module.executable_ranges):
+            return module
+    return None
+
+
+def _is_function(modules: Sequence[Module], address: int) -> bool:
+    """Whether a function of a loaded module starts at the address."""
+    module = _module_at(modules, address)
+    if module is None:
+        return False
+    starts = module.image.frames.starts
+    index = bisect_left(starts, address - module.base)
+    return index < len(starts) and starts[index] == address - module.base
+
+
+def _tables_by_shape(target: Target, modules: Sequence[Module]) -> list[Table]:
+    """Places in writable data that look like the table: 32 entries, most of which hold one pair."""
+    found: dict[int, Table] = {}
+    code = sorted(span for module in modules for span in module.executable_ranges)
+    for low, content in _data_of(target, modules):
+        words = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
+        is_code = np.zeros(len(words), dtype=bool)
+        for start, end in code:
+            is_code |= (words >= start) & (words < end)
+        for shape in SHAPES:
+            for position in _positions(words, is_code, shape):
+                address = low + 8 * position
+                table = _read_table(target, modules, address, shape.layout, "its shape in the program's data")
+                if table is not None and table.placeholder() is not None:
+                    found.setdefault(address, table)
+    # The entries behind the first look like a table of their own when something plausible follows the last.
+    return [table for address, table in found.items() if address - SHAPES[0].layout.entry_bytes not in found]
+
+
+def _positions(words: NDArray[Any], is_code: NDArray[np.bool_], shape: Shape) -> list[int]:
+    """Indexes of words at which such a table can begin."""
+    step = shape.layout.entry_bytes // 8
+    count = len(words) - step * shape.layout.ports + 1
+    if count <= 0:
+        return []
+    fits = np.ones(count, dtype=bool)
+    for port in range(shape.layout.ports):
+        entry = port * step
+        for word in (0, shape.layout.transmit // 8):
+            fits &= is_code[entry + word : entry + word + count]
+        for word in shape.data:
+            fits &= (words[entry + word : entry + word + count] != 0) & ~is_code[entry + word : entry + word + count]
+    last, before = (shape.layout.ports - 1) * step, (shape.layout.ports - 2) * step
+    for word in (0, shape.layout.transmit // 8):
+        fits &= words[last + word : last + word + count] == words[before + word : before + word + count]
+    return [int(position) for position in np.flatnonzero(fits)]
+
+
+def _data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, bytes]]:
+    """Writable data of each loaded file together with the memory right behind it (.bss)."""
+    paths = {module.path for module in modules}
+    start = end = 0
+    for mapping in target.maps():
+        writable = "w" in mapping.permissions
+        if writable and not mapping.path and mapping.start == end:
+            end = mapping.end
+            continue
+        if 0 < end - start <= SEGMENT_BYTES_MAX:
+            yield start, target.read(start, end - start)
+        start, end = (mapping.start, mapping.end) if writable and mapping.path in paths else (0, 0)
+
+
+def _role(target: Target, address: int, role: int, word: str, ports: list[int]) -> RoleFunction:
+    module = _module_at(target.modules(), address)
+    function = None if module is None else function_at(module, address - module.base)
+    if module is None or function is None:
+        raise RefusedError(f"The {word} function of port {ports[0]} is in no loaded file.")
+    driver = module.name.split(".so")[0].removeprefix("librte_")
+    numbers = ", ".join(str(port) for port in ports)
+    label = f"{driver} {word}, port{'s' if len(ports) > 1 else ''} {numbers}"
+    return RoleFunction(address, function.label, role, make_program(role, BURST, MBUF), label)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only.
+
+Every function is decoded once, when it is first asked for; questions about the whole module decode all of it.
+Called by analysis.py, tailcalls.py and arguments.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from weakref import WeakKeyDictionary
+
+from iced_x86 import Code, Decoder
+
+from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.scan import FunctionScan, branch_targets, scan_function
+
+
+class ModuleScan:
+    """All functions of an image, each decoded when it is first asked for."""
+
+    def __init__(self, image: ElfImage) -> None:
+        self.image = image
+        self.frames = image.frames.frames
+        self.starts = image.frames.starts
+        self._scans: list[FunctionScan | None] = [None] * len(self.frames)
+        self._entered: list[int] | None = None
+        self._entries: frozenset[int] = frozenset()
+        self._callers: dict[int, list[int]] | None = None
+
+    def at(self, index: int) -> FunctionScan:
+        """The scan of the function at this index of the frame table."""
+        scan = self._scans[index]
+        if scan is None:
+            scan = scan_function(self.image, self.frames[index])
+            self._scans[index] = scan
+        return scan
+
+    def index_of(self, address: int) -> int:
+        """Index of the function whose range holds the address, or -1."""
+        index = bisect_right(self.starts, address) - 1
+        if index >= 0 and address < self.starts[index] + self.frames[index].size:
+            return index
+        return -1
+
+    def enters(self, low: int, high: int) -> bool:
+        """Whether any code of the module branches to an address in [low, high)."""
+        entered = self._complete()
+        position = bisect_left(entered, low)
+        return position < len(entered) and entered[position] < high
+
+    def is_called(self, address: int) -> bool:
+        """Whether something calls the address, takes it, or exports it."""
+        self._complete()
+        return address in self._entries
+
+    def all_call_sites(self) -> dict[int, list[int]]:
+        """Where direct calls are, by the address that they call."""
+        if self._callers is None:
+            self._complete()
+            self._callers = {}
+            for index in range(len(self.frames)):
+                scan = self.at(index)
+                for target, site in zip(scan.calls, scan.call_sites, strict=True):
+                    self._callers.setdefault(target, []).append(site)
+        return self._callers
+
+    def _complete(self) -> list[int]:
+        if self._entered is None:
+            entered: list[int] = list(self.image.code_pointers)
+            entries: set[int] = {symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name}
+            entries.update(self.image.code_pointers)
+            for index in range(len(self.frames)):
+                scan = self.at(index)
+                entered += scan.jumps
+                entered += scan.calls
+                entered += scan.near
+                entries.update(scan.calls)
+                entries.update(scan.references)
+            for low, high in self._gaps():
+                entered += branch_targets(self.image.read(low, high - low), low)
+            self._entered = sorted(set(entered))
+            self._entries = frozenset(entries)
+        return self._entered
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """Executable bytes that no frame describes: hand-written code, and padding."""
+        gaps = []
+        for low, high in self.image.code_ranges:
+            position = low
+            first, last = bisect_left(self.starts, low), bisect_left(self.starts, high)
+            for index in range(first, last):
+                start = self.starts[index]
+                if start - position > 16:
+                    gaps.append((position, start))
+                position = max(position, start + self.frames[index].size)
+            if high - position > 16:
+                gaps.append((position, high))
+        return gaps
+
+
+_module_scans: WeakKeyDictionary[ElfImage, ModuleScan] = WeakKeyDictionary()
+
+
+def scan_module(image: ElfImage) -> ModuleScan:
+    """The scan of an image, made once.
+
+    Raises:
+        NfprobeError: its `.eh_frame` is malformed.
+    """
+    scan = _module_scans.get(image)
+    if scan is None:
+        scan = ModuleScan(image)
+        _module_scans[image] = scan
+    return scan
+
+
+def stub_slot(image: ElfImage, address: int) -> int | None:
+    """The GOT slot that a PLT stub at the address jumps through, or None when there is no such stub."""
+    for instruction in Decoder(64, image.read(address, 32), ip=address):
+        if instruction.code in (Code.ENDBR64, Code.NOPD, Code.NOPW):
+            continue
+        if instruction.code == Code.JMP_RM64 and instruction.is_ip_rel_memory_operand:
+            return int(instruction.ip_rel_memory_address)
+        return None
+    return None

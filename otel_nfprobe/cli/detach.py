@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe detach PID`: ends a session from outside, or cleans up after a monitor that was killed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.inject import take_turn
+from otel_nfprobe.leftover import find_monitor, open_leftover
+from otel_nfprobe.patch import Patcher
+from otel_nfprobe.target import Target
+
+MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
+
+
+class DetachCommand:
+    """Ends the session on a process: asks a living monitor to detach, cleans up after a dead one."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", type=int, help="the target")
+        parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        target = Target(arguments.pid)
+        monitor = find_monitor(target)
+        if monitor is not None:
+            _ask(monitor, target)
+            result = {"pid": target.pid, "monitor": monitor, "restored": None}
+            sentence = f"monitor {monitor} has detached from process {target.pid}"
+        else:
+            with take_turn(target):
+                restored = _clean_up(target)
+            result = {"pid": target.pid, "monitor": None, "restored": restored}
+            sentence = (
+                f"{restored} probes of a killed monitor were removed from process {target.pid}"
+                if restored
+                else f"nothing is attached to process {target.pid}"
+            )
+        if arguments.json:
+            print_json(result)
+        else:
+            print(sentence, file=sys.stderr)
+        return 0
+
+
+def _ask(monitor: int, target: Target) -> None:
+    try:
+        os.kill(monitor, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise NfprobeError(
+            f"The monitor {monitor} of process {target.pid} belongs to another user.",
+            f"sudo nfprobe detach {target.pid}",
+        ) from None
+    deadline = time.monotonic() + MONITOR_PATIENCE_S
+    while time.monotonic() < deadline:
+        if not os.path.exists(f"/proc/{monitor}"):
+            return
+        time.sleep(0.02)
+    raise NfprobeError(f"Monitor {monitor} does not end.", f"kill -9 {monitor}; nfprobe detach {target.pid}")
+
+
+def _clean_up(target: Target) -> int:
+    session = open_leftover(target)
+    if session is None:
+        return 0
+    try:
+        armed = sum(1 for index in range(session.probe_count) if session.probe(index).armed)
+        missing = Patcher(session, target).disarm()
+        if missing:
+            raise NfprobeError(
+                f"{len(missing)} of {armed} probes were not found as they were written; they were left alone.",
+                f"nfprobe doctor {target.pid}",
+            )
+        return armed
+    finally:
+        session.close()

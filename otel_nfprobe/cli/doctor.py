@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe doctor [PID]`: what this machine, user and target allow, and what to do about the rest."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from otel_nfprobe.adapters.base import adapter_names, choose_adapter
+from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.machine import describe_machine, describe_user
+from otel_nfprobe.target import Target, Thread
+
+
+class DoctorCommand:
+    """Says what this machine, this user and, with a PID, this target allow. Changes nothing.
+
+    The exit status is that of the first thing that would stop `nfprobe attach PID`, or 0.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="the process to look at")
+        parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        found: dict[str, Any] = {"machine": describe_machine(), "user": describe_user()}
+        status = EXIT_DONE
+        if arguments.pid is not None:
+            found["target"] = examine_target(Target(arguments.pid))
+            status = int(found["target"]["exit_status"])
+        if arguments.json:
+            print_json(found)
+        else:
+            _print(found)
+        return status
+
+
+def examine_target(target: Target) -> dict[str, Any]:
+    """What attaching to this process would meet; never raises for the target's sake."""
+    facts: dict[str, Any] = {
+        "pid": target.pid,
+        "name": target.name,
+        "executable": target.executable,
+        "can_be_probed": True,
+        "exit_status": EXIT_DONE,
+        "notes": [],
+    }
+    try:
+        facts["notes"] = target.check()
+        modules = target.modules()
+        facts["modules"] = len(modules)
+        facts["build_id"] = modules[0].build_id if modules else ""
+        facts["threads"] = [_describe_thread(thread) for thread in target.threads()]
+        facts["blocked_thread"] = _blocked_thread(target.threads())
+        facts["adapter"], notes = _find_adapter(target)
+        facts["notes"] += notes
+    except NfprobeError as error:
+        facts.update(
+            can_be_probed=False,
+            exit_status=error.exit_status,
+            reason=error.sentence,
+            next_command=error.next_command,
+        )
+    return facts
+
+
+def _describe_thread(thread: Thread) -> dict[str, Any]:
+    return {
+        "tid": thread.tid,
+        "name": thread.name,
+        "state": thread.state,
+        "system_call": thread.system_call,
+        "cpus": sorted(thread.cpus),
+        "policy": thread.policy,
+    }
+
+
+def _blocked_thread(threads: list[Thread]) -> int | None:
+    """The thread that the probe library would be loaded through, or None: then a busy one is waited for."""
+    from otel_nfprobe.inject import SAFE_SYSTEM_CALLS
+
+    blocked = [thread for thread in threads if thread.system_call in SAFE_SYSTEM_CALLS]
+    return min(blocked, key=lambda thread: SAFE_SYSTEM_CALLS.index(thread.system_call or 0)).tid if blocked else None
+
+
+def _find_adapter(target: Target) -> tuple[str | None, list[str]]:
+    adapter = choose_adapter("auto", target)
+    if adapter is None:
+        names = ", ".join(adapter_names())
+        return None, [f"no adapter recognises it (there are: {names}); docs/adapters.md says how to describe it"]
+    try:
+        roles = [f"{role.label}: {role.name}" for role in adapter.roles(target)]
+    except NfprobeError as error:
+        return adapter.name, [error.sentence]
+    return adapter.name, roles + adapter.notes(target)
+
+
+def _print(found: dict[str, Any]) -> None:
+    for title in ("machine", "user"):
+        print(title)
+        for name, fact in found[title].items():
+            print(f"  {name:<22} {fact['value']}")
+            if fact["advice"]:
+                print(f"  {'':<22} -> {fact['advice']}")
+    target = found.get("target")
+    if target is None:
+        return
+    print(f"process {target['pid']} ({target['name']}, {target['executable'] or 'no program'})")
+    if not target["can_be_probed"]:
+        print(f"  cannot be probed: {target['reason']}")
+        if target["next_command"]:
+            print(f"  next: {target['next_command']}")
+        return
+    counts = f"{target['modules']} modules, {len(target['threads'])} threads"
+    print(f"  can be probed; {counts}, build id {target['build_id']}")
+    through = target["blocked_thread"]
+    where = f"thread {through}, which is blocked" if through else "a busy thread's next harmless system call"
+    print(f"  the probe library would be loaded through {where}")
+    print(f"  adapter: {target['adapter'] or 'none'}")
+    for note in target["notes"]:
+        print(f"  note: {note}")

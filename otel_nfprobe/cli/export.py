@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe export RECORDING`: sends a recording's packets to an OTLP endpoint, as attach would have done."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import Columns, Rows, concatenate
+from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.resource import make_resource_attributes
+from otel_nfprobe.sampling import REASON_SLOW, REASON_SLOWEST, Sampler, find_latency_ticks, format_trace_state
+from otel_nfprobe.span import TAIL, SpanEncoder, find_session_id, make_tails
+from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.tail import Typical, find_causes
+
+# A person waits: better to say soon that nobody listens. The recording stays, and can be sent again.
+RETRY_TOTAL_S = 10.0
+CLOSE_TIMEOUT_S = 600.0
+
+
+class ExportCommand:
+    """Sends a recording's packets to an OTLP/gRPC endpoint: all, or those that the options select.
+
+    Trace ids and times are those of the session, so what attach sent already is not there twice.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
+        parser.add_argument(
+            "--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+        )
+        parser.add_argument(
+            "--sample",
+            type=parse_fraction,
+            metavar="SHARE",
+            help="this share of all packets, chosen by their id",
+        )
+        parser.add_argument(
+            "--slower-than",
+            type=parse_duration_ns,
+            metavar="TIME",
+            help="packets slower than this, such as 50us",
+        )
+        parser.add_argument(
+            "--slowest",
+            type=parse_fraction,
+            metavar="SHARE",
+            help="about this share of the packets, the slowest",
+        )
+        parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="the last line of standard output is the summary as one JSON object",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        endpoint = find_endpoint(arguments.endpoint, os.environ)
+        if endpoint is None:
+            raise UsageError(
+                "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
+                f"nfprobe export {arguments.recording} --endpoint {EXAMPLE}",
+            )
+        reader = RecordingReader(arguments.recording)
+        facts = read_facts(reader)
+        export = _Export(reader, facts, _make_encoder(arguments, facts), _make_sampler(arguments, facts))
+        counters = export.send(endpoint)
+        return _conclude(arguments, facts, export, counters)
+
+
+@dataclass
+class _Export:
+    # One recording on its way to one endpoint.
+    reader: RecordingReader
+    facts: RecordingFacts
+    encoder: SpanEncoder
+    sampler: Sampler
+    packets: int = 0
+
+    def send(self, endpoint: Endpoint) -> ExportCounters:
+        typical = self._find_typical() if self._looks_for_causes else None
+        exporter = Exporter(endpoint, retry_total_s=RETRY_TOTAL_S)
+        try:
+            with Pipeline(self.facts.roles) as pipeline:
+                before = Columns()
+                for columns in replay(self.reader, self.facts, pipeline):
+                    if not self._send_columns(columns, before, typical, exporter):
+                        break
+                    before = columns
+        except BaseException:
+            exporter.close(0)
+            raise
+        return exporter.close(CLOSE_TIMEOUT_S)
+
+    @property
+    def _looks_for_causes(self) -> bool:
+        return self.sampler.slower_than_ticks is not None or self.sampler.tracker is not None
+
+    # What is usual in this session: a replay of its own, before the one that sends.
+    def _find_typical(self) -> Typical:
+        statistics = Statistics()
+        with Pipeline(self.facts.roles) as pipeline:
+            for columns in replay(self.reader, self.facts, pipeline):
+                statistics.add(columns)
+        return Typical.of(statistics)
+
+    # Returns False when the receiver has stayed away: the rest would only be dropped.
+    def _send_columns(self, columns: Columns, before: Columns, typical: Typical | None, exporter: Exporter) -> bool:
+        randomness = self.encoder.find_randomness(columns) if self.sampler.needs_randomness else None
+        latency = find_latency_ticks(columns.packets, columns.batches)
+        selected, reasons = self.sampler.select(latency, randomness)
+        tails = self._find_tails(columns, before, typical, selected, reasons) if typical else None
+        for request in self.encoder.encode(columns, selected, reasons, tails):
+            exporter.submit(request, wait=True)
+            if exporter.read_counters().dropped_spans[DROPPED_UNREACHABLE]:
+                return False
+            self.packets += request.packets
+        return True
+
+    # Causes of the slow ones. What they waited for may be in the columns before.
+    def _find_tails(
+        self,
+        columns: Columns,
+        before: Columns,
+        typical: Typical,
+        selected: npt.NDArray[np.uint32],
+        reasons: npt.NDArray[np.uint8],
+    ) -> Rows:
+        tails = np.zeros(len(selected), dtype=TAIL)
+        slow = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
+        if len(slow):
+            both = concatenate([before, columns])
+            packets = selected[slow].astype(np.intp) + len(before.packets)
+            clock = self.facts.make_clock()
+            tails[slow] = make_tails(find_causes(both, packets, typical), clock.ticks_per_second)
+        return tails
+
+
+def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts) -> SpanEncoder:
+    header = facts.header
+    target: dict[str, Any] = {**header.resource, "process.pid": header.pid}
+    encoder = SpanEncoder(
+        make_resource_attributes(target, arguments.service),
+        facts.function_names,
+        find_session_id(header.session),
+        facts.make_clock(),
+        format_trace_state(arguments.sample or 0.0),
+    )
+    threads = [(0, "")] * (max(facts.threads, default=-1) + 1)
+    for index, thread in facts.threads.items():
+        threads[index] = (thread.tid, thread.name)
+    encoder.set_threads(threads)
+    return encoder
+
+
+def _make_sampler(arguments: argparse.Namespace, facts: RecordingFacts) -> Sampler:
+    chosen = any(value is not None for value in (arguments.sample, arguments.slower_than, arguments.slowest))
+    clock: Clock = facts.make_clock()
+    slower = None if arguments.slower_than is None else clock.find_ticks(arguments.slower_than)
+    return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest)
+
+
+def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Export, counters: ExportCounters) -> int:
+    dropped = sum(counters.dropped_spans.values()) + export.encoder.dropped_spans
+    if facts.damage:
+        print(f"nfprobe: {facts.damage}", file=sys.stderr)
+    sentence = f"{counters.exported_spans:,} spans of {export.packets:,} packets were sent"
+    if dropped:
+        reasons = counters.last_error or ", ".join(counters.dropped_spans)
+        sentence += f", {dropped:,} were dropped ({reasons})"
+    print(f"nfprobe: {sentence}.", file=sys.stderr)
+    if counters.dropped_spans:
+        service = f" --service {arguments.service}" if arguments.service else ""
+        print(
+            f"next: nfprobe export {arguments.recording} --endpoint {arguments.endpoint or EXAMPLE}{service}",
+            file=sys.stderr,
+        )
+    if arguments.json:
+        print_json(
+            {
+                "spans": {
+                    "exported": counters.exported_spans,
+                    "dropped": dropped,
+                    "dropped_reasons": dict(counters.dropped_spans),
+                },
+                "packets": export.packets,
+                "bad_packets": export.encoder.bad_packets,
+                "requests": counters.exported_requests,
+            }
+        )
+    return EXIT_NOT_DONE if counters.dropped_spans else EXIT_DONE

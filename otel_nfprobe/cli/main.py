@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe VERB ...`: finds the verb's module, runs it, turns what went wrong into two lines and a status.
+
+A verb is a class in a file of its own: its docstring is the help, `prepare_parser` declares the arguments,
+`run` does the work and returns the exit status. Only the module of the verb that is used is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+from otel_nfprobe.errors import NfprobeError, UsageError
+
+EXIT_DONE = 0
+EXIT_NOT_DONE = 1
+
+# verb -> (module in otel_nfprobe.cli, class in it, one line for `nfprobe --help`)
+VERBS: Mapping[str, tuple[str, str, str]] = {
+    "attach": ("attach", "AttachCommand", "put probes into a running process, export or record, detach"),
+    "detach": ("detach", "DetachCommand", "clean up after a monitor that was killed"),
+    "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
+    "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
+    "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
+    "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
+    "export": ("export", "ExportCommand", "send a recording to an OTLP endpoint"),
+}
+
+
+class Command(Protocol):
+    """What a verb's class provides."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the verb's arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Does the work. Returns the exit status; raises NfprobeError with the sentence to print."""
+
+
+class _Parser(argparse.ArgumentParser):
+    # Wrong usage is told as every other error is; the long list of options only when it is asked for.
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}.", f"{self.prog} --help")
+
+
+def print_json(value: Any) -> None:
+    """Prints a JSON value as one line on standard output; with `--json` it is the last one there."""
+    print(json.dumps(value, separators=(",", ":"), allow_nan=False), flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the verb named in argv (default: the process's arguments) and returns the exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (started with it closed)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    try:
+        return _run(argv)
+    except NfprobeError as error:
+        _print_error(error.sentence, error.next_command or _help_command(argv))
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _give_up_output()
+        return EXIT_NOT_DONE
+    except Exception as error:
+        _print_unexpected(error)
+        return EXIT_NOT_DONE
+
+
+# The reader of standard output has left, or its disk is full: the interpreter's own flush at exit must not
+# complain.
+def _give_up_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_unexpected(error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _give_up_output()
+        _print_error(f"The output cannot be written: {error.strerror}.", "df -h")
+        return
+    if os.environ.get("NFPROBE_DEBUG") == "1":
+        traceback.print_exc()
+    sentence = " ".join(f"{type(error).__name__}: {error}".split())
+    _print_error(f"{sentence} (unexpected; NFPROBE_DEBUG=1 shows where)", "nfprobe doctor")
+
+
+def _run(argv: list[str]) -> int:
+    parser = _Parser(prog="nfprobe", description="Traces packets through a running network function.")
+    parser.add_argument("--version", action="version", version=f"nfprobe {_version()}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    chosen = _find_verb(argv)
+    command: Command | None = None
+    for verb, (_, _, summary) in VERBS.items():
+        if verb != chosen:
+            verbs.add_parser(verb, help=summary)
+            continue
+        command = _load_command(verb)
+        verb_parser = verbs.add_parser(
+            verb,
+            help=summary,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.prepare_parser(verb_parser)
+    arguments = parser.parse_args(argv)
+    assert command is not None
+    status = command.run(arguments)
+    sys.stdout.flush()
+    return status
+
+
+def _find_verb(argv: list[str]) -> str | None:
+    # The program itself has no option that takes a value, so the first word that is no option is the verb.
+    return next((word for word in argv if not word.startswith("-")), None)
+
+
+def _help_command(argv: list[str]) -> str:
+    verb = _find_verb(argv)
+    return f"nfprobe {verb} --help" if verb in VERBS else "nfprobe --help"
+
+
+# Ctrl-C while modules are loaded ends the process as if Python were not there: an exception inside a half
+# loaded extension module makes it abort.
+@contextmanager
+def _quiet_interrupt() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _load_command(verb: str) -> Command:
+    module_name, class_name, _ = VERBS[verb]
+    with _quiet_interrupt():
+        module = importlib.import_module(f"otel_nfprobe.cli.{module_name}")
+    command: Command = getattr(module, class_name)()
+    return command
+
+
+def _print_error(sentence: str, next_command: str) -> None:
+    print(f"nfprobe: {sentence}", file=sys.stderr)
+    if next_command:
+        print(f"next: {next_command}", file=sys.stderr, flush=True)
+
+
+def _version() -> str:
+    import otel_nfprobe
+
+    return str(getattr(otel_nfprobe, "__version__", "unknown"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a verb that runs a session, and what of them does not fit together."""
+
+from __future__ import annotations
+
+import argparse
+
+from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
+
+RING_BYTES = 16 << 20
+
+
+def add_session_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    _add_choice(parser)
+    _add_selection(parser)
+    _add_outputs(parser)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is probed")
+    group.add_argument(
+        "--functions",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="functions to probe: module:name, module:0xoffset, name or *; repeatable (default: the adapter's)",
+    )
+    group.add_argument(
+        "--exclude", action="append", default=[], metavar="GLOB", help="functions not to probe; repeatable"
+    )
+    group.add_argument(
+        "--adapter", default="auto", metavar="NAME", help="auto, none, a name, or a YAML file (default: auto)"
+    )
+    group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
+    group.add_argument(
+        "--no-stop",
+        action="store_true",
+        help="never stop the target's threads: functions whose code would change are refused",
+    )
+    group.add_argument(
+        "--ring-size",
+        type=parse_bytes,
+        default=RING_BYTES,
+        metavar="BYTES",
+        help="ring of each thread (default: 16MiB)",
+    )
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which packets")
+    group.add_argument(
+        "--packets",
+        choices=("all", "none"),
+        default="all",
+        help="identify every packet, or measure batches only (default: all)",
+    )
+    group.add_argument(
+        "--slower-than", type=parse_duration_ns, metavar="TIME", help="export packets slower than this, such as 50us"
+    )
+    group.add_argument(
+        "--slowest",
+        type=parse_fraction,
+        metavar="SHARE",
+        help="export about this share of the packets, the slowest, such as 0.1%%",
+    )
+    group.add_argument(
+        "--sample",
+        type=parse_fraction,
+        metavar="SHARE",
+        help="export this share of all packets, chosen by their id; 1 exports everything",
+    )
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how long, and where to")
+    group.add_argument(
+        "--for",
+        dest="seconds",
+        type=parse_seconds,
+        metavar="TIME",
+        help="how long, such as 10s (default: until Ctrl-C)",
+    )
+    group.add_argument("--record", metavar="FILE", help="write a recording")
+    group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+    group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
+    group.add_argument(
+        "--json", action="store_true", help="the last line of standard output is the summary as one JSON object"
+    )
+
+
+def check_session_options(arguments: argparse.Namespace) -> None:
+    """Refuses what does not fit together, before anything is touched."""
+    size = arguments.ring_size
+    if size & (size - 1) or not RING_BYTES_MIN <= size <= RING_BYTES_MAX:
+        raise UsageError("--ring-size must be a power of two from 64KiB to 256MiB.", "nfprobe attach --help")
+    if arguments.strategy is not None and arguments.strategy not in STRATEGIES:
+        sentence = f"No strategy is called {arguments.strategy!r}; there are {' and '.join(STRATEGIES)}."
+        raise UsageError(sentence, "nfprobe attach --help")
+    if arguments.packets == "none" and arguments.endpoint:
+        sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
+        raise UsageError(sentence, "nfprobe attach --help")

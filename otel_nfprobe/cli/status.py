@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe status [PID]`: which processes have probes, what they have seen, what was lost."""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+from typing import Any
+
+from otel_nfprobe._core import ffi
+from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.leftover import find_monitor, session_descriptors
+from otel_nfprobe.session import (
+    FIXED_BYTES,
+    LOST_CLASSES,
+    PROBE_COUNT,
+    PROBE_TABLE_OFFSET,
+    THREAD_COUNT,
+    THREAD_TABLE_OFFSET,
+)
+from otel_nfprobe.target import Target
+
+EXIT_ARMED = 0
+EXIT_NONE = 1
+STATES = {0: "new", 1: "ready", 2: "armed", 3: "silent"}
+
+
+class StatusCommand:
+    """Says what runs, what it has seen and lost. Exit status 0 once the probes of a session are armed, else 1."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", type=int, nargs="?", help="the target (default: all processes)")
+        parser.add_argument("--json", action="store_true", help="print the result as one JSON value")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.pid is not None:
+            Target(arguments.pid)
+            pids = [arguments.pid]
+        else:
+            pids = sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        found: list[dict[str, Any]] = []
+        for pid in pids:
+            try:
+                found += _states(pid)
+            except (NfprobeError, OSError):  # of another user, or ended a moment ago
+                if arguments.pid is not None:
+                    raise
+        armed = any(state["state"] == "armed" and state["monitor"] for state in found)
+        if arguments.json:
+            print_json(found)
+        else:
+            print("\n".join(map(_line, found)) if found else "no process has a session of nfprobe")
+        return EXIT_ARMED if armed else EXIT_NONE
+
+
+def _states(pid: int) -> list[dict[str, Any]]:
+    descriptors = session_descriptors(pid)
+    states = [state for number in descriptors if (state := _read(pid, number)) is not None]
+    if states:
+        monitor = find_monitor(Target(pid))
+        for state in states:
+            state["monitor"] = monitor
+    return states
+
+
+def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
+    """One session, looked at without taking its lock."""
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fixed = mmap.mmap(fd, FIXED_BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        return None
+    start = ffi.from_buffer(fixed)
+    header = ffi.cast("struct nfp_session_header *", start)
+    if int(header.target_pid) != _own_pid(pid):
+        return None  # a forked child has its parent's session
+    probes = ffi.cast("struct nfp_probe *", start + PROBE_TABLE_OFFSET)
+    threads = ffi.cast("struct nfp_thread_shared *", start + THREAD_TABLE_OFFSET)
+    used = [threads[index] for index in range(min(int(header.threads), THREAD_COUNT)) if threads[index].tid]
+    return {
+        "pid": pid,
+        "state": STATES.get(int(header.state), "unknown"),
+        "probes": sum(1 for index in range(min(int(header.probes), PROBE_COUNT)) if probes[index].armed),
+        "threads": len(used),
+        "batches": sum(int(thread.batches) for thread in used),
+        "received": sum(int(thread.received_packets) for thread in used),
+        "transmitted": sum(int(thread.transmitted_packets) for thread in used),
+        "empty_polls": sum(int(thread.empty_polls) for thread in used),
+        "lost": sum(int(thread.lost[loss]) for thread in used for loss in range(len(LOST_CLASSES))),
+    }
+
+
+def _own_pid(pid: int) -> int:
+    """The process id as the process itself sees it, in its own namespace."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
+def _line(state: dict[str, Any]) -> str:
+    if state["monitor"]:
+        who = f"monitor {state['monitor']}"
+    elif state["probes"]:
+        who = f"its monitor was killed: nfprobe detach {state['pid']}"
+    else:
+        who = "no monitor"
+    return (
+        f"{state['pid']}: {state['state']}, {state['probes']} probes, {state['threads']} threads, "
+        f"{state['batches']:,} batches, {state['received']:,} packets received, "
+        f"{state['lost']:,} records lost; {who}"
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns as NumPy sees them: the dtypes of records, calls, batches, packets and the thread table.
+
+They are the structures of native/core/columns.h and native/include/nfprobe/{record,session}.h, byte for
+byte; tests/unit/test_columns.py compares every field. Pure: arrays in, arrays out. Used by everything after
+the drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.void]
+"""A structured array of one of the dtypes below."""
+
+NONE = 0xFFFFFFFF
+"""No parent, no batch, no function."""
+
+RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
+
+CALL = np.dtype(
+    [
+        ("start_ticks", "<u8"),
+        ("end_ticks", "<u8"),
+        ("self_ticks", "<u8"),
+        ("value", "<u8"),
+        ("function", "<u4"),
+        ("thread", "<u4"),
+        ("parent", "<u4"),
+        ("batch", "<u4"),
+        ("depth", "<u2"),
+        ("flags", "<u2"),
+        ("reserved", "<u4"),
+    ]
+)
+
+BATCH = np.dtype(
+    [
+        ("id", "<u8"),
+        ("start_ticks", "<u8"),
+        ("end_ticks", "<u8"),
+        ("thread", "<u4"),
+        ("function", "<u4"),
+        ("size", "<u4"),
+        ("requested", "<u4"),
+        ("transmitted", "<u4"),
+        ("dropped", "<u4"),
+        ("first_call", "<u4"),
+        ("calls", "<u4"),
+        ("first_packet", "<u4"),
+        ("packets", "<u4"),
+        ("flags", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+
+PACKET = np.dtype(
+    [
+        ("digest", "<u8"),
+        ("buffer", "<u8"),
+        ("arrival_ticks", "<u8"),
+        ("receive_ticks", "<u8"),
+        ("done_ticks", "<u8"),
+        ("source", "u1", (16,)),
+        ("destination", "u1", (16,)),
+        ("source_port", "<u2"),
+        ("destination_port", "<u2"),
+        ("length", "<u2"),
+        ("ip_id", "<u2"),
+        ("protocol", "u1"),
+        ("ip_version", "u1"),
+        ("disposition", "u1"),
+        ("flags", "u1"),
+        ("batch", "<u4"),
+        ("index", "<u4"),
+        ("done_function", "<u4"),
+        ("done_digest", "<u8"),
+    ]
+)
+
+THREAD = np.dtype(
+    [
+        ("state", "<u4"),
+        ("tid", "<u4"),
+        ("start_ticks", "<u8"),
+        ("lost", "<u8", (3,)),
+        ("name", "S16"),
+        ("reserved0", "<u8"),
+        ("empty_polls", "<u8"),
+        ("empty_ticks", "<u8"),
+        ("batches", "<u8"),
+        ("received_packets", "<u8"),
+        ("transmit_calls", "<u8"),
+        ("transmitted_packets", "<u8"),
+        ("refused_packets", "<u8"),
+        ("dropped_packets", "<u8"),
+        ("tail", "<u8"),
+        ("reserved1", "<u8", (7,)),
+        ("position", "<u8"),
+        ("reserved2", "<u8", (7,)),
+    ]
+)
+
+
+class CallFlag(IntFlag):
+    CLIPPED = 1
+    UNWOUND = 2
+    VALUE = 4
+    RECEIVE = 8
+    TRANSMIT = 16
+    DROP = 32
+
+
+class BatchFlag(IntFlag):
+    FULL = 1
+    LOSSY = 2
+    UNFINISHED = 4
+
+
+class PacketFlag(IntFlag):
+    ARRIVAL_KNOWN = 1
+    REPEATED = 2
+    ARRIVAL_UNIX_NS = 4
+
+
+UNKNOWN, TRANSMITTED, DROPPED = 0, 1, 2
+"""Dispositions of a packet."""
+
+
+def _empty(dtype: np.dtype[Any]) -> Callable[[], Rows]:
+    return lambda: np.empty(0, dtype)
+
+
+@dataclass
+class Columns:
+    """Finished calls, batches and packets; `batch`, `parent` and `first_*` are indices within one Columns.
+
+    A take of the pipeline gives the batches of one thread in any order; `id` rises with their start.
+    """
+
+    calls: Rows = field(default_factory=_empty(CALL))
+    batches: Rows = field(default_factory=_empty(BATCH))
+    packets: Rows = field(default_factory=_empty(PACKET))
+
+
+def concatenate(parts: Iterable[Columns]) -> Columns:
+    """Several takes as one, indices rewritten.
+
+    The parts must have fewer than 2**32 - 1 calls in all.
+    """
+    kept: Sequence[Columns] = list(parts)
+    if not kept:
+        return Columns()
+    calls = np.concatenate([part.calls for part in kept])
+    batches = np.concatenate([part.batches for part in kept])
+    packets = np.concatenate([part.packets for part in kept])
+    call = batch = packet = 0
+    for part in kept:
+        call_end, batch_end = call + len(part.calls), batch + len(part.batches)
+        packet_end = packet + len(part.packets)
+        _shift(calls["parent"][call:call_end], call)
+        _shift(calls["batch"][call:call_end], batch)
+        batches["first_call"][batch:batch_end] += np.uint32(call)
+        batches["first_packet"][batch:batch_end] += np.uint32(packet)
+        _shift(packets["batch"][packet:packet_end], batch)
+        call, batch, packet = call_end, batch_end, packet_end
+    return Columns(calls, batches, packets)
+
+
+def _shift(indices: NDArray[np.uint32], base: int) -> None:
+    indices[indices != NONE] += np.uint32(base)
+
+
+def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]) -> None:
+    """Turn arrival stamps in Unix ns into ticks, in place; to be done before latencies are looked at.
+
+    Args:
+        packets: of dtype PACKET.
+        ticks_of_unix_ns: the clock's conversion, array to array of the same shape.
+    """
+    stamped = (packets["flags"] & PacketFlag.ARRIVAL_UNIX_NS) != 0
+    if not stamped.any():
+        return
+    packets["arrival_ticks"][stamped] = ticks_of_unix_ns(packets["arrival_ticks"][stamped])
+    flags = packets["flags"][stamped] & np.uint8(0xFF ^ PacketFlag.ARRIVAL_UNIX_NS)
+    packets["flags"][stamped] = flags | np.uint8(PacketFlag.ARRIVAL_KNOWN)
+
+
+def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
+    """Where each packet's life begins: its arrival, or the entry of its receive call when nobody stamped it.
+
+    A stamp later than the receive call's entry is not believed: the clocks differ by more than the wait.
+
+    Returns:
+        one number of ticks per packet.
+    """
+    packets = columns.packets
+    start: NDArray[np.uint64] = packets["receive_ticks"].copy()
+    placed = packets["batch"] < len(columns.batches)
+    start[placed] = columns.batches["start_ticks"][packets["batch"][placed]]
+    known = (packets["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0
+    known &= packets["arrival_ticks"] <= start
+    return np.where(known, packets["arrival_ticks"], start)
+
+
+def latency_ticks(columns: Columns) -> NDArray[np.uint64]:
+    """How long each packet was in the NF, in ticks; 0 while it is not known what became of it.
+
+    Returns:
+        one number of ticks per packet.
+    """
+    start, done = life_start_ticks(columns), columns.packets["done_ticks"]
+    known = (columns.packets["disposition"] != UNKNOWN) & (done > start)
+    return np.where(known, done - start, np.uint64(0))

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Function ranges and frame rules from `.eh_frame`, which even a stripped program keeps.
+
+Reads bytes only: no file, no process. The input is hostile until read: every length is checked, every loop
+is bounded by the section's size, and what is wrong raises FrameError with a reason. Called by symbols.py
+(ranges) and scan.py (rules for the canonical frame address, CFA).
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+RSP = 7  # DWARF numbers of x86-64 registers
+RBP = 6
+R10 = 10
+RETURN_ADDRESS = 16
+
+EXPRESSION = -1  # in Row.register: the rule is an expression that this module does not evaluate
+DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames)
+
+_OMITTED = 0xFF
+_REMEMBERED_MAX = 64
+_FIXED_FORMATS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
+_ADDRESS_MASK = (1 << 64) - 1
+
+# Frame instructions (DWARF 5 section 7.24) whose operands are skipped: u is ULEB128, s SLEB128, b a block.
+_SKIPPED_OPERANDS = {0x05: "uu", 0x06: "u", 0x08: "u", 0x09: "uu", 0x10: "ub", 0x11: "us", 0x14: "uu"}
+_SKIPPED_OPERANDS.update({0x15: "us", 0x16: "ub", 0x2E: "u", 0x2F: "uu"})
+
+
+class FrameError(ValueError):
+    """The section is malformed; the text says how."""
+
+
+class Row(NamedTuple):
+    """From `address` on, the CFA is register + offset (a DWARF number, EXPRESSION or DEREFERENCED)."""
+
+    address: int
+    register: int
+    offset: int
+
+
+class FrameRules(NamedTuple):
+    """The rules of one function."""
+
+    rows: tuple[Row, ...]
+    outermost: bool  # nothing called it: there is no return address
+
+
+@dataclass(slots=True)
+class CommonEntry:
+    """What several frames share (CIE)."""
+
+    code_alignment: int
+    data_alignment: int
+    pointer_encoding: int
+    lsda_encoding: int
+    has_augmentation: bool
+    is_signal_frame: bool
+    instructions: bytes
+    _initial: _State | None = None
+
+    def initial_state(self) -> _State:
+        """State after the common instructions, computed once however many frames share it."""
+        if self._initial is None:
+            state = _State(self)
+            state.run(self.instructions, 0)
+            state.rows.clear()
+            self._initial = state
+        return self._initial
+
+
+@dataclass(slots=True)
+class Frame:
+    """One function's range and frame program (FDE). Addresses are the file's own, before loading."""
+
+    start: int
+    size: int
+    common: CommonEntry
+    instructions: bytes = field(repr=False)
+    has_lsda: bool
+
+    def rules(self) -> FrameRules:
+        """Runs the frame program.
+
+        Raises:
+            FrameError: the program is malformed.
+        """
+        initial = self.common.initial_state()
+        state = _State(self.common)
+        state.register, state.offset = initial.register, initial.offset
+        state.undefined_return = initial.undefined_return
+        state.initial = initial
+        state.run(self.instructions, self.start)
+        return FrameRules(tuple(state.rows), state.undefined_return)
+
+
+class FrameTable:
+    """All frames of a module, sorted by start, none overlapping."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self.frames: list[Frame] = []
+        self.overlapping = 0
+        end = -1
+        for frame in sorted(frames, key=lambda frame: frame.start):
+            if frame.start < end:
+                self.overlapping += 1
+                continue
+            self.frames.append(frame)
+            end = frame.start + frame.size
+        self.starts = [frame.start for frame in self.frames]
+
+    def find(self, address: int) -> Frame | None:
+        """The frame whose range contains the address."""
+        index = bisect_right(self.starts, address) - 1
+        if index < 0:
+            return None
+        frame = self.frames[index]
+        return frame if address < frame.start + frame.size else None
+
+
+class _Cursor:
+    """A position in a byte string that never leaves it."""
+
+    __slots__ = ("data", "end", "position")
+
+    def __init__(self, data: bytes, position: int, end: int) -> None:
+        self.data = data
+        self.position = position
+        self.end = end
+
+    def take(self, layout: str) -> int:
+        size = struct.calcsize(layout)
+        if self.position + size > self.end:
+            raise FrameError(f"an entry ends in the middle of a number at offset {self.position:#x}")
+        value: int = struct.unpack_from(layout, self.data, self.position)[0]
+        self.position += size
+        return value
+
+    def uleb(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take("<B")
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return value
+            if shift > 63:
+                raise FrameError(f"a number longer than 64 bits at offset {self.position:#x}")
+
+    def sleb(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take("<B")
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return value - (1 << shift) if byte & 0x40 else value
+            if shift > 63:
+                raise FrameError(f"a number longer than 64 bits at offset {self.position:#x}")
+
+    def block(self) -> bytes:
+        size = self.uleb()
+        if size > self.end - self.position:
+            raise FrameError(f"a block of {size} bytes leaves its entry at offset {self.position:#x}")
+        self.position += size
+        return self.data[self.position - size : self.position]
+
+    def text(self) -> bytes:
+        stop = self.data.find(b"\0", self.position, self.end)
+        if stop < 0:
+            raise FrameError(f"an unterminated text at offset {self.position:#x}")
+        value = self.data[self.position : stop]
+        self.position = stop + 1
+        return value
+
+    def pointer(self, encoding: int, section_address: int) -> int:
+        place = section_address + self.position
+        kind = encoding & 0x0F
+        if kind == 0x01:
+            value = self.uleb()
+        elif kind == 0x09:
+            value = self.sleb()
+        elif kind in _FIXED_FORMATS:
+            value = self.take(_FIXED_FORMATS[kind])
+        else:
+            raise FrameError(f"an unknown pointer encoding {encoding:#x}")
+        if encoding & 0x70 == 0x10:
+            value += place
+        elif encoding & 0x70:
+            raise FrameError(f"an unsupported pointer encoding {encoding:#x}")
+        return value & _ADDRESS_MASK
+
+
+class _State:
+    """The frame program's machine."""
+
+    __slots__ = ("common", "initial", "offset", "register", "remembered", "rows", "undefined_return")
+
+    def __init__(self, common: CommonEntry) -> None:
+        self.common = common
+        self.register = EXPRESSION
+        self.offset = 0
+        self.undefined_return = False
+        self.rows: list[Row] = []
+        self.remembered: list[tuple[int, int]] = []
+        self.initial: _State | None = None
+
+    def run(self, program: bytes, address: int) -> None:
+        cursor = _Cursor(program, 0, len(program))
+        while cursor.position < cursor.end:
+            code = cursor.take("<B")
+            step = self._advance(code, cursor)
+            if step is not None:
+                self._emit(address)
+                address = step if code == 0x01 else address + step * self.common.code_alignment
+            elif not self._set_frame(code, cursor):
+                self._skip(code, cursor)
+        self._emit(address)
+
+    def _emit(self, address: int) -> None:
+        if self.rows:
+            last = self.rows[-1]
+            if last.register == self.register and last.offset == self.offset:
+                return
+            if last.address == address:
+                self.rows.pop()
+        self.rows.append(Row(address, self.register, self.offset))
+
+    @staticmethod
+    def _advance(code: int, cursor: _Cursor) -> int | None:
+        if code & 0xC0 == 0x40:
+            return code & 0x3F
+        if code == 0x02:
+            return cursor.take("<B")
+        if code == 0x03:
+            return cursor.take("<H")
+        if code == 0x04:
+            return cursor.take("<I")
+        if code == 0x01:
+            return cursor.take("<Q")
+        return None
+
+    def _set_frame(self, code: int, cursor: _Cursor) -> bool:
+        if code == 0x0C:
+            self.register, self.offset = cursor.uleb(), cursor.uleb()
+        elif code == 0x0E:
+            self.offset = cursor.uleb()
+        elif code == 0x0D:
+            self.register = cursor.uleb()
+        elif code == 0x12:
+            self.register = cursor.uleb()
+            self.offset = cursor.sleb() * self.common.data_alignment
+        elif code == 0x13:
+            self.offset = cursor.sleb() * self.common.data_alignment
+        elif code == 0x0F:
+            self.register, self.offset = _evaluate(cursor.block())
+        elif code == 0x0A:
+            if len(self.remembered) >= _REMEMBERED_MAX:
+                raise FrameError("a frame program that remembers too much")
+            self.remembered.append((self.register, self.offset))
+        elif code == 0x0B:
+            if not self.remembered:
+                raise FrameError("a frame program that restores what it never remembered")
+            self.register, self.offset = self.remembered.pop()
+        else:
+            return False
+        return True
+
+    def _skip(self, code: int, cursor: _Cursor) -> None:
+        if code & 0xC0 == 0x80:
+            cursor.uleb()
+        elif code == 0x07:
+            if cursor.uleb() == RETURN_ADDRESS:
+                self.undefined_return = True
+        elif code in _SKIPPED_OPERANDS:
+            for operand in _SKIPPED_OPERANDS[code]:
+                {"u": cursor.uleb, "s": cursor.sleb, "b": cursor.block}[operand]()
+        elif code & 0xC0 != 0xC0 and code != 0x00:
+            raise FrameError(f"an unknown frame instruction {code:#x}")
+
+
+def _evaluate(expression: bytes) -> tuple[int, int]:
+    # gcc's realigned frames: DW_OP_breg6 (rbp) offset, DW_OP_deref.
+    if len(expression) >= 3 and expression[0] == 0x70 + RBP and expression[-1] == 0x06:
+        cursor = _Cursor(expression, 1, len(expression) - 1)
+        offset = cursor.sleb()
+        if cursor.position == cursor.end:
+            return DEREFERENCED, offset
+    return EXPRESSION, 0
+
+
+def parse_frames(section: bytes, section_address: int) -> FrameTable:
+    """Reads a whole `.eh_frame` section.
+
+    Args:
+        section: its bytes.
+        section_address: where the file wants it loaded.
+
+    Raises:
+        FrameError: it is malformed.
+    """
+    commons: dict[int, CommonEntry] = {}
+    frames: list[Frame] = []
+    position = 0
+    while position + 4 <= len(section):
+        size, header = struct.unpack_from("<I", section, position)[0], 4
+        if size == 0:
+            position += 4
+            continue
+        if size == 0xFFFFFFFF:
+            if position + 12 > len(section):
+                raise FrameError("an entry's length is cut off")
+            size, header = struct.unpack_from("<Q", section, position + 4)[0], 12
+        body = position + header
+        end = body + size
+        if end > len(section) or size < 4:
+            raise FrameError(f"the entry at offset {position:#x} leaves its section")
+        distance = struct.unpack_from("<I", section, body)[0]
+        cursor = _Cursor(section, body + 4, end)
+        if distance == 0:
+            commons[position] = _parse_common(cursor, section_address)
+        else:
+            common = commons.get(body - distance)
+            if common is None:
+                raise FrameError(f"the entry at offset {position:#x} refers to no common entry")
+            frame = _parse_frame(cursor, section_address, common)
+            if frame.size and frame.start:
+                frames.append(frame)
+        position = end
+    return FrameTable(frames)
+
+
+def _parse_common(cursor: _Cursor, section_address: int) -> CommonEntry:
+    version = cursor.take("<B")
+    if version not in (1, 3):
+        raise FrameError(f"a common entry of unknown version {version}")
+    augmentation = cursor.text()
+    code_alignment, data_alignment = cursor.uleb(), cursor.sleb()
+    if version == 1:
+        cursor.take("<B")
+    else:
+        cursor.uleb()
+    pointer_encoding, lsda_encoding = 0, _OMITTED
+    if augmentation.startswith(b"z"):
+        after = cursor.uleb() + cursor.position
+        if after > cursor.end:
+            raise FrameError("augmentation data leaves its entry")
+        for letter in augmentation[1:]:
+            if letter == ord("R"):
+                pointer_encoding = cursor.take("<B")
+            elif letter == ord("L"):
+                lsda_encoding = cursor.take("<B")
+            elif letter == ord("P"):
+                encoding = cursor.take("<B")
+                if encoding != _OMITTED:
+                    cursor.pointer(encoding & 0x7F, section_address)
+            elif letter not in b"SB":
+                break
+        cursor.position = after
+    elif augmentation:
+        raise FrameError(f"an unknown augmentation {augmentation[:8]!r}")
+    return CommonEntry(
+        code_alignment,
+        data_alignment,
+        pointer_encoding,
+        lsda_encoding,
+        bool(augmentation),
+        b"S" in augmentation,
+        cursor.data[cursor.position : cursor.end],
+    )
+
+
+def _parse_frame(cursor: _Cursor, section_address: int, common: CommonEntry) -> Frame:
+    start = cursor.pointer(common.pointer_encoding, section_address)
+    size = cursor.pointer(common.pointer_encoding & 0x0F, section_address)
+    has_lsda = False
+    if common.has_augmentation:
+        after = cursor.uleb() + cursor.position
+        if after > cursor.end:
+            raise FrameError("augmentation data leaves its entry")
+        if common.lsda_encoding != _OMITTED and after > cursor.position:
+            has_lsda = any(cursor.data[cursor.position : after])
+        cursor.position = after
+    return Frame(start, size, common, cursor.data[cursor.position : cursor.end], has_lsda)

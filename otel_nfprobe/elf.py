@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ELF files: segments, symbols, slots, frames. Each file is read once and cached.
+
+Reads files only. Everything in a file is hostile until checked: what cannot be used raises NfprobeError with
+a reason. Called by modules.py and by everything that looks at functions.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import warnings
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import lief
+
+from otel_nfprobe.ehframe import FrameError, FrameTable, parse_frames
+from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+
+FILE_BYTES_MAX = 1 << 30
+CACHE_ENTRIES = 256
+PAGE_BYTES = 4096
+MACHINE_X86_64 = 62
+FILE_TYPES = (2, 3)  # ET_EXEC, ET_DYN
+SEGMENT_LOAD, SEGMENT_INTERP = 1, 3
+EXECUTABLE = 1
+JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
+GO_SECTIONS = (".go.buildinfo", ".gopclntab", ".note.go.buildid")
+UNREADABLE_NAME = "?"
+
+lief.logging.disable()
+# lief warns of numbers that it has no name for; they are ordinary in files of other compilers.
+warnings.filterwarnings("ignore", ".* is not a valid ", RuntimeWarning)
+
+
+class Segment(NamedTuple):
+    """A loaded part of a file (PT_LOAD). Addresses are the file's own."""
+
+    address: int
+    offset: int
+    file_bytes: int
+    memory_bytes: int
+    flags: int
+
+
+class Symbol(NamedTuple):
+    """A defined function or object symbol."""
+
+    address: int
+    size: int
+    name: str
+    kind: int  # STT_FUNC 2, STT_OBJECT 1, STT_GNU_IFUNC 10
+    rank: int  # smaller is the better name among those of one address
+    source: str  # "dynsym" or "symtab"
+
+
+class Slot(NamedTuple):
+    """A word that the dynamic linker fills with the address of a named function or object."""
+
+    address: int
+    name: str
+    lazy: bool  # JUMP_SLOT: may still lead to the dynamic linker
+
+
+class ElfImage:
+    """One x86-64 ELF file.
+
+    Args:
+        path: what to call it in messages.
+        data: its bytes.
+
+    Raises:
+        UsageError: it is no ELF file, or a malformed one.
+        RefusedError: it is for another machine.
+    """
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self.data = data
+        _check_header(path, data)
+        parsed: Any = lief.ELF.parse(io.BytesIO(data))
+        if parsed is None:
+            raise UsageError(f"{path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
+        self._elf = parsed
+        self.is_fixed = struct.unpack_from("<H", data, 16)[0] == 2
+        self.segments: list[Segment] = []
+        self.has_interpreter = False
+        for segment in parsed.segments:
+            kind = int(segment.type)
+            if kind == SEGMENT_INTERP:
+                self.has_interpreter = True
+            if kind == SEGMENT_LOAD:
+                self.segments.append(_segment_of(segment))
+        if not self.segments:
+            raise UsageError(f"{path} has nothing that is loaded.", "nfprobe functions ELF-FILE")
+        self.lowest = min(segment.address for segment in self.segments) & -PAGE_BYTES
+        self.code_ranges = [
+            (segment.address, segment.address + segment.file_bytes)
+            for segment in self.segments
+            if segment.flags & EXECUTABLE
+        ]
+        self.sections = [
+            (_text(section), int(section.virtual_address), int(section.size)) for section in parsed.sections
+        ]
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes at one of the file's own addresses; fewer, or none, where the file has no more."""
+        for segment in self.segments:
+            inside = address - segment.address
+            if 0 <= inside < segment.file_bytes:
+                start = segment.offset + inside
+                return self.data[start : start + min(size, segment.file_bytes - inside)]
+        return b""
+
+    def segment_at_offset(self, offset: int) -> Segment | None:
+        """The loaded segment that a mapping of the file from this offset belongs to."""
+        for segment in self.segments:
+            start = segment.offset & -PAGE_BYTES
+            if start <= offset < segment.offset + max(segment.file_bytes, 1):
+                return segment
+        return None
+
+    @cached_property
+    def build_id(self) -> str:
+        """The build id in hex, or "" when the file has none."""
+        for note in self._elf.notes:
+            if _name_of(note) == "GNU" and int(note.original_type) == 3:
+                return bytes(note.description).hex()
+        return ""
+
+    @cached_property
+    def is_go(self) -> bool:
+        """Whether the Go compiler made it."""
+        if any(name in GO_SECTIONS for name, _, _ in self.sections):
+            return True
+        return any(_name_of(note) == "Go" for note in self._elf.notes)
+
+    @cached_property
+    def soname(self) -> str:
+        """DT_SONAME, or ""."""
+        for entry in self._elf.dynamic_entries:
+            if int(entry.tag) == 14:
+                return _text(entry)
+        return ""
+
+    @cached_property
+    def symbols(self) -> list[Symbol]:
+        """Defined functions and objects of .dynsym and .symtab."""
+        found = []
+        for source, table in (("dynsym", self._elf.dynamic_symbols), ("symtab", self._elf.symtab_symbols)):
+            for symbol in table:
+                kind = int(symbol.type) & 0xF
+                address = int(symbol.value)
+                if kind in (1, 2, 10) and address and int(symbol.shndx) != 0:
+                    name = _text(symbol)
+                    if name:
+                        rank = _rank(symbol, name, source)
+                        found.append(Symbol(address, int(symbol.size), name, kind, rank, source))
+        return found
+
+    def names_address(self, low: int, high: int) -> bool:
+        """Whether a symbol stands for an address in [low, high)."""
+        position = bisect_left(self._symbol_addresses, low)
+        return position < len(self._symbol_addresses) and self._symbol_addresses[position] < high
+
+    @cached_property
+    def _symbol_addresses(self) -> list[int]:
+        return sorted({symbol.address for symbol in self.symbols})
+
+    @cached_property
+    def exports(self) -> dict[str, Symbol]:
+        """Symbols that other modules can bind to, by name; the default version where there are several."""
+        found: dict[str, Symbol] = {}
+        for symbol in self.symbols:
+            if symbol.source == "dynsym":
+                known = found.get(symbol.name)
+                if known is None or symbol.rank < known.rank:
+                    found[symbol.name] = symbol
+        return found
+
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """The GOT slots that stand for a name (JUMP_SLOT and GLOB_DAT)."""
+        found = {}
+        for relocation in self._elf.relocations:
+            kind = int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF
+            if kind in (JUMP_SLOT, GLOB_DAT):
+                symbol = relocation.symbol
+                address = int(relocation.address)
+                found[address] = Slot(address, _text(symbol) if symbol else "", kind == JUMP_SLOT)
+        return [found[address] for address in sorted(found)]
+
+    @cached_property
+    def slot_names(self) -> dict[int, str]:
+        """Names by slot address."""
+        return {slot.address: slot.name for slot in self.slots}
+
+    @cached_property
+    def code_pointers(self) -> list[int]:
+        """Code addresses that relocated data holds (jump targets of computed gotos, callbacks), sorted."""
+        found = []
+        for relocation in self._elf.relocations:
+            if relocation.is_relatively_encoded:  # DT_RELR: the addend stands in the relocated word
+                target = int.from_bytes(self.read(int(relocation.address), 8), "little")
+            elif int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF == RELATIVE:
+                target = int(relocation.addend)
+            else:
+                continue
+            if any(start <= target < end for start, end in self.code_ranges):
+                found.append(target)
+        return sorted(found)
+
+    @cached_property
+    def frames(self) -> FrameTable:
+        """Function ranges and frame rules.
+
+        Raises:
+            NfprobeError: `.eh_frame` is malformed.
+        """
+        address, content = self._frame_section()
+        try:
+            return parse_frames(content, address)
+        except FrameError as error:
+            raise NfprobeError(f"The .eh_frame section of {self.path} is malformed: {error}.") from error
+
+    def _frame_section(self) -> tuple[int, bytes]:
+        for name, address, size in self.sections:
+            if name == ".eh_frame" and address:
+                return address, self.read(address, size)
+        # No section headers: PT_GNU_EH_FRAME leads to a header with a pointer to the section.
+        for segment in self._elf.segments:
+            if int(segment.type) == 0x6474E550:
+                header_address = int(segment.virtual_address)
+                header = self.read(header_address, 8)
+                if len(header) == 8 and header[0] == 1 and header[1] == 0x1B:
+                    address = header_address + 4 + struct.unpack_from("<i", header, 4)[0]
+                    return address, _until_terminator(self.read(address, FILE_BYTES_MAX))
+        return 0, b""
+
+    def section_of(self, address: int) -> str:
+        """Name of the section that holds the address, or ""."""
+        ranges, starts = self._section_ranges
+        index = bisect_right(starts, address) - 1
+        if index >= 0 and address < ranges[index][1]:
+            return ranges[index][2]
+        return ""
+
+    @cached_property
+    def _section_ranges(self) -> tuple[list[tuple[int, int, str]], list[int]]:
+        ranges = sorted((address, address + size, name) for name, address, size in self.sections if address)
+        return ranges, [start for start, _, _ in ranges]
+
+
+_images: OrderedDict[tuple[int, int, int, int], ElfImage] = OrderedDict()
+
+
+def read_image(file: Any, path: str) -> ElfImage:
+    """The image of an open file, from the cache if the file has not changed.
+
+    Raises:
+        UsageError, RefusedError: as ElfImage.
+    """
+    status = os.fstat(file.fileno())
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    image = _images.get(key)
+    if image is None:
+        if status.st_size > FILE_BYTES_MAX:
+            raise UsageError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
+        image = ElfImage(path, file.read(FILE_BYTES_MAX))
+        _images[key] = image
+        while len(_images) > CACHE_ENTRIES:
+            _images.popitem(last=False)
+    _images.move_to_end(key)
+    return image
+
+
+def _check_header(path: str, data: bytes) -> None:
+    if len(data) < 64 or data[:4] != b"\x7fELF":
+        raise UsageError(f"{path} is not an ELF file.", "nfprobe functions ELF-FILE")
+    kind, machine = struct.unpack_from("<HH", data, 16)
+    if data[4] != 2:
+        raise RefusedError(f"{path} is a 32-bit program; nfprobe probes 64-bit x86 programs only.")
+    if data[5] != 1 or machine != MACHINE_X86_64:
+        raise RefusedError(f"{path} is for another processor (ELF machine {machine}), not for x86-64.")
+    if kind not in FILE_TYPES:
+        raise UsageError(f"{path} is an ELF file, but neither a program nor a shared library.")
+
+
+def _segment_of(segment: Any) -> Segment:
+    return Segment(
+        int(segment.virtual_address),
+        int(segment.file_offset),
+        int(segment.physical_size),
+        int(segment.virtual_size),
+        int(segment.flags),
+    )
+
+
+def _text(item: Any) -> str:
+    # lief raises for a name that is not UTF-8.
+    try:
+        return str(item.name)
+    except UnicodeDecodeError:
+        return UNREADABLE_NAME
+
+
+def _name_of(note: Any) -> str:
+    return _text(note).rstrip("\0")
+
+
+def _rank(symbol: Any, name: str, source: str) -> int:
+    binding = int(symbol.binding)  # 0 local, 1 global, 2 weak
+    version = symbol.symbol_version if source == "dynsym" and symbol.has_version else None
+    hidden = version is not None and int(version.value) & 0x8000
+    underscores = len(name) - len(name.lstrip("_"))
+    order = (1, 0, 2)[binding] if binding < 3 else 3
+    return (4096 if hidden else 0) + 1024 * min(underscores, 3) + 256 * order + min(len(name), 255)
+
+
+def _until_terminator(content: bytes) -> bytes:
+    position = 0
+    while position + 4 <= len(content):
+        size = struct.unpack_from("<I", content, position)[0]
+        if size == 0 or size == 0xFFFFFFFF or position + 4 + size > len(content):
+            return content[:position]
+        position += 4 + size
+    return content[:position]

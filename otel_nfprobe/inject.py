@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inject: brings the probe library and its helper thread into a running target.
+
+One thread of the target, blocked in a harmless system call or else stopped at the entry of its next one,
+makes the helper thread; it is stopped once, for a millisecond. The helper thread then loads the library
+from a memory file that the monitor fills. native/probe/boot.h has the conversation between the two.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.leftover import find_monitor, refuse_second
+from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
+from otel_nfprobe.symbols import build_id_of, exported_address
+from otel_nfprobe.target import Target, Thread
+
+PATIENCE_NS = 3_000_000_000
+STAGE_PATIENCE_S = 10.0
+FIRST_THREAD_PATIENCE_S = 1.0
+ALL_THREADS_PATIENCE_S = 10.0
+HELPER_PATIENCE_S = 4.0
+PREPARED_RINGS_MAX = 3
+ENTRY_SYMBOL = "nfp_helper_main"
+LIBC_FUNCTIONS = (
+    "pthread_create",
+    "pthread_attr_init",
+    "pthread_attr_setdetachstate",
+    "pthread_attr_setstacksize",
+    "dlopen",
+    "dlsym",
+    "dlerror",
+)
+# Numbers of the x86-64 system calls in which a blocked thread holds no lock of libc, best first
+# (native/core/inject.c checks again when the thread has stopped).
+SAFE_SYSTEM_CALLS = (232, 281, 441, 7, 271, 23, 270, 35, 230, 219, 34, 130, 128, 43, 288, 45, 47, 0, 19, 61, 247)
+SYSCALL_INSTRUCTION = b"\x0f\x05"
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A session that a helper thread in the target serves.
+
+    Attributes:
+        session: mapped and locked.
+        stopped_ns: how long the chosen thread was stopped.
+        thread: which one it was.
+        fresh: the library was loaded now, not by an earlier attach.
+    """
+
+    session: Session
+    stopped_ns: int
+    thread: int
+    fresh: bool
+
+
+def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = None) -> Injected:
+    """Loads the library if it is not there, starts the helper thread and opens the session.
+
+    Args:
+        target: a checked target.
+        ring_bytes: a power of two.
+        refuse: called last before anything is touched; raises to stop here.
+
+    Raises:
+        NfprobeError: no safe place was found, or the target did not answer. The target runs on unharmed.
+    """
+    if ring_bytes & (ring_bytes - 1) or not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX:
+        raise NfprobeError("The ring size must be a power of two from 64 KiB to 256 MiB.")
+    with take_turn(target):
+        if session_is_served(target):
+            refuse_second(target)
+            raise NfprobeError(f"Another nfprobe is attached to process {target.pid}.", f"nfprobe status {target.pid}")
+        boot = _boot_values(target, ring_bytes)
+        request = _request(target)
+        if refuse is not None:
+            refuse()
+        thread = _run(target, request, boot)
+        try:
+            session = _converse(target, request)
+        except FileNotFoundError as error:
+            raise NfprobeError(f"Process {target.pid} has ended.") from error
+    return Injected(session, int(request.stopped_ns), thread, not boot.entry)
+
+
+@contextmanager
+def take_turn(target: Target) -> Iterator[None]:
+    """Monitors that come to one target at the same moment do their work one after the other.
+
+    Raises:
+        NfprobeError: the process has ended, or the other one does not end.
+    """
+    try:
+        folder = os.open(f"/proc/{target.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NfprobeError(f"Process {target.pid} has ended.") from error
+    try:
+        deadline = time.monotonic() + STAGE_PATIENCE_S
+        while not _try_lock(folder):
+            if time.monotonic() > deadline:
+                raise NfprobeError(
+                    f"Another nfprobe is at work on process {target.pid} and does not end.",
+                    f"nfprobe status {target.pid}",
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _try_lock(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def library_path() -> Path:
+    """The probe library on disk, beside this package's extension module."""
+    return _beside_core("libnfprobe.so")
+
+
+def library_name() -> str:
+    """Name of the library's memory file in targets. It holds the build id: other builds load beside."""
+    return f"libnfprobe-{build_id_of(library_path())[:12]}.so"
+
+
+def session_is_served(target: Target) -> bool:
+    """Whether a helper thread of ours runs in the target: a monitor is attached, or died a moment ago."""
+    deadline = time.monotonic() + HELPER_PATIENCE_S
+    while any(thread.name == "nfprobe" for thread in target.threads()):
+        if find_monitor(target) is not None or time.monotonic() > deadline:
+            return True
+        time.sleep(0.02)  # a helper notices within 0.1 s that its monitor is gone, within 3 s that none came
+    return False
+
+
+def _beside_core(name: str) -> Path:
+    import otel_nfprobe._core as core
+
+    return Path(str(core.__file__)).with_name(name)
+
+
+@lru_cache(maxsize=1)
+def _bootstrap() -> bytes:
+    return _beside_core("bootstrap.bin").read_bytes()
+
+
+def _boot_values(target: Target, ring_bytes: int) -> Any:
+    boot = ffi.new("struct nfp_boot *")
+    for name in LIBC_FUNCTIONS:
+        address = exported_address(target, name)
+        if address is None:
+            raise NfprobeError(
+                f"Process {target.pid} has no function {name}: its C library is too old to load a library into it.",
+                f"nfprobe doctor {target.pid}",
+            )
+        setattr(boot, name, address)
+    boot.entry = _known_entry(target)
+    boot.ring_bytes = ring_bytes
+    threads = target.threads()
+    boot.prepared_rings = min(len(threads), PREPARED_RINGS_MAX)
+    for word, bits in enumerate(_helper_cpus(threads)):
+        boot.cpus[word] = bits
+    ffi.memmove(boot.library_name, library_name().encode(), len(library_name()))
+    return boot
+
+
+def _known_entry(target: Target) -> int:
+    """Address of the helper's entry in a library that an earlier attach has loaded, or 0."""
+    marker = f"/memfd:{library_name()}"
+    bases = [mapping.start - mapping.offset for mapping in target.maps() if mapping.path.startswith(marker)]
+    return min(bases) + _entry_offset() if bases else 0
+
+
+@lru_cache(maxsize=1)
+def _entry_offset() -> int:
+    from otel_nfprobe.symbols import exported_offset
+
+    offset = exported_offset(library_path(), ENTRY_SYMBOL)
+    if offset is None:
+        raise NfprobeError("The probe library of this installation is damaged.", "make build")
+    return offset
+
+
+def _helper_cpus(threads: Sequence[Thread]) -> list[int]:
+    """CPU mask words for the helper thread: where no thread of the target is pinned alone, if possible."""
+    everywhere: set[int] = set(range(os.cpu_count() or 1))
+    pinned = {next(iter(thread.cpus)) for thread in threads if len(thread.cpus) == 1}
+    allowed: Iterable[int] = everywhere - pinned or everywhere
+    mask = sum(1 << cpu for cpu in allowed)
+    return [mask >> (64 * word) & 0xFFFFFFFFFFFFFFFF for word in range(16)]
+
+
+def _request(target: Target) -> Any:
+    request = ffi.new("struct nfp_inject *", {"pid": target.pid, "patience_ns": PATIENCE_NS})
+    bootstrap = ffi.from_buffer(_bootstrap())
+    _KEPT[request] = bootstrap
+    request.bootstrap = ffi.cast("uint8_t *", bootstrap)
+    request.bootstrap_bytes = len(_bootstrap())
+    request.syscall_address = _syscall_address(target)
+    return request
+
+
+_KEPT: dict[Any, Any] = {}  # buffers that a C structure points to
+
+
+def _syscall_address(target: Target) -> int:
+    function = exported_address(target, "syscall")
+    found = target.read(function, 64).find(SYSCALL_INSTRUCTION) if function is not None else -1
+    if function is None or found < 0:
+        raise NfprobeError(f"Process {target.pid} has no usable C library.", f"nfprobe doctor {target.pid}")
+    return function + found
+
+
+def candidates(target: Target) -> list[Thread]:
+    """Threads to inject through, the best first: blocked in a harmless call, then busy ones."""
+    rank = {number: position for position, number in enumerate(SAFE_SYSTEM_CALLS)}
+    blocked = [thread for thread in target.threads() if thread.system_call in rank]
+    blocked.sort(key=lambda thread: rank[int(thread.system_call or 0)])
+    running = [thread for thread in target.threads() if thread.system_call is None]
+    return blocked + running
+
+
+def _run(target: Target, request: Any, boot: Any) -> int:
+    """Tries one thread after the other; a program that has just started may have none that is fit yet."""
+    reasons: list[str] = []
+    start = time.monotonic()
+    while not reasons and time.monotonic() - start < FIRST_THREAD_PATIENCE_S:
+        for thread in candidates(target):
+            request.tid = thread.tid
+            if lib.nfp_inject(request, boot) == 0:
+                return int(thread.tid)
+            reasons.append(f"{thread.name}: {ffi.string(request.message).decode(errors='replace')}")
+            if not os.path.exists(f"/proc/{target.pid}"):
+                raise NfprobeError(f"Process {target.pid} has ended.")
+            if time.monotonic() - start > ALL_THREADS_PATIENCE_S:
+                break
+        time.sleep(0.01)
+    why = reasons[0] if reasons else "all are blocked where they may hold a lock"
+    raise NfprobeError(
+        f"No thread of process {target.pid} came to a place where the probe library can be loaded ({why}).",
+        f"nfprobe doctor {target.pid}",
+    )
+
+
+def _converse(target: Target, request: Any) -> Session:
+    """Fills the library's memory file when the helper asks for it, opens the session, says go."""
+    boot_address = int(request.data_address)
+    deadline = time.monotonic() + STAGE_PATIENCE_S
+    while time.monotonic() < deadline:
+        stage = _read_int(target, boot_address, "stage")
+        if stage == lib.NFP_BOOT_WANTS_LIBRARY:
+            _fill(target, _read_int(target, boot_address, "library_fd"))
+            _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
+        elif stage == lib.NFP_BOOT_SESSION_READY:
+            session = Session(target.pid, _read_int(target, boot_address, "session_fd"))
+            _write_stage(target, boot_address, lib.NFP_BOOT_GO)
+            return session
+        elif stage == lib.NFP_BOOT_FAILED:
+            raise NfprobeError(_failure(target, boot_address), f"nfprobe doctor {target.pid}")
+        time.sleep(0.0005)
+    raise NfprobeError(
+        f"The helper thread in process {target.pid} did not start in time.", f"nfprobe doctor {target.pid}"
+    )
+
+
+def _failure(target: Target, boot_address: int) -> str:
+    message = target.read(boot_address + ffi.offsetof("struct nfp_boot", "message"), 512)
+    text = message.split(b"\0")[0].decode(errors="replace")
+    return f"The probe library was not loaded into process {target.pid}: {text}."
+
+
+def _read_int(target: Target, boot_address: int, field: str) -> int:
+    offset = ffi.offsetof("struct nfp_boot", field)
+    return int.from_bytes(target.read(boot_address + offset, 4), "little", signed=True)
+
+
+def _write_stage(target: Target, boot_address: int, stage: int) -> None:
+    address = boot_address + ffi.offsetof("struct nfp_boot", "stage")
+    with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(address)
+        memory.write(stage.to_bytes(4, "little"))
+
+
+def _fill(target: Target, descriptor: int) -> None:
+    with open(f"/proc/{target.pid}/fd/{descriptor}", "wb", buffering=0) as memory_file:
+        memory_file.write(library_path().read_bytes())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leftover: the session memory that a target still holds, whether its monitor lives or was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.session import FLOCK, Session
+from otel_nfprobe.target import Target
+
+F_OFD_GETLK = 36
+SESSION_LINK = "/memfd:nfprobe-session"  # what /proc shows for a descriptor of session memory
+
+
+def session_descriptors(pid: int) -> list[int]:
+    """Numbers of the target's file descriptors that are session memory, the latest last.
+
+    Raises:
+        NfprobeError: this user may not look into the process.
+    """
+    found = []
+    try:
+        entries = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        raise NfprobeError(
+            f"This user may not look into process {pid}; that takes root or the user it belongs to.",
+            f"sudo nfprobe status {pid}",
+        ) from None
+    except OSError:
+        return []
+    for entry in entries:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_LINK):
+                found.append(int(entry))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def refuse_second(target: Target) -> None:
+    """One monitor a target.
+
+    Raises:
+        NfprobeError: there is one already; the sentence names it.
+    """
+    monitor = find_monitor(target)
+    if monitor is not None:
+        raise NfprobeError(
+            f"Another nfprobe, process {monitor}, is attached to process {target.pid}.",
+            f"nfprobe status {target.pid}",
+        )
+
+
+def sessions(target: Target) -> Iterator[Session]:
+    """The sessions in a target that no monitor holds, opened and locked; the caller closes them."""
+    for descriptor in session_descriptors(target.pid):
+        with suppress(NfprobeError):
+            yield Session(target.pid, descriptor)
+
+
+def open_leftover(target: Target) -> Session | None:
+    """The session of a killed monitor with probes in place, or the latest one, opened and locked."""
+    last: Session | None = None
+    for session in sessions(target):
+        if last is not None:
+            last.close()
+        last = session
+        if any(session.probe(index).armed for index in range(session.probe_count)):
+            return session
+    return last
+
+
+def find_monitor(target: Target) -> int | None:
+    """Process id of the monitor that holds the lock of a session in the target, or None.
+
+    The kernel does not tell whose an open-file lock is, so the holder is found by its open session file.
+    """
+    for descriptor in session_descriptors(target.pid):
+        path = f"/proc/{target.pid}/fd/{descriptor}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            held = FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+            inode = os.fstat(fd).st_ino
+        finally:
+            os.close(fd)
+        if held:
+            return _holder(inode, target.pid)
+    return None
+
+
+def _holder(inode: int, target: int) -> int | None:
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == target or int(entry) == os.getpid():
+            continue
+        with suppress(OSError):
+            if _is_monitor(int(entry)) and _holds(int(entry), inode):
+                return int(entry)
+    return None
+
+
+def _is_monitor(pid: int) -> bool:
+    # A forked child of the target has the file, too; only a monitor is a Python process that locks it.
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"nfprobe" in file.read()
+
+
+def _holds(pid: int, inode: int) -> bool:
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{entry}"
+        with suppress(OSError):
+            if os.readlink(path).startswith(SESSION_LINK) and os.stat(path).st_ino == inode:
+                return True
+    return False

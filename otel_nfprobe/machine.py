@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine and this user allow. Asks the kernel and changes nothing. Called by `nfprobe doctor`."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from pathlib import Path
+from typing import Any
+
+SYS_MEMBARRIER, SYS_PERF_EVENT_OPEN, SYS_MEMFD_CREATE = 324, 298, 319
+MEMBARRIER_SYNC_CORE = 1 << 5  # MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE
+MFD_CLOEXEC, MFD_EXEC = 1, 0x10
+PERF_ATTRIBUTE_BYTES = 112
+PERF_DISABLED_USER_ONLY = 1 | 1 << 5 | 1 << 6  # disabled, exclude_kernel, exclude_hv
+CAPABILITIES = {
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+    "CAP_CHECKPOINT_RESTORE": 40,
+}
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+NOEXEC = "/proc/sys/vm/memfd_noexec"
+
+
+def describe_machine() -> dict[str, dict[str, str]]:
+    """Facts by name, each with `value` and `advice` ("" when there is nothing to do)."""
+    machine = platform.machine()
+    return {
+        "kernel": _fact(f"{platform.system()} {platform.release()} {platform.version()}"),
+        "architecture": _fact(machine, "" if machine == "x86_64" else "nfprobe works on x86-64 only"),
+        "cpus": _fact(f"{os.cpu_count()} ({_cpu_model()})"),
+        "time stamp counter": _tsc(),
+        "ptrace scope": _ptrace_scope(),
+        "membarrier sync-core": _membarrier(),
+        "executable memfd": _memfd(),
+        "performance counters": _counters(),
+        "kernel types (BTF)": _fact("present" if os.path.exists("/sys/kernel/btf/vmlinux") else "absent"),
+    }
+
+
+def describe_user() -> dict[str, dict[str, str]]:
+    """As describe_machine, for the user that runs this."""
+    effective = _effective_capabilities()
+    held = [name for name, bit in CAPABILITIES.items() if effective >> bit & 1]
+    may = "CAP_SYS_PTRACE" in held
+    return {
+        "user": _fact(f"uid {os.geteuid()}"),
+        "capabilities": _fact(
+            ", ".join(held) or "none of those that matter",
+            "" if may else "processes of other users need root or CAP_SYS_PTRACE: sudo nfprobe ...",
+        ),
+    }
+
+
+def _fact(value: str, advice: str = "") -> dict[str, str]:
+    return {"value": value, "advice": advice}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _cpu_model() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def _tsc() -> dict[str, str]:
+    flags: set[str] = set()
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("flags"):
+            flags = set(line.partition(":")[2].split())
+            break
+    sound = {"constant_tsc", "nonstop_tsc"} <= flags
+    source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    advice = "" if sound else "times are wrong where the counter stops or changes its rate"
+    return _fact(f"{'constant' if sound else 'not constant'}; clock source {source or 'unknown'}", advice)
+
+
+def _ptrace_scope() -> dict[str, str]:
+    scope = _read(YAMA)
+    if not scope:
+        return _fact("no restriction (Yama is not in this kernel)")
+    words = {
+        "0": "own processes",
+        "1": "own children only, else CAP_SYS_PTRACE",
+        "2": "CAP_SYS_PTRACE only",
+        "3": "nobody",
+    }
+    advice = "attaching is impossible until a reboot" if scope == "3" else ""
+    if scope in ("1", "2") and not _effective_capabilities() >> CAPABILITIES["CAP_SYS_PTRACE"] & 1:
+        advice = "sudo nfprobe ..."
+    return _fact(f"{scope}: {words.get(scope, 'unknown')}", advice)
+
+
+def _syscall(number: int, *arguments: Any) -> tuple[int, int]:
+    """Result and errno of a system call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ctypes.set_errno(0)
+    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    return result, ctypes.get_errno()
+
+
+def _membarrier() -> dict[str, str]:
+    result, error = _syscall(SYS_MEMBARRIER, ctypes.c_int(0), ctypes.c_uint(0), ctypes.c_int(0))
+    if result < 0:
+        return _fact(f"no ({os.strerror(error)})", "code is changed in one short stop of all threads")
+    if result & MEMBARRIER_SYNC_CORE:
+        return _fact("yes")
+    return _fact("no", "code is changed in one short stop of all threads")
+
+
+def _memfd() -> dict[str, str]:
+    result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC | MFD_EXEC))
+    if result < 0 and error == errno.EINVAL:  # kernels before 6.3 know no MFD_EXEC
+        result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC))
+    if result < 0:
+        return _fact(f"refused ({os.strerror(error)})", f"sysctl vm.memfd_noexec=0 (it is {_read(NOEXEC) or 'absent'})")
+    os.close(result)
+    return _fact("yes")
+
+
+def _counters() -> dict[str, str]:
+    """Tries to open a cycle counter on this process, as the monitor does for the target's threads."""
+    attribute = bytearray(PERF_ATTRIBUTE_BYTES)
+    struct.pack_into("<IIQ", attribute, 0, 0, PERF_ATTRIBUTE_BYTES, 0)  # hardware, cycles
+    struct.pack_into("<Q", attribute, 40, PERF_DISABLED_USER_ONLY)
+    buffer = (ctypes.c_char * PERF_ATTRIBUTE_BYTES).from_buffer(attribute)
+    numbers = (ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_int(-1), ctypes.c_ulong(8))
+    result, error = _syscall(SYS_PERF_EVENT_OPEN, buffer, *numbers)
+    paranoid = _read(PARANOID)
+    if result >= 0:
+        os.close(result)
+        return _fact(f"yes (perf_event_paranoid {paranoid})")
+    if error in (errno.EACCES, errno.EPERM):
+        return _fact(
+            f"not for this user (perf_event_paranoid {paranoid})",
+            f"sysctl {PARANOID[10:].replace('/', '.')}=2",
+        )
+    return _fact(f"none ({os.strerror(error)})", "this machine or its hypervisor shows no counters; times work")
+
+
+def _effective_capabilities() -> int:
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0

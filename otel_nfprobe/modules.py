@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules: ELF files, and where a process has loaded them. Made by target.py, used by everything that looks
+at functions. Reads files only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from otel_nfprobe.elf import ElfImage, read_image
+from otel_nfprobe.errors import UsageError
+
+
+@dataclass(eq=False)
+class Module:
+    """An ELF file in a process, or on disk (then at its own addresses, base 0).
+
+    Attributes:
+        path: as the process sees it.
+        base: load bias, what is added to the file's own addresses.
+        executable_ranges: mapped executable addresses in the process, (start, end).
+        device, inode: of the file, as /proc/PID/maps has them.
+    """
+
+    path: str
+    base: int
+    image: ElfImage
+    executable_ranges: list[tuple[int, int]]
+    device: str = ""
+    inode: int = 0
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The file's base name."""
+        return os.path.basename(self.path.removesuffix(" (deleted)"))
+
+    @property
+    def build_id(self) -> str:
+        """Its build id in hex, or ""."""
+        return self.image.build_id
+
+    @property
+    def low(self) -> int:
+        """The lowest mapped address."""
+        return self.base + self.image.lowest
+
+    @property
+    def high(self) -> int:
+        """The address behind the last mapped byte."""
+        return self.base + max(segment.address + segment.memory_bytes for segment in self.image.segments)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names it goes by on the command line: with and without version, as file and as DT_SONAME."""
+        found = []
+        for name in (self.name, self.image.soname):
+            while name and name not in found:
+                found.append(name)
+                stem, dot, last = name.rpartition(".")
+                if not dot or not (last.isdigit() or last == "so" or ".so" in name):
+                    break
+                name = stem
+        return tuple(found)
+
+    @property
+    def is_dynamic_linker(self) -> bool:
+        """Whether it is ld.so."""
+        return self.name.startswith(("ld-linux", "ld-musl", "ld-2.", "ld.so"))
+
+    @property
+    def is_probe_library(self) -> bool:
+        """Whether it is our own library."""
+        return self.name.startswith(("libnfprobe", "memfd:libnfprobe"))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Module:
+        """An ELF file on disk.
+
+        Raises:
+            UsageError: it cannot be read, or is no ELF file.
+        """
+        try:
+            with open(path, "rb") as file:
+                image = read_image(file, str(path))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.", "nfprobe functions PID") from error
+        return cls(os.path.realpath(path), 0, image, list(image.code_ranges))

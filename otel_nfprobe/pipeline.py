@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline: drained records in, columns out. A thin cover of native/core/pipeline.h.
+
+It pairs entries with exits, builds batches and follows packets; it does no I/O and reads no clock. Called by
+the session with the records of each thread, in the order of its ring, and by tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.columns import BATCH, CALL, PACKET, RECORD, Columns, Rows
+
+
+@dataclass(frozen=True)
+class PipelineCounts:
+    """What became of the records; the fields are those of struct nfp_pipeline_counts."""
+
+    records: int
+    invalid: int
+    stray_packets: int
+    calls: int
+    unpaired_entries: int
+    unpaired_exits: int
+    open: int
+    lost: tuple[int, int, int]
+    batches: int
+    received: int
+    transmitted: int
+    dropped: int
+    pending: int
+    unknown: int
+    generated: int
+    discarded: int
+
+
+class Pipeline:
+    """One session's records on their way to columns.
+
+    After each round in which all threads were fed, `take`: a packet's receive and its transmission may be in
+    the rings of two threads, and what is unmatched after two rounds is given up.
+
+    Args:
+        roles: one enum nfp_role per function id, uint8.
+
+    Raises:
+        MemoryError: there is none.
+    """
+
+    def __init__(self, roles: NDArray[np.uint8]) -> None:
+        roles = np.ascontiguousarray(roles, np.uint8)
+        pipeline = lib.nfp_pipeline_create(ffi.from_buffer("uint8_t[]", roles), len(roles))
+        if pipeline == ffi.NULL:
+            raise MemoryError("no memory for the pipeline")
+        self._pipeline = ffi.gc(pipeline, lib.nfp_pipeline_destroy)
+        self._columns = ffi.new("struct nfp_columns *")
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free its memory; no other method may be called after this one."""
+        if self._pipeline is not None:
+            ffi.release(self._pipeline)
+            self._pipeline = None
+
+    def set_roles(self, roles: NDArray[np.uint8]) -> None:
+        """Set the roles of all functions, added ones included; function ids keep their meaning.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        roles = np.ascontiguousarray(roles, np.uint8)
+        if lib.nfp_pipeline_roles(self._pipeline, ffi.from_buffer("uint8_t[]", roles), len(roles)):
+            raise MemoryError("no memory for the roles of the functions")
+
+    def feed(self, thread: int, records: Rows) -> None:
+        """Take in the next records of a thread.
+
+        Args:
+            thread: its index in the thread table.
+            records: of dtype RECORD, lap bits cleared.
+
+        Raises:
+            ValueError: the thread table has no such entry.
+        """
+        records = np.ascontiguousarray(records, RECORD)
+        if len(records):
+            self.feed_raw(thread, ffi.from_buffer("struct nfp_record[]", records), len(records))
+
+    def feed_raw(self, thread: int, records: Any, count: int) -> None:
+        """As `feed`, from a cffi array of `count` struct nfp_record."""
+        if lib.nfp_pipeline_feed(self._pipeline, thread, records, count):
+            raise ValueError(f"thread index {thread} is out of range, or there is no memory for it")
+
+    def end_thread(self, thread: int) -> None:
+        """Say that the thread is gone: nothing open in it will be ended, its index may be used again."""
+        lib.nfp_pipeline_end_thread(self._pipeline, thread)
+
+    def finish(self) -> None:
+        """Say that the session is over: the next take gives everything that is left."""
+        lib.nfp_pipeline_finish(self._pipeline)
+
+    def take(self) -> Columns:
+        """Give what is complete since the last take, as copies."""
+        columns = self._columns
+        lib.nfp_pipeline_take(self._pipeline, columns)
+        return Columns(
+            _copy(columns.calls, columns.call_count, CALL),
+            _copy(columns.batches, columns.batch_count, BATCH),
+            _copy(columns.packets, columns.packet_count, PACKET),
+        )
+
+    def counts(self) -> PipelineCounts:
+        counts = ffi.new("struct nfp_pipeline_counts *")
+        lib.nfp_pipeline_count(self._pipeline, counts)
+        values = {name: getattr(counts, name) for name in PipelineCounts.__dataclass_fields__}
+        values["lost"] = tuple(counts.lost)
+        return PipelineCounts(**values)
+
+
+def _copy(items: Any, count: int, dtype: np.dtype[Any]) -> Rows:
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(ffi.buffer(items, count * dtype.itemsize), dtype).copy()

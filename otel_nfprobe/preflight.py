@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can this process be probed? Every refusal, each as one sentence, before anything in the process is touched.
+
+Called by `Target.check`. The only thing it opens for writing is /proc/PID/mem, which asks the kernel for the
+right to trace the process and changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from typing import TYPE_CHECKING
+
+from otel_nfprobe.elf import ElfImage, read_image
+from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from otel_nfprobe.target import Target
+
+KERNEL_THREAD_FLAG = 0x00200000  # PF_KTHREAD in /proc/PID/stat
+SHELLS = (
+    "ash",
+    "bash",
+    "busybox",
+    "csh",
+    "dash",
+    "fish",
+    "ksh",
+    "ksh93",
+    "mksh",
+    "rbash",
+    "sh",
+    "tcsh",
+    "zsh",
+)
+LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
+CHILDREN_SHOWN = 3
+YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+def check_target(target: Target) -> list[str]:
+    """See Target.check."""
+    from otel_nfprobe.target import read_status
+
+    if platform.machine() != "x86_64":
+        raise RefusedError(f"This machine is {platform.machine()}; nfprobe works on x86-64 only.")
+    status = read_status(target.pid)
+    _check_life(target, status)
+    _check_rights(target)
+    _check_tracer(target, status)
+    image = _read_executable(target)
+    _check_program(target, image)
+    _check_shell(target)
+    notes = _check_seccomp(target, status)
+    _check_libc(target)
+    return notes
+
+
+def _check_life(target: Target, status: dict[str, str]) -> None:
+    from otel_nfprobe.target import read_stat
+
+    if not status:
+        raise UsageError(f"No process has pid {target.pid}.", "pgrep -a NAME")
+    state = status.get("State", "")[:1]
+    if state in ("Z", "X"):
+        parent = status.get("PPid", "?")
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) has ended; its parent {parent} has not collected it yet.",
+            f"ps -o pid,stat,cmd -p {parent}",
+        )
+    if int(read_stat(target.pid)[6]) & KERNEL_THREAD_FLAG:
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) is a kernel thread; only programs can be probed.",
+            "pgrep -a NAME",
+        )
+
+
+def _check_rights(target: Target) -> None:
+    try:
+        os.close(os.open(f"/proc/{target.pid}/mem", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise UsageError(f"No process has pid {target.pid}.", "pgrep -a NAME") from error
+        raise NfprobeError(
+            f"This user may not trace process {target.pid} ({target.name}): {_missing_right(target)}.",
+            f"sudo nfprobe attach {target.pid}" if os.geteuid() else f"nfprobe doctor {target.pid}",
+        ) from error
+
+
+def _missing_right(target: Target) -> str:
+    from otel_nfprobe.target import read_status, read_text
+
+    scope = read_text(YAMA_PATH).strip()
+    if scope == "3":
+        return f"{YAMA_PATH} is 3, which forbids it to everyone until a reboot"
+    if not os.geteuid():
+        return "root without CAP_SYS_PTRACE in its user namespace"
+    owner = read_status(target.pid).get("Uid", "?").split()[0]
+    if owner != str(os.geteuid()):
+        return f"it belongs to user {owner}; that takes root or CAP_SYS_PTRACE"
+    if scope in ("1", "2"):
+        return f"{YAMA_PATH} is {scope}, so that takes root or CAP_SYS_PTRACE"
+    return "it is not dumpable (it has changed its user, say); that takes root or CAP_SYS_PTRACE"
+
+
+def _check_tracer(target: Target, status: dict[str, str]) -> None:
+    from otel_nfprobe.target import read_text
+
+    tracer = status.get("TracerPid", "0")
+    if tracer != "0":
+        name = read_text(f"/proc/{tracer}/comm").strip() or "?"
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) is being traced by {name} (pid {tracer}); "
+            "a process has one tracer at most.",
+            f"ps -o pid,cmd -p {tracer}",
+        )
+
+
+def _read_executable(target: Target) -> ElfImage:
+    path = f"/proc/{target.pid}/exe"
+    try:
+        with open(path, "rb") as file:
+            return read_image(file, target.executable)
+    except OSError as error:
+        raise NfprobeError(
+            f"The program of process {target.pid} cannot be read: {error.strerror}.",
+            f"sudo nfprobe doctor {target.pid}",
+        ) from error
+    except RefusedError as refusal:
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) cannot be probed: {refusal.sentence}",
+            refusal.next_command or f"file {target.executable}",
+        ) from refusal
+
+
+def _check_program(target: Target, image: ElfImage) -> None:
+    who = f"Process {target.pid} ({target.name})"
+    if image.is_go:
+        raise RefusedError(
+            f"{who} is a Go program; Go moves stacks and checks return addresses: probes would break it.",
+            f"perf top -p {target.pid}",
+        )
+    if not image.has_interpreter:
+        raise RefusedError(
+            f"{who} is statically linked; a library cannot be loaded into it.",
+            f"nfprobe functions {target.executable}",
+        )
+
+
+def _check_shell(target: Target) -> None:
+    shell = os.path.basename(target.executable.removesuffix(" (deleted)"))
+    arguments = target.command_line[1:]
+    script = _script_of(arguments)
+    if shell not in SHELLS or script is None:
+        return
+    children = _descendants(target.pid)
+    shown = ", ".join(f"{pid} ({name})" for pid, name in children[:CHILDREN_SHOWN])
+    programs = [pid for pid, name in children if name not in SHELLS]
+    raise RefusedError(
+        f"Process {target.pid} is {shell}, which runs {script}; "
+        + (f"what it has started is {shown}." if children else "it has no child process."),
+        f"nfprobe attach {programs[0]}" if programs else f"ps --ppid {target.pid}",
+    )
+
+
+def _script_of(arguments: list[str]) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument.startswith("-") and not argument.startswith("--") and argument.endswith("c"):
+            text = " ".join(arguments[index + 1 : index + 2])
+            return f"the command {text[:60]!r}"
+        if not argument.startswith(("-", "+")):
+            return f"the script {argument}"
+    return None
+
+
+def _descendants(pid: int) -> list[tuple[int, str]]:
+    """Processes below `pid`, nearest first, without kernel help that may be missing."""
+    from otel_nfprobe.target import read_status
+
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            status = read_status(int(entry))
+            if status.get("PPid", "").isdigit():
+                children.setdefault(int(status["PPid"]), []).append((int(entry), status.get("Name", "?")))
+    found: list[tuple[int, str]] = []
+    level = children.get(pid, [])
+    while level:
+        found += level
+        level = [child for parent, _ in level for child in children.get(parent, [])]
+    return found
+
+
+def _check_seccomp(target: Target, status: dict[str, str]) -> list[str]:
+    mode = status.get("Seccomp", "0")
+    if mode == "1":
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) is in strict seccomp mode; "
+            "the kernel kills it at the first system call that loading a library needs.",
+            f"grep Seccomp /proc/{target.pid}/status",
+        )
+    if mode == "2":
+        return [
+            f"Process {target.pid} has a seccomp filter; "
+            "if that forbids memfd_create, mmap or clone, the probe library does not load."
+        ]
+    return []
+
+
+def _check_libc(target: Target) -> None:
+    names = [os.path.basename(mapping.path) for mapping in target.maps() if mapping.is_executable]
+    if not any(name.startswith(LIBC_NAMES) for name in names):
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) has loaded no C library (neither glibc nor musl).",
+            f"nfprobe functions {target.executable}",
+        )

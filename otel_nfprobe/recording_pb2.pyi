@@ -1,0 +1,190 @@
+# mypy: ignore-errors
+# ruff: noqa
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import (
+    ClassVar as _ClassVar,
+    Iterable as _Iterable,
+    Mapping as _Mapping,
+    Optional as _Optional,
+    Union as _Union,
+)
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Counters(_message.Message):
+    __slots__ = ["thread"]
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    thread: _containers.RepeatedCompositeFieldContainer[ThreadCounters]
+    def __init__(self, thread: _Optional[_Iterable[_Union[ThreadCounters, _Mapping]]] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ["blocks", "records", "summary_json"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    records: int
+    summary_json: str
+    def __init__(
+        self, blocks: _Optional[int] = ..., records: _Optional[int] = ..., summary_json: _Optional[str] = ...
+    ) -> None: ...
+
+class Function(_message.Message):
+    __slots__ = ["id", "module", "name", "name_source", "offset", "role", "size", "strategy"]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAME_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    module: str
+    name: str
+    name_source: str
+    offset: int
+    role: int
+    size: int
+    strategy: str
+    def __init__(
+        self,
+        id: _Optional[int] = ...,
+        role: _Optional[int] = ...,
+        module: _Optional[str] = ...,
+        offset: _Optional[int] = ...,
+        size: _Optional[int] = ...,
+        name: _Optional[str] = ...,
+        name_source: _Optional[str] = ...,
+        strategy: _Optional[str] = ...,
+    ) -> None: ...
+
+class Functions(_message.Message):
+    __slots__ = ["function"]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    function: _containers.RepeatedCompositeFieldContainer[Function]
+    def __init__(self, function: _Optional[_Iterable[_Union[Function, _Mapping]]] = ...) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = [
+        "executable",
+        "host",
+        "nfprobe_version",
+        "pid",
+        "resource",
+        "session",
+        "settings",
+        "start_unix_ns",
+        "ticks_per_second",
+    ]
+    class ResourceEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+    class SettingsEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+    EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NFPROBE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TICKS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    executable: str
+    host: str
+    nfprobe_version: str
+    pid: int
+    resource: _containers.ScalarMap[str, str]
+    session: str
+    settings: _containers.ScalarMap[str, str]
+    start_unix_ns: int
+    ticks_per_second: float
+    def __init__(
+        self,
+        nfprobe_version: _Optional[str] = ...,
+        session: _Optional[str] = ...,
+        pid: _Optional[int] = ...,
+        executable: _Optional[str] = ...,
+        host: _Optional[str] = ...,
+        start_unix_ns: _Optional[int] = ...,
+        ticks_per_second: _Optional[float] = ...,
+        resource: _Optional[_Mapping[str, str]] = ...,
+        settings: _Optional[_Mapping[str, str]] = ...,
+    ) -> None: ...
+
+class Thread(_message.Message):
+    __slots__ = ["index", "name", "tid"]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    name: str
+    tid: int
+    def __init__(self, index: _Optional[int] = ..., tid: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ThreadCounters(_message.Message):
+    __slots__ = [
+        "batches",
+        "dropped_packets",
+        "empty_polls",
+        "empty_ticks",
+        "index",
+        "lost",
+        "received_packets",
+        "refused_packets",
+        "transmit_calls",
+        "transmitted_packets",
+    ]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_PACKETS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_POLLS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_TICKS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_PACKETS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PACKETS_FIELD_NUMBER: _ClassVar[int]
+    TRANSMITTED_PACKETS_FIELD_NUMBER: _ClassVar[int]
+    TRANSMIT_CALLS_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    dropped_packets: int
+    empty_polls: int
+    empty_ticks: int
+    index: int
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    received_packets: int
+    refused_packets: int
+    transmit_calls: int
+    transmitted_packets: int
+    def __init__(
+        self,
+        index: _Optional[int] = ...,
+        empty_polls: _Optional[int] = ...,
+        empty_ticks: _Optional[int] = ...,
+        batches: _Optional[int] = ...,
+        received_packets: _Optional[int] = ...,
+        transmit_calls: _Optional[int] = ...,
+        transmitted_packets: _Optional[int] = ...,
+        refused_packets: _Optional[int] = ...,
+        dropped_packets: _Optional[int] = ...,
+        lost: _Optional[_Iterable[int]] = ...,
+    ) -> None: ...
+
+class Threads(_message.Message):
+    __slots__ = ["thread"]
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    thread: _containers.RepeatedCompositeFieldContainer[Thread]
+    def __init__(self, thread: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move a function's first instructions to another address.
+
+Pure: bytes in, bytes out. Each instruction is encoded on its own, so its offset in the copy is known; what
+does not reach its old target from the new place is refused, because what the encoder would do instead (a
+pointer behind the code, an address-size prefix) is not wanted in a trampoline. Called by analysis.py.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, OpKind
+
+from otel_nfprobe.errors import RefusedError
+
+JUMP_BYTES = 5  # e9 and a 32-bit displacement
+REACH_BYTES = (1 << 31) - 4096
+OUT_OF_REACH = "an operand is too far from the trampoline"
+NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
+
+_FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH)
+
+
+def ends_flow(instruction: Instruction) -> bool:
+    """Whether the next instruction in memory is not reached from this one."""
+    return instruction.flow_control in _FINAL
+
+
+def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> tuple[bytes, list[int]]:
+    """Encodes `code`, which stands at `address`, for `new_address`.
+
+    Args:
+        code: whole instructions.
+        continue_at: where flow goes on behind them; a jump there is added unless the last one ends flow.
+
+    Returns:
+        The new code and the new offset of each instruction, and of the added jump.
+
+    Raises:
+        RefusedError: the sentence is the reason.
+    """
+    copy = bytearray()
+    offsets = []
+    falls_through = True
+    for instruction in Decoder(64, code, ip=address):
+        here = new_address + len(copy)
+        target = _target_of(instruction)
+        if target is not None and abs(target - here) > REACH_BYTES:
+            raise RefusedError(OUT_OF_REACH)
+        offsets.append(len(copy))
+        copy += _encode(instruction, here)
+        falls_through = not ends_flow(instruction)
+    if falls_through:
+        distance = continue_at - (new_address + len(copy) + JUMP_BYTES)
+        if abs(distance) > REACH_BYTES:
+            raise RefusedError(OUT_OF_REACH)
+        offsets.append(len(copy))
+        copy += b"\xe9" + struct.pack("<i", distance)
+    return bytes(copy), offsets
+
+
+def _target_of(instruction: Instruction) -> int | None:
+    if instruction.is_ip_rel_memory_operand:
+        return int(instruction.ip_rel_memory_address)
+    if instruction.op_count and instruction.op0_kind == OpKind.NEAR_BRANCH64:
+        return int(instruction.near_branch_target)
+    return None
+
+
+def _encode(instruction: Instruction, address: int) -> bytes:
+    encoder = BlockEncoder(64)
+    encoder.add(instruction)
+    try:
+        return bytes(encoder.encode(address))
+    except ValueError as error:
+        raise RefusedError(NOT_ENCODABLE) from error

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: what a recording holds, as the JSON object of `nfprobe report` and as timelines for the page.
+
+Two replays: one for statistics and for which packets were slowest, one for what happened around those. Called
+by cli/report.py; the views print it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+import numpy as np
+
+from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.session import LOST_CLASSES
+from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
+from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.tail import CauseKind, Typical, find_causes
+
+SLOWEST = 5
+DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
+PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 47: "GRE", 50: "ESP", 58: "ICMPv6", 132: "SCTP"}
+_UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
+
+
+@dataclass(frozen=True)
+class TimelineCall:
+    """One call near a slow packet; times are ns after the packet's arrival."""
+
+    name: str
+    start_ns: float
+    end_ns: float
+    self_ns: float
+    depth: int
+    batch_id: int
+    is_cause: bool
+
+
+@dataclass(frozen=True)
+class TimelineBatch:
+    """One batch near a slow packet; times are ns after the packet's arrival."""
+
+    id: int
+    size: int
+    start_ns: float
+    end_ns: float
+    is_own: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What the thread of one slow packet did from the packet's arrival until it was done.
+
+    `number` is the packet's position in `packets.slowest`; times are ns after its arrival, or after the start
+    of its batch when the arrival is not known.
+    """
+
+    number: int
+    own_batch_id: int
+    arrival_known: bool
+    batch_start_ns: float
+    done_ns: float
+    batches: list[TimelineBatch]
+    calls: list[TimelineCall]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a recording holds. `document` is the object of `nfprobe report --format json`."""
+
+    header: RecordingHeader
+    document: dict[str, Any]
+    timelines: list[Timeline] = field(default_factory=list)
+    duration_ns: int = 0
+    damage: str = ""
+
+
+def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
+    """Reads the whole recording.
+
+    Raises:
+        UsageError: its clock is damaged.
+    """
+    facts = read_facts(reader)
+    clock = facts.make_clock()
+    ns_per_tick = 1e9 / clock.ticks_per_second
+    statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
+    with Pipeline(facts.roles) as pipeline:
+        for columns in replay(reader, facts, pipeline):
+            statistics.add(columns)
+            kept.add(columns)
+            extent.add(columns)
+        counts = pipeline.counts()
+    near = _gather(reader, facts, kept.slowest())
+    packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
+    packets = [(slow, row) for slow, row in packets if row >= 0]
+    causes = find_causes(near, np.array([row for _, row in packets], np.intp), Typical.of(statistics))
+    scene = _Scene(facts, near, ns_per_tick)
+    described = [scene.describe(slow, row, cause) for (slow, row), cause in zip(packets, causes, strict=True)]
+    timelines = [
+        scene.draw(number, slow, row, cause)
+        for number, ((slow, row), cause) in enumerate(zip(packets, causes, strict=True))
+    ]
+    document = _make_document(facts, statistics, counts, ns_per_tick)
+    document["packets"]["slowest"] = described
+    return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
+
+
+def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket]) -> Columns:
+    surroundings = Surroundings(slowest)
+    if slowest:
+        with Pipeline(facts.roles) as pipeline:
+            for columns in replay(reader, facts, pipeline):
+                surroundings.add(columns)
+    return surroundings.columns()
+
+
+class _Extent:
+    # From the first to the last tick of any call or batch.
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._last = 0
+
+    def add(self, columns: Columns) -> None:
+        for rows in (columns.calls, columns.batches):
+            if len(rows):
+                first = int(rows["start_ticks"].min())
+                self._first = first if self._first is None else min(self._first, first)
+                self._last = max(self._last, int(rows["end_ticks"].max()))
+
+    @property
+    def ticks(self) -> int:
+        return 0 if self._first is None else max(0, self._last - self._first)
+
+
+class _Scene:
+    # Slow packets amid the batches that were gathered around them.
+    def __init__(self, facts: RecordingFacts, near: Columns, ns_per_tick: float) -> None:
+        self._facts = facts
+        self._near = near
+        self._ns_per_tick = ns_per_tick
+
+    def describe(self, slow: SlowPacket, row: int, cause: np.void) -> dict[str, Any]:
+        packet = self._near.packets[row]
+        batch = self._near.batches[packet["batch"]]
+        known = _arrival_known(packet, slow)
+        kind = CauseKind(int(cause["kind"]))
+        thread = self._facts.threads.get(slow.thread)
+        return {
+            "id": f"{int(packet['digest']):016x}",
+            "flow": format_flow(packet),
+            "latency_ns": self._ns(slow.latency_ticks),
+            "cause": {
+                "kind": kind.name.lower(),
+                "function": self._name(int(cause["function"])) if cause["function"] != NONE else None,
+                "excess_ns": self._ns(int(cause["excess_ticks"])),
+                "batch": int(cause["batch_id"]) if cause["batch"] != NONE else None,
+            },
+            "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if known else None,
+            "disposition": DISPOSITIONS.get(int(packet["disposition"]), "unknown"),
+            "length": int(packet["length"]),
+            "batch": slow.batch_id,
+            "batch_size": int(batch["size"]),
+            "tid": thread.tid if thread else None,
+        }
+
+    def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
+        batches = self._near.batches
+        near = (
+            (batches["thread"] == slow.thread)
+            & (batches["end_ticks"] > slow.start_ticks)
+            & (batches["start_ticks"] <= slow.done_ticks)
+        )
+        rows = np.flatnonzero(near | (batches["id"] == slow.batch_id))
+        rows = rows[np.argsort(batches["start_ticks"][rows], kind="stable")]
+        return Timeline(
+            number,
+            slow.batch_id,
+            _arrival_known(self._near.packets[row], slow),
+            self._after(slow, slow.batch_start_ticks),
+            self._after(slow, slow.done_ticks),
+            [self._batch(slow, batches[index]) for index in rows],
+            [call for index in rows for call in self._calls(slow, batches[index], int(cause["call"]))],
+        )
+
+    def _batch(self, slow: SlowPacket, batch: np.void) -> TimelineBatch:
+        start, end = self._after(slow, int(batch["start_ticks"])), self._after(slow, int(batch["end_ticks"]))
+        return TimelineBatch(int(batch["id"]), int(batch["size"]), start, end, int(batch["id"]) == slow.batch_id)
+
+    def _calls(self, slow: SlowPacket, batch: np.void, culprit: int) -> list[TimelineCall]:
+        first, count = int(batch["first_call"]), int(batch["calls"])
+        return [
+            TimelineCall(
+                self._name(int(call["function"])),
+                self._after(slow, int(call["start_ticks"])),
+                self._after(slow, int(call["end_ticks"])),
+                self._ns(int(call["self_ticks"])),
+                int(call["depth"]),
+                int(batch["id"]),
+                index == culprit,
+            )
+            for index, call in enumerate(self._near.calls[first : first + count], first)
+        ]
+
+    def _name(self, function: int) -> str:
+        return self._facts.functions.get(function, _UNKNOWN_FUNCTION).name or f"function {function}"
+
+    def _after(self, slow: SlowPacket, ticks: int) -> float:
+        return (ticks - slow.start_ticks) * self._ns_per_tick
+
+    def _ns(self, ticks: int) -> int:
+        return round(ticks * self._ns_per_tick)
+
+
+def format_flow(packet: np.void) -> str:
+    """Protocol, source and destination of a packet: `UDP 10.0.0.1:53 > [2001:db8::1]:53`, or `not IP`."""
+    version = int(packet["ip_version"])
+    if version not in (4, 6):
+        return "not IP"
+    protocol = int(packet["protocol"])
+    size = 4 if version == 4 else 16
+    ends = []
+    for address, port in (("source", "source_port"), ("destination", "destination_port")):
+        text = str(ip_address(packet[address].tobytes()[:size]))
+        if protocol in (6, 17, 132):
+            text = f"{text}:{packet[port]}" if version == 4 else f"[{text}]:{packet[port]}"
+        ends.append(text)
+    return f"{PROTOCOLS.get(protocol, f'protocol {protocol}')} {ends[0]} > {ends[1]}"
+
+
+def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:
+    return bool(packet["flags"] & PacketFlag.ARRIVAL_KNOWN) and int(packet["arrival_ticks"]) == slow.start_ticks
+
+
+def _make_document(
+    facts: RecordingFacts, statistics: Statistics, counts: PipelineCounts, ns_per_tick: float
+) -> dict[str, Any]:
+    sizes = statistics.histogram(Distribution.BATCH_SIZE)
+    return {
+        "functions": _list_functions(facts, statistics.functions(), ns_per_tick),
+        "batches": {
+            "count": counts.batches,
+            "size_histogram": [[int(size), int(count)] for size, count in sizes],
+            "latency_ns": _quantiles(statistics, Distribution.BATCH_TICKS, ns_per_tick),
+        },
+        "packets": {
+            "received": counts.received,
+            "transmitted": counts.transmitted,
+            "dropped": counts.dropped,
+            "unknown": counts.unknown + counts.pending,
+            "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
+            "slowest": [],
+        },
+        "lost": _count_lost(facts, counts),
+        "calls": counts.calls,
+        "records": counts.records,
+        "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
+        "threads": _list_threads(facts),
+        "recording": {
+            "pid": facts.header.pid,
+            "executable": facts.header.executable,
+            "start_unix_ns": facts.header.start_unix_ns,
+            "complete": facts.complete,
+            "damage": facts.damage,
+        },
+    }
+
+
+def _list_functions(facts: RecordingFacts, rows: Rows, ns_per_tick: float) -> list[dict[str, Any]]:
+    called = {int(row["function"]): row for row in rows}
+    functions = []
+    for id in sorted(facts.functions.keys() | called.keys()):
+        function = facts.functions.get(id, _UNKNOWN_FUNCTION)
+        row = called.get(id)
+        entry = {
+            "module": function.module,
+            "offset": function.offset,
+            "name": function.name or f"function {id}",
+            "calls": int(row["count"]) if row is not None else 0,
+        }
+        for name in ("total", "self", "min", "p50", "p90", "p99", "max"):
+            entry[f"{name}_ns"] = round(int(row[f"{name}_ticks"]) * ns_per_tick) if row is not None else 0
+        functions.append(entry | {"counters": {}})
+    return functions
+
+
+def _quantiles(statistics: Statistics, distribution: Distribution, ns_per_tick: float) -> dict[str, int | None]:
+    summary = statistics.summary(distribution)
+    if not summary["count"]:
+        return {"p50": None, "p99": None, "p999": None, "max": None}
+    found = {
+        name: round(statistics.quantile(distribution, quantile) * ns_per_tick)
+        for name, quantile in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
+    }
+    return {**found, "max": round(summary["max"] * ns_per_tick)}
+
+
+def _count_lost(facts: RecordingFacts, counts: PipelineCounts) -> dict[str, int]:
+    # The thread table is exact but may be missing from a cut recording; LOST records stand where it happened.
+    lost = {}
+    for index, name in enumerate(LOST_CLASSES):
+        said = sum(thread.lost[index] for thread in facts.counters.values() if index < len(thread.lost))
+        lost[name] = max(said, counts.lost[index])
+    return lost
+
+
+def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
+    threads = []
+    for index, thread in sorted(facts.threads.items()):
+        counters = facts.counters.get(index)
+        entry: dict[str, Any] = {"tid": thread.tid, "name": thread.name}
+        if counters is not None:
+            entry |= {
+                "polls": counters.batches + counters.empty_polls,
+                "empty_polls": counters.empty_polls,
+                "batches": counters.batches,
+                "packets": counters.received_packets,
+            }
+        threads.append(entry)
+    return threads

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine code of a module shows: branches, exits, and how functions use their caller's frame.
+
+Every function is decoded once. The in-stack call moves a function 16 bytes away from its stack arguments, so
+the question that matters is whether it, or what it jumps on to, ever looks at or above its canonical frame
+address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. Called by branches.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind, Register, RegisterExt
+
+from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, FrameError, Row
+from otel_nfprobe.elf import ElfImage
+
+STACK_ARGUMENTS = "reads stack arguments"
+RETURN_ADDRESS = "reads its return address"
+UNKNOWN_FRAME = "frame rules are not usable"
+NO_ENTRY = "a part of another function"
+UNDECODABLE = "undecodable"
+POINTER_TAIL = "ends in a jump through a pointer, whose target may take stack arguments"
+
+NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this near to the start
+FUNCTION_BYTES_MAX = 16 << 20
+ALIAS_REACH_BYTES = 64  # copies of the stack pointer that point this near below the CFA are followed
+ENTRY_ALIAS = -8  # the stack pointer at entry: it points at the return address
+
+# Kinds of instructions; PLAIN ones matter only for their memory operand.
+_PLAIN, _MOVE, _LEA, _POP, _BRANCH, _CALL, _INDIRECT, _RETURN, _CALL_INDIRECT, _INVALID = range(10)
+_UNSEEN = 255
+_kinds = bytearray([_UNSEEN]) * 8192
+
+_DWARF_REGISTERS = (
+    Register.RAX, Register.RDX, Register.RCX, Register.RBX,
+    Register.RSI, Register.RDI, Register.RBP, Register.RSP,
+    Register.R8, Register.R9, Register.R10, Register.R11,
+    Register.R12, Register.R13, Register.R14, Register.R15,
+)  # fmt: skip
+_SCRATCH = frozenset(
+    (
+        Register.RAX, Register.RCX, Register.RDX, Register.RSI, Register.RDI,
+        Register.R8, Register.R9, Register.R10, Register.R11,
+    )
+)  # fmt: skip
+_MOVES = frozenset((Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.MOV_R32_RM32, Code.MOV_RM32_R32))
+ARGUMENT_REGISTERS = (Register.RDI, Register.RSI, Register.RDX, Register.RCX, Register.R8, Register.R9)
+
+
+@dataclass(slots=True)
+class FunctionScan:
+    """What one function's own bytes show. Addresses are the file's own."""
+
+    frame: Frame
+    trouble: str = ""  # one of the reasons above, or ""
+    jumps: list[int] = field(default_factory=list)  # direct jumps out of the range
+    jump_sites: list[int] = field(default_factory=list)  # where those are
+    slot_jumps: list[int] = field(default_factory=list)  # jumps through these GOT slots
+    slot_sites: list[int] = field(default_factory=list)
+    pointer_jumps: list[int] = field(default_factory=list)  # jumps out through other pointers: where they are
+    calls: list[int] = field(default_factory=list)  # direct calls: where they lead
+    call_sites: list[int] = field(default_factory=list)  # where those are
+    references: list[int] = field(default_factory=list)  # code addresses it takes (lea)
+    near: list[int] = field(default_factory=list)  # own branch targets near the start
+    has_exit: bool = False  # returns, or jumps out
+    own_entry: bool = True  # starts where a call arrives
+    outermost: bool = False
+
+
+def scan_function(image: ElfImage, frame: Frame) -> FunctionScan:
+    """Decodes one function."""
+    return _Scanner(image, frame).run()
+
+
+def branch_targets(code: bytes, address: int) -> list[int]:
+    """Where the direct branches and calls of some bytes lead that no frame describes."""
+    targets = []
+    for instruction in Decoder(64, code, ip=address):
+        kind = _kinds[instruction.code]
+        if kind == _UNSEEN:
+            kind = _classify(instruction)
+        if kind in (_BRANCH, _CALL):
+            targets.append(int(instruction.near_branch_target))
+    return targets
+
+
+def _classify(instruction: Instruction) -> int:
+    code, flow = instruction.code, instruction.flow_control
+    kind = _PLAIN
+    if code == Code.INVALID:
+        kind = _INVALID
+    elif flow in (
+        FlowControl.CONDITIONAL_BRANCH,
+        FlowControl.UNCONDITIONAL_BRANCH,
+        FlowControl.XBEGIN_XABORT_XEND,
+    ):
+        kind = _BRANCH if instruction.op0_kind == OpKind.NEAR_BRANCH64 else _PLAIN
+    elif flow == FlowControl.CALL:
+        kind = _CALL if instruction.op0_kind == OpKind.NEAR_BRANCH64 else _PLAIN
+    elif flow == FlowControl.INDIRECT_BRANCH:
+        kind = _INDIRECT
+    elif flow == FlowControl.INDIRECT_CALL:
+        kind = _CALL_INDIRECT
+    elif flow == FlowControl.RETURN:
+        kind = _RETURN
+    elif code in _MOVES:
+        kind = _MOVE
+    elif instruction.mnemonic == Mnemonic.LEA:
+        kind = _LEA
+    elif code == Code.POP_R64:
+        kind = _POP
+    _kinds[code] = kind
+    return kind
+
+
+class _Scanner:
+    """Decodes one function. The loop in `run` is the hot path: two attribute reads an instruction."""
+
+    def __init__(self, image: ElfImage, frame: Frame) -> None:
+        self.image = image
+        self.scan = FunctionScan(frame)
+        self.low = frame.start
+        self.high = frame.start + frame.size
+        self.rows: Sequence[Row] = ()
+        self.row_starts: list[int] = []
+        self.watched: set[int] = {Register.RSP}
+        self.aliases: dict[int, int] = {}  # register -> its value minus the CFA
+        self.realigned: int | None = None  # the register that holds the CFA in gcc's realigned frames
+        self.previous: Instruction | None = None
+
+    def run(self) -> FunctionScan:
+        frame = self.scan.frame
+        code = self.image.read(frame.start, frame.size) if frame.size <= FUNCTION_BYTES_MAX else b""
+        if len(code) != frame.size:
+            self.scan.trouble = UNDECODABLE
+            return self.scan
+        if not self._prepare(frame):
+            self.scan.trouble = UNKNOWN_FRAME
+        kinds, watched = _kinds, self.watched
+        for instruction in Decoder(64, code, ip=frame.start):
+            kind = kinds[instruction.code]
+            if kind == _UNSEEN:
+                kind = _classify(instruction)
+            base = instruction.memory_base
+            if base and base in watched:
+                self._address(instruction, kind, base)
+            elif kind:
+                self._act(instruction, kind)
+            self.previous = instruction
+        return self.scan
+
+    def _prepare(self, frame: Frame) -> bool:
+        try:
+            rules = frame.rules()
+        except FrameError:
+            return False
+        self.rows = rules.rows
+        self.row_starts = [row.address for row in rules.rows]
+        self.scan.outermost = rules.outermost
+        first = rules.rows[0]
+        self.scan.own_entry = first.register == RSP and first.offset == 8
+        usable = True
+        for row in rules.rows:
+            if row.register == EXPRESSION or row.register >= len(_DWARF_REGISTERS):
+                usable = False
+            elif row.register >= 0:
+                register = _DWARF_REGISTERS[row.register]
+                self.watched.add(register)
+                if row.register not in (RSP, RBP) and row.offset == 0:
+                    self.realigned = register
+                    self.aliases[register] = 0
+            elif self.realigned is None:
+                usable = False
+        return usable
+
+    def _row(self, address: int) -> Row:
+        return self.rows[bisect_right(self.row_starts, address) - 1]
+
+    def _blame(self, reason: str) -> None:
+        if not self.scan.trouble:
+            self.scan.trouble = reason
+
+    # ---- memory operands on the stack ----------------------------------------------------------------------
+
+    def _address(self, instruction: Instruction, kind: int, base: int) -> None:
+        distance = self._distance(instruction, base)
+        if kind == _LEA:
+            self._copy(instruction.op0_register, distance)
+            return
+        if distance is not None:
+            self._touch(instruction, kind, base, distance)
+        if kind == _MOVE and instruction.op1_kind == OpKind.MEMORY:
+            self.aliases_drop(instruction.op0_register)
+        elif kind not in (_PLAIN, _MOVE):
+            self._act(instruction, kind)
+
+    def _distance(self, instruction: Instruction, base: int) -> int | None:
+        """The operand's address minus the CFA, as far as it is known."""
+        if not self.rows:
+            return None
+        displacement = int(instruction.memory_displacement)
+        if displacement >> 63:
+            displacement -= 1 << 64
+        row = self._row(instruction.ip)
+        if row.register >= 0 and _DWARF_REGISTERS[row.register] == base:
+            return displacement - row.offset
+        if base in self.aliases:
+            return displacement + self.aliases[base]
+        if row.register == DEREFERENCED and base == Register.RBP and displacement == row.offset:
+            # The word that holds the CFA: harmless in the register that it belongs to, else not followed.
+            loads_elsewhere = instruction.op1_kind == OpKind.MEMORY and instruction.op0_register != self.realigned
+            return 0 if loads_elsewhere else None
+        return None
+
+    def _touch(self, instruction: Instruction, kind: int, base: int, distance: int) -> None:
+        if distance >= 0:
+            self._blame(STACK_ARGUMENTS)
+        elif distance >= -8 and not (base == self.realigned and instruction.mnemonic == Mnemonic.PUSH):
+            self._blame(RETURN_ADDRESS)
+
+    def _copy(self, register: int, distance: int | None) -> None:
+        """`register` takes the value CFA + distance."""
+        self.aliases_drop(register)
+        if distance is None or register in (Register.RSP, self.realigned):
+            return
+        if distance >= 0:
+            self._blame(STACK_ARGUMENTS)
+        elif distance >= -ALIAS_REACH_BYTES and self.aliases.get(register, 0) != ENTRY_ALIAS:
+            self.aliases[register] = distance
+            self.watched.add(register)
+
+    def aliases_drop(self, register: int) -> None:
+        """The register was overwritten. Entry and realigned pointers are followed for good."""
+        if self.aliases:
+            full = RegisterExt.full_register(register)  # type: ignore[arg-type]
+            if self.aliases.get(full, 0) not in (0, ENTRY_ALIAS):
+                del self.aliases[full]
+
+    # ---- instructions that matter without a stack operand --------------------------------------------------
+
+    def _act(self, instruction: Instruction, kind: int) -> None:
+        scan = self.scan
+        if kind == _MOVE:
+            self._move(instruction)
+        elif kind == _LEA:
+            if instruction.is_ip_rel_memory_operand:
+                scan.references.append(int(instruction.ip_rel_memory_address))
+            self.aliases_drop(instruction.op0_register)
+        elif kind == _POP:
+            self._pop(instruction)
+        elif kind == _BRANCH:
+            self._branch(int(instruction.near_branch_target), int(instruction.ip))
+        elif kind in (_CALL, _CALL_INDIRECT):
+            if kind == _CALL:
+                scan.calls.append(int(instruction.near_branch_target))
+                scan.call_sites.append(int(instruction.ip))
+            for register in [register for register in self.aliases if register in _SCRATCH]:
+                self.aliases_drop(register)
+        elif kind == _RETURN:
+            scan.has_exit = True
+            if instruction.code == Code.RETNQ_IMM16:
+                self._blame(STACK_ARGUMENTS)
+        elif kind == _INDIRECT:
+            self._indirect(instruction)
+        elif kind == _INVALID:
+            scan.trouble = UNDECODABLE
+
+    def _move(self, instruction: Instruction) -> None:
+        if instruction.op0_kind != OpKind.REGISTER:
+            return
+        source = instruction.op1_register if instruction.op1_kind == OpKind.REGISTER else Register.NONE
+        if source == Register.RSP and self.rows:
+            row = self._row(instruction.ip)
+            self._copy(instruction.op0_register, -row.offset if row.register == RSP else None)
+        elif source != Register.NONE and source == self.realigned:
+            self._blame(STACK_ARGUMENTS)
+        else:
+            self.aliases_drop(instruction.op0_register)
+
+    def _pop(self, instruction: Instruction) -> None:
+        self.aliases_drop(instruction.op0_register)
+        if self.rows:
+            row = self._row(instruction.ip)
+            if row.register == RSP and row.offset == 8:
+                self._blame(RETURN_ADDRESS)
+
+    def _branch(self, target: int, site: int) -> None:
+        if self.low <= target < self.high:
+            if target < self.low + NEAR_ENTRY_BYTES:
+                self.scan.near.append(target)
+        else:
+            self.scan.jumps.append(target)
+            self.scan.jump_sites.append(site)
+            self.scan.has_exit = True
+
+    def _indirect(self, instruction: Instruction) -> None:
+        if instruction.is_ip_rel_memory_operand:
+            self.scan.slot_jumps.append(int(instruction.ip_rel_memory_address))
+            self.scan.slot_sites.append(int(instruction.ip))
+            self.scan.has_exit = True
+            return
+        row = self._row(instruction.ip) if self.rows else None
+        if row is not None and (row.register, row.offset) == (RSP, 8) and not self._is_table(instruction):
+            self.scan.has_exit = True
+            self.scan.pointer_jumps.append(int(instruction.ip))
+
+    def _is_table(self, instruction: Instruction) -> bool:
+        """Whether an indirect jump goes through a jump table of its own function."""
+        if instruction.segment_prefix == Register.DS:  # notrack
+            return True
+        previous = self.previous
+        if instruction.op0_kind == OpKind.MEMORY:
+            return instruction.memory_base == Register.NONE and self._own_word(instruction)
+        if previous is None or previous.op0_kind != OpKind.REGISTER:
+            return False
+        if previous.op0_register != instruction.op0_register:
+            return False
+        if previous.mnemonic == Mnemonic.ADD:
+            return True
+        return previous.mnemonic == Mnemonic.MOV and previous.memory_index != Register.NONE and self._own_word(previous)
+
+    def _own_word(self, instruction: Instruction) -> bool:
+        word = self.image.read(int(instruction.memory_displacement), 8)
+        return self.low <= int.from_bytes(word, "little") < self.high

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monitor's view of the memory that it shares with a target (native/include/nfprobe/session.h).
+
+Maps the session's memory file, holds the lock that tells the target that a monitor is there, sends commands
+to the helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this
+memory can lose records, never crash the monitor.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.columns import RECORD
+from otel_nfprobe.errors import NfprobeError
+
+FIXED_BYTES = 16 << 20  # header and tables: NFP_ARENA_OFFSET
+THREAD_TABLE_OFFSET = 8192
+THREAD_COUNT = 1024
+PROBE_TABLE_OFFSET = 1 << 20
+PROBE_COUNT = 65536
+PROGRAM_OFFSET = 4096
+PROGRAM_COUNT = 64
+ARENA_OFFSET = 16 << 20
+ARENA_BYTES = 240 << 20
+RING_OFFSET = 256 << 20
+RING_BYTES_MIN = 64 << 10
+RING_BYTES_MAX = 256 << 20
+MAGIC = 0x31764250464E0001
+VERSION = 1
+
+GATE_OUTER = 1
+GATE_INNER = 2
+GATE_PACKETS = 4
+
+LOST_CLASSES = ("call", "packet", "poll")
+
+F_OFD_SETLK = 37
+FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
+
+COMMAND_PATIENCE_NS = 5_000_000_000
+DRAIN_ROOM_RECORDS = 1 << 16
+HOLE_PATIENCE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Counters of one thread of the target, exact even when records were lost."""
+
+    index: int
+    tid: int
+    empty_polls: int
+    empty_ticks: int
+    batches: int
+    received: int
+    transmit_calls: int
+    transmitted: int
+    refused: int
+    dropped: int
+    lost: tuple[int, int, int]
+
+
+class Session:
+    """One target's session memory, mapped and locked.
+
+    Args:
+        pid: the target's process id, as the monitor sees it.
+        descriptor: number of the session's memory file among the target's file descriptors.
+
+    Raises:
+        NfprobeError: the memory is not a session of this version, or another monitor holds it.
+    """
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise NfprobeError(
+                f"The session of process {pid} cannot be opened: {error.strerror}.", f"nfprobe doctor {pid}"
+            ) from error
+        try:
+            self._fixed = mmap.mmap(self._fd, FIXED_BYTES)
+            self._fixed_buffer = ffi.from_buffer(self._fixed, require_writable=True)
+            self.header = ffi.cast("struct nfp_session_header *", self._fixed_buffer)
+            self._check()
+            self._lock()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
+        self._rings: Any = None
+        self._positions: dict[int, Any] = {}
+        self._holes: dict[int, float] = {}
+        self._room = np.empty(DRAIN_ROOM_RECORDS, dtype=RECORD)
+        self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
+        self.torn = 0
+
+    def _check(self) -> None:
+        size_bytes = os.fstat(self._fd).st_size
+        header = self.header
+        ring_bytes = int(header.ring_bytes)
+        whole = RING_OFFSET + THREAD_COUNT * ring_bytes
+        sound = (
+            header.magic == MAGIC
+            and header.version == VERSION
+            and header.total_bytes == size_bytes == whole
+            and header.ring_stride == ring_bytes
+            and RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX
+            and ring_bytes & (ring_bytes - 1) == 0
+        )
+        if not sound:
+            raise NfprobeError(
+                f"The session memory in process {self.pid} is not one of this version of nfprobe.",
+                f"nfprobe doctor {self.pid}",
+            )
+        self.ring_bytes = ring_bytes
+
+    def _lock(self) -> None:
+        request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            fcntl.fcntl(self._fd, F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise NfprobeError(
+                f"Another nfprobe is attached to process {self.pid}.", f"nfprobe status {self.pid}"
+            ) from error
+
+    @property
+    def descriptor(self) -> int:
+        """The monitor's own file descriptor of the session's memory."""
+        return self._fd
+
+    # ---- commands to the helper thread -------------------------------------------------------------------
+
+    def ask(self, command: int, *arguments: int) -> int:
+        """Sends a command to the helper thread and returns its result (0, or a negative errno).
+
+        Raises:
+            NfprobeError: the helper thread does not answer.
+        """
+        result = ffi.new("int32_t *")
+        words = ffi.new("uint64_t[4]", list(arguments) + [0] * (4 - len(arguments)))
+        if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, result) != 0:
+            raise NfprobeError(
+                f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
+            )
+        return int(result[0])
+
+    def open_gates(self, gates: int) -> None:
+        """Lets the probes whose gate bits are given write records."""
+        self.ask(lib.NFP_COMMAND_OPEN, gates)
+
+    def close_gates(self) -> None:
+        """Makes every probe silent."""
+        self.ask(lib.NFP_COMMAND_CLOSE)
+
+    @property
+    def helper_is_there(self) -> bool:
+        """Whether the target's helper thread serves this session."""
+        return int(self.header.state) in (lib.NFP_STATE_READY, lib.NFP_STATE_ARMED)
+
+    def leave(self, patience_s: float = 2.0) -> bool:
+        """Closes the gates and ends the helper thread. Returns whether it is gone."""
+        lib.nfp_mailbox_send(self.header, lib.NFP_COMMAND_LEAVE)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if int(self.header.state) == lib.NFP_STATE_SILENT:
+                return True
+            time.sleep(0.001)
+        return False
+
+    # ---- tables ------------------------------------------------------------------------------------------
+
+    def program(self, index: int) -> Any:
+        """The capture program at `index`, writable (struct nfp_program)."""
+        if not 0 <= index < PROGRAM_COUNT:
+            raise IndexError(index)
+        return ffi.cast("struct nfp_program *", self._fixed_buffer + PROGRAM_OFFSET) + index
+
+    def probe(self, index: int) -> Any:
+        """The probe table entry at `index`, writable (struct nfp_probe)."""
+        if not 0 <= index < PROBE_COUNT:
+            raise IndexError(index)
+        return ffi.cast("struct nfp_probe *", self._fixed_buffer + PROBE_TABLE_OFFSET) + index
+
+    @property
+    def probe_count(self) -> int:
+        """Entries of the probe table that were ever used."""
+        return min(int(self.header.probes), PROBE_COUNT)
+
+    def map_arena(self, offset: int, size_bytes: int) -> mmap.mmap:
+        """Maps a part of the trampoline region for writing. Only the monitor has such a mapping."""
+        if offset < ARENA_OFFSET or offset + size_bytes > ARENA_OFFSET + ARENA_BYTES:
+            raise NfprobeError(f"The arena table in process {self.pid} is damaged.", f"nfprobe doctor {self.pid}")
+        return mmap.mmap(self._fd, size_bytes, offset=offset)
+
+    # ---- rings -------------------------------------------------------------------------------------------
+
+    def thread_indexes(self) -> range:
+        """Thread table entries that were ever used."""
+        return range(min(int(self.header.threads), THREAD_COUNT))
+
+    def thread_counts(self) -> list[ThreadCounts]:
+        """Counters of the threads that have written in this session."""
+        counts = []
+        for index in self.thread_indexes():
+            entry = self._table[index]
+            if entry.tid:
+                counts.append(
+                    ThreadCounts(
+                        index,
+                        int(entry.tid),
+                        int(entry.empty_polls),
+                        int(entry.empty_ticks),
+                        int(entry.batches),
+                        int(entry.received_packets),
+                        int(entry.transmit_calls),
+                        int(entry.transmitted_packets),
+                        int(entry.refused_packets),
+                        int(entry.dropped_packets),
+                        (int(entry.lost[0]), int(entry.lost[1]), int(entry.lost[2])),
+                    )
+                )
+        return counts
+
+    def thread_claims(self) -> list[tuple[int, int, int, bool]]:
+        """Entries in use: index, tid as the target sees it, when it was claimed, whether it counted packets."""
+        claims = []
+        for index in self.thread_indexes():
+            entry = self._table[index]
+            start = int(entry.start_ticks)  # read before tid, which is written before it
+            if entry.state == lib.NFP_THREAD_USED and start:
+                has_counters = any((entry.empty_polls, entry.batches, entry.transmit_calls, entry.dropped_packets))
+                claims.append((index, int(entry.tid), start, has_counters))
+        return claims
+
+    def unregistered(self) -> tuple[int, int, int]:
+        """Records lost by threads that got no ring, by loss class."""
+        lost = self.header.unregistered
+        return int(lost[0]), int(lost[1]), int(lost[2])
+
+    def _ring(self, index: int) -> Any:
+        if self._rings is None:  # one mapping: each takes a file descriptor
+            self._rings = ffi.from_buffer(mmap.mmap(self._fd, THREAD_COUNT * self.ring_bytes, offset=RING_OFFSET))
+        if index not in self._positions:
+            self._positions[index] = ffi.new("uint64_t *", int(self._table[index].tail))
+        return self._rings + index * self.ring_bytes
+
+    def drain(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Takes what the rings hold: pairs (thread table index, records).
+
+        The array (RECORD) is valid until the next step of the iterator. Each ring is read at least up to
+        what stood in it when the round began, which matching packets across threads relies on, and at most
+        once around, so that a fast thread does not starve the others.
+        """
+        for index in self.thread_indexes():
+            for _ in range(self.ring_bytes // (DRAIN_ROOM_RECORDS * RECORD.itemsize) + 1):
+                count = self._drain_ring(index)
+                if count:
+                    yield index, self._room[:count]
+                if count < DRAIN_ROOM_RECORDS:
+                    break
+
+    def drain_thread(self, index: int) -> Iterator[NDArray[Any]]:
+        """Takes all that one ring holds. The arrays are as those of `drain`."""
+        while count := self._drain_ring(index):
+            yield self._room[:count]
+
+    def has_hole(self, index: int) -> bool:
+        """Whether records stand in the ring behind one that was reserved and is not written yet."""
+        return index in self._holes
+
+    def _drain_ring(self, index: int) -> int:
+        ring = self._ring(index)
+        position = self._positions[index]
+        hole = ffi.new("struct nfp_drain_hole *")
+        skip = index in self._holes and time.monotonic() - self._holes[index] > HOLE_PATIENCE_S
+        count = lib.nfp_drain(ring, self.ring_bytes, position, skip, self._room_pointer, DRAIN_ROOM_RECORDS, hole)
+        self.torn += int(hole.torn)
+        if hole.blocked:
+            self._holes.setdefault(index, time.monotonic())
+        if not hole.blocked or count or hole.torn:
+            self._holes.pop(index, None)
+        if count or hole.torn:
+            lib.nfp_drain_publish(self._table + index, position[0])
+        return int(count)
+
+    def free_thread(self, index: int) -> None:
+        """Gives the table entry of a thread that has ended to the next new thread. Its ring must be drained."""
+        self._table[index].start_ticks = 0
+        self._table[index].state = lib.NFP_THREAD_FREE
+
+    def close(self) -> None:
+        """Unmaps the session and gives up the lock: the target's helper thread then closes its gates."""
+        # Mappings keep the open file alive, and with it the lock: it is given up by name.
+        fcntl.fcntl(self._fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        os.close(self._fd)

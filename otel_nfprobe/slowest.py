@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slowest packets of a recording: found in one replay, their surroundings gathered in the next.
+
+Packets of one batch share its fate, so at most one of each batch is kept: the slowest. Their surroundings are
+all batches of their thread from their arrival until they were done: there tail.py finds the culprit, and a
+timeline shows them. Arrays in, arrays out; called by report.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks, life_start_ticks
+
+BATCHES_MAX = 20_000  # of all surroundings together; more are not looked at
+
+
+@dataclass(frozen=True)
+class SlowPacket:
+    """One slow packet, by batch id and position in its burst; its life in ticks."""
+
+    latency_ticks: int
+    batch_id: int
+    index: int
+    thread: int
+    start_ticks: int
+    batch_start_ticks: int
+    done_ticks: int
+
+
+class SlowestPackets:
+    """Keeps the `count` slowest packets of all columns that are added."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._heap: list[tuple[int, int, SlowPacket]] = []
+
+    def add(self, columns: Columns) -> None:
+        """Looks at one take."""
+        packets, batches = columns.packets, columns.batches
+        if not len(packets) or not self._count:
+            return
+        latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        best = self._heap[0][0] if len(self._heap) == self._count else 0
+        order = np.flatnonzero(latency > best)
+        # The slowest first, and of equal ones the earliest; the first of each batch is the one that is kept.
+        order = order[np.lexsort((order, -latency[order].astype(np.int64)))]
+        _, first = np.unique(packets["batch"][order], return_index=True)
+        starts = life_start_ticks(columns)
+        for row in order[np.sort(first)][: self._count]:
+            packet = packets[row]
+            batch = batches[packet["batch"]]
+            slow = SlowPacket(
+                int(latency[row]),
+                int(batch["id"]),
+                int(packet["index"]),
+                int(batch["thread"]),
+                int(starts[row]),
+                int(batch["start_ticks"]),
+                int(packet["done_ticks"]),
+            )
+            self._push(slow)
+
+    def slowest(self) -> list[SlowPacket]:
+        """The packets kept, the slowest first."""
+        return [slow for _, _, slow in sorted(self._heap, reverse=True)]
+
+    def _push(self, slow: SlowPacket) -> None:
+        entry = (slow.latency_ticks, -slow.batch_id, slow)
+        if len(self._heap) < self._count:
+            heapq.heappush(self._heap, entry)
+        else:
+            heapq.heappushpop(self._heap, entry)
+
+
+class Surroundings:
+    """Gathers, from a second replay, the batches that ran during the lives of slow packets."""
+
+    def __init__(self, slowest: list[SlowPacket]) -> None:
+        self._slowest = slowest
+        self._parts: list[Columns] = []
+
+    def add(self, columns: Columns) -> None:
+        """Looks at one take."""
+        batches = columns.batches
+        wanted = np.zeros(len(batches), bool)
+        for slow in self._slowest:
+            wanted |= (
+                (batches["thread"] == slow.thread)
+                & (batches["end_ticks"] > slow.start_ticks)
+                & (batches["start_ticks"] <= slow.done_ticks)
+            ) | (batches["id"] == slow.batch_id)
+        for batch in np.flatnonzero(wanted)[: BATCHES_MAX - len(self._parts)]:
+            self._parts.append(_cut_batch(columns, int(batch)))
+
+    def columns(self) -> Columns:
+        """All of them, with the packets described in these batches."""
+        return concatenate(self._parts)
+
+
+def find_packet(columns: Columns, slow: SlowPacket) -> int:
+    """Index of a slow packet in gathered columns, or -1."""
+    if not len(columns.packets):
+        return -1
+    ids = columns.batches["id"][columns.packets["batch"]]
+    rows = np.flatnonzero((ids == slow.batch_id) & (columns.packets["index"] == slow.index))
+    return int(rows[0]) if len(rows) else -1
+
+
+def _cut_batch(columns: Columns, batch: int) -> Columns:
+    row = columns.batches[batch : batch + 1].copy()
+    calls = columns.calls[_span(row, "first_call", "calls")].copy()
+    packets = columns.packets[_span(row, "first_packet", "packets")].copy()
+    inside = (calls["parent"] >= row["first_call"]) & (calls["parent"] < row["first_call"] + row["calls"])
+    calls["parent"] = np.where(inside, calls["parent"] - row["first_call"], NONE)
+    calls["batch"] = packets["batch"] = 0
+    row["first_call"] = row["first_packet"] = 0
+    return Columns(calls, row, packets)
+
+
+def _span(row: Rows, first: str, count: str) -> slice:
+    return slice(int(row[first][0]), int(row[first][0]) + int(row[count][0]))

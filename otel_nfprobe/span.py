@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans: columns in, OTLP requests out. Prepares what the C encoder (native/core/otlp.h) copies from.
+
+Pure: no I/O, no clock reading. Ids are derived from the packets and the session, so the same recording always
+gives the same bytes. The pipeline's arrays are read in place: no Python object is made per packet or span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.util.types import AttributeValue
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import Columns, Rows
+from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.tail import CauseKind
+
+TAIL = np.dtype([("excess_ns", "<i8"), ("batch_id", "<u8"), ("function", "<u4"), ("kind", "<u4")])
+TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown")
+_KIND_OF_CAUSE = {
+    CauseKind.UNKNOWN: TAIL_KINDS.index("unknown"),
+    CauseKind.OWN: TAIL_KINDS.index("own"),
+    CauseKind.QUEUE: TAIL_KINDS.index("queue"),
+    CauseKind.BATCHING: TAIL_KINDS.index("batching"),
+}
+
+# Names of C++ templates reach kilobytes; nobody reads them to the end, and each span repeats its name twice.
+NAME_BYTES_MAX = 512
+
+_INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
+_TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
+_FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
+
+
+class EncodedRequest(NamedTuple):
+    """The bytes of one ExportTraceServiceRequest, and how many spans and packets are in it."""
+
+    data: bytes
+    spans: int
+    packets: int
+
+
+def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
+    """What `tail.find_causes` found, dtype CAUSE, as dtype TAIL for `SpanEncoder.encode`."""
+    kinds = np.array([_KIND_OF_CAUSE[kind] for kind in sorted(CauseKind)], dtype=np.uint32)
+    tails = np.zeros(len(causes), dtype=TAIL)
+    tails["kind"] = kinds[causes["kind"]]
+    tails["function"] = causes["function"]
+    tails["batch_id"] = causes["batch_id"]
+    tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
+    return tails
+
+
+def find_session_id(session: str) -> int:
+    """The 64 bits of a session that go into its trace ids, from its name in a recording.
+
+    Attach writes them as 16 hex digits; any other name is hashed.
+    """
+    if re.fullmatch("[0-9a-f]{16}", session):
+        return int(session, 16)
+    return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest(), "big")
+
+
+class SpanEncoder:
+    """Encodes selected packets of one session.
+
+    Args:
+        resource_attributes: of the resource (`make_resource_attributes`).
+        function_names: index is the function id; ids beyond it are called `unknown function`.
+        session_id: 64 bits that differ between sessions; part of every trace id.
+        clock: converts ticks; its newest anchors are taken at each `encode`.
+        trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
+
+    Attributes:
+        dropped_spans: calls left out because their packet's trace alone is larger than a request.
+        bad_packets: packets without spans, because their indices point outside of the columns.
+    """
+
+    def __init__(
+        self,
+        resource_attributes: Mapping[str, AttributeValue],
+        function_names: Sequence[str],
+        session_id: int,
+        clock: Clock,
+        trace_state: str = "",
+    ) -> None:
+        self.dropped_spans = 0
+        self.bad_packets = 0
+        self._clock = clock
+        self._names = list(function_names)
+        self._threads: list[tuple[int, str]] = []
+        self._resource = ResourceSpans(resource=encode_resource(resource_attributes)).SerializeToString()
+        self._job = ffi.new("struct nfp_otlp_job *")
+        self._job.session_id = session_id
+        state = Span(trace_state=trace_state).SerializeToString()
+        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
+            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
+        ffi.memmove(self._job.trace_state, state, len(state))
+        self._job.trace_state_size = len(state)
+        self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
+        self._kept: dict[str, Any] = {}
+        self._prepare()
+
+    def set_functions(self, function_names: Sequence[str]) -> None:
+        """Replaces the function names, when probes were added."""
+        if list(function_names) != self._names:
+            self._names = list(function_names)
+            self._prepare()
+
+    def set_threads(self, threads: Sequence[tuple[int, str]]) -> None:
+        """Sets thread id and name of each thread table index; spans of other threads carry neither."""
+        if list(threads) != self._threads:
+            self._threads = list(threads)
+            self._prepare()
+
+    def encode(
+        self,
+        columns: Columns,
+        selected: npt.NDArray[np.uint32],
+        reasons: npt.NDArray[np.uint8],
+        tails: Rows | None = None,
+    ) -> Iterator[EncodedRequest]:
+        """Yields requests of at most 8,192 spans and 3.5 MiB. The arrays must not change meanwhile.
+
+        Args:
+            columns: calls, batches and packets.
+            selected: indices of packets, shape (n,).
+            reasons: why each was selected, REASON_* bits of sampling.py, shape (n,).
+            tails: what made each late, dtype TAIL, shape (n,); None when it was not examined.
+        """
+        selected = np.ascontiguousarray(selected, dtype=np.uint32)
+        reasons = np.ascontiguousarray(reasons, dtype=np.uint8)
+        if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
+            raise ValueError("selected, reasons and tails differ in length")
+        self._set_columns(columns)
+        self._point("selected", "uint32_t", selected)
+        self._point("reasons", "uint8_t", reasons)
+        self._point("tails", "struct nfp_tail", None if tails is None else np.ascontiguousarray(tails, dtype=TAIL))
+        self._job.selected_count = len(selected)
+        yield from self._encode_all(len(selected))
+
+    def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
+        """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
+        ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
+        return ids[:, 1] & np.uint64((1 << 56) - 1)
+
+    def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
+        self._set_columns(columns)
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        ids = np.zeros((len(packets), 2), dtype=np.uint64)
+        lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
+        return ids
+
+    def _encode_all(self, count: int) -> Iterator[EncodedRequest]:
+        result = ffi.new("struct nfp_otlp_result *")
+        first = 0
+        while first < count:
+            lib.nfp_otlp_encode(self._job, first, self._buffer, lib.NFP_OTLP_BYTES_MAX, result)
+            first += result.packets
+            self.dropped_spans += result.dropped_spans
+            self.bad_packets += result.bad_packets
+            if result.spans:
+                data = ffi.unpack(ffi.cast("char *", self._buffer + result.offset), result.bytes)
+                yield EncodedRequest(data, result.spans, result.packets - result.bad_packets)
+
+    def _set_columns(self, columns: Columns) -> None:
+        for name in ("calls", "batches", "packets"):
+            array = np.ascontiguousarray(getattr(columns, name))
+            singular = {"calls": "call", "batches": "batch", "packets": "packet"}[name]
+            if array.dtype.itemsize != ffi.sizeof(f"struct nfp_{singular}"):
+                raise ValueError(f"{name} are not of the dtype of columns.h")
+            self._point(name, f"struct nfp_{singular}", array)
+            setattr(self._job, f"{singular}_count", len(array))
+        self._point("anchors", "struct nfp_anchor", self._clock.anchors)
+        self._job.anchor_count = len(self._clock.anchors)
+
+    def _point(self, field: str, kind: str, array: npt.NDArray[Any] | None) -> None:
+        # C keeps the address only: the array must live as long.
+        self._kept[field] = array
+        setattr(self._job, field, ffi.NULL if array is None else _pointer(kind, array))
+
+    def _prepare(self) -> None:
+        text = _Text()
+        functions = np.zeros(len(self._names) + 1, dtype=_FUNCTION)
+        for index, name in enumerate([*self._names, "unknown function"]):
+            functions[index] = _add_function(text, _shorten(name))
+        threads = np.zeros(len(self._threads) + 1, dtype=_TEXT)
+        for index, (tid, name) in enumerate(self._threads):
+            threads[index] = text.add(_encode_thread(tid, name))
+        scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
+        resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
+        for field, part in (
+            ("resource", self._resource),
+            ("scope", ScopeSpans(scope=encode_scope()).SerializeToString()),
+            ("scope_end", scope_end),
+            ("resource_end", resource_end),
+        ):
+            offset, size = text.add(part)
+            setattr(self._job, field, {"offset": offset, "size": size})
+        self._point("text", "uint8_t", np.frombuffer(text.join(), dtype=np.uint8))
+        self._point("functions", "struct nfp_otlp_function", functions)
+        self._point("threads", "struct nfp_otlp_text", threads)
+        self._job.function_count = len(functions)
+        self._job.thread_count = len(threads)
+        if lib.nfp_otlp_prepare(self._job) > lib.NFP_OTLP_BYTES_MAX:
+            raise ValueError("the resource's attributes leave no room for spans in a request")
+
+
+class _Text:
+    """Bytes put one after another, each found again by offset and size."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, part: bytes) -> tuple[int, int]:
+        offset = self._bytes
+        self._parts.append(part)
+        self._bytes += len(part)
+        return offset, len(part)
+
+    def join(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def _add_function(text: _Text, name: str) -> tuple[tuple[int, int], ...]:
+    spans = (
+        Span(name=name, kind=_INTERNAL),
+        Span(attributes=[encode_attribute("code.function.name", name)]),
+        Span(name=f"late packet: {name}", kind=_INTERNAL),
+        Span(attributes=[encode_attribute("nf.tail.function", name)]),
+    )
+    return tuple(text.add(span.SerializeToString()) for span in spans)
+
+
+def _encode_thread(tid: int, name: str) -> bytes:
+    attributes = [encode_attribute("thread.id", tid)]
+    if name:
+        attributes.append(encode_attribute("thread.name", name))
+    return Span(attributes=attributes).SerializeToString()
+
+
+def _shorten(name: str) -> str:
+    # Symbol tables hold any bytes; protobuf takes UTF-8 only.
+    encoded = name.encode("utf-8", "replace")
+    if len(encoded) <= NAME_BYTES_MAX:
+        return encoded.decode("utf-8", "replace")
+    return encoded[: NAME_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."
+
+
+def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
+    return ffi.cast(f"{kind} *", array.ctypes.data)

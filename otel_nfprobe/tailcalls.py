@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function jumps on to shares its frame, so it must not look at stack arguments either.
+
+Follows direct jumps, PLT stubs and GOT slots out of a function, as far as they go; a jump that is proven to
+pass no stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target. Called by
+analysis.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from otel_nfprobe.arguments import Arguments
+from otel_nfprobe.branches import ModuleScan, scan_module, stub_slot
+from otel_nfprobe.ehframe import RSP, FrameError
+from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.scan import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
+from otel_nfprobe.symbols import functions_of
+from otel_nfprobe.target import Target
+
+RETURNS_TWICE = re.compile(
+    r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"
+)
+CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
+CALLER_TAIL = "ends in a jump to a function that looks at its caller"
+TWICE_TAIL = "ends in a jump to a function that returns twice"
+IFUNC = 10
+ENDBR_BYTES = 4
+# About stack arguments: without any in the first place these do no harm.
+_SOFT = (POINTER_TAIL, STACK_ARGUMENTS)
+
+_Node = tuple[Module, int]
+
+
+class _Jump(NamedTuple):
+    """A jump out of a function."""
+
+    site: int
+    node: _Node | None  # where it leads, or None
+    reason: str  # why that is not known, or ""
+    is_call: bool  # to the start of a function, as a call in tail position is
+    name: str  # of a function of another module
+
+
+class TailCalls:
+    """Judges functions of one process, or of files.
+
+    Args:
+        target: the process whose GOT slots say where jumps through them lead, or None.
+    """
+
+    def __init__(self, target: Target | None) -> None:
+        self._target = target
+        self._modules: list[Module] | None = None
+        self._known: dict[tuple[int, int], str] = {}
+        self._arguments: dict[ElfImage, Arguments] = {}
+        self._slots: dict[tuple[int, int], tuple[_Node | None, str]] = {}
+
+    def trouble(self, module: Module, index: int) -> str:
+        """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
+        root = (id(module), index)
+        if root not in self._known:
+            self._judge(module, index)
+        return self._known[root]
+
+    def _judge(self, module: Module, index: int) -> None:
+        """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
+        root = (id(module), index)
+        own = scan_module(module.image).at(index).trouble
+        if own:
+            self._known[root] = own
+            return
+        # A node is looked at once as it is, and once behind a jump that is proven to pass no stack arguments.
+        seen: set[tuple[tuple[int, int], bool]] = {(root, False)}
+        waiting: list[tuple[_Node, bool]] = [((module, index), False)]
+        soft = ""
+        while waiting:
+            from_node, without = waiting.pop()
+            for node, reason, proven in self._harmful(*from_node, without):
+                if reason and reason not in _SOFT:
+                    self._known[root] = reason
+                    return
+                soft = soft or reason
+                if node is not None:
+                    key = ((id(node[0]), node[1]), proven)
+                    if key not in seen:
+                        seen.add(key)
+                        waiting.append((node, proven))
+        if soft:
+            self._known[root] = "" if self._proof(module).none_on_stack(index) else soft
+        else:
+            self._known.update({node: "" for node, without in seen if not without})
+
+    def _harmful(self, module: Module, index: int, without: bool) -> Iterator[tuple[_Node | None, str, bool]]:
+        """Jumps out of a function: where they lead, what is wrong there, whether without stack arguments.
+
+        Args:
+            without: the function itself was reached without stack arguments.
+        """
+        proof = self._proof(module)
+        for jump in self._jumps(module, index):
+            reason, node, proven = jump.reason, jump.node, without
+            if node is not None and not reason:
+                known = self._known.get((id(node[0]), node[1]))
+                if known == "":
+                    continue
+                reason = known or scan_module(node[0].image).at(node[1]).trouble
+            if reason in _SOFT and jump.is_call and not proven:
+                proven = proof.none_on_stack(index) or proof.passes_none(index, jump.site, jump.name)
+            yield node, "" if proven and reason in _SOFT else reason, proven
+
+    def _jumps(self, module: Module, index: int) -> Iterator[_Jump]:
+        scan = scan_module(module.image)
+        own = scan.at(index)
+        for site, address in zip(own.jump_sites, own.jumps, strict=True):
+            following = scan.index_of(address)
+            if following >= 0 and not module.image.section_of(address).startswith(".plt"):
+                is_call = _is_tail_call(scan, index, site, address)
+                yield _Jump(site, (module, following), "", is_call, functions_of(module)[following].name)
+                continue
+            slot = stub_slot(module.image, address)
+            if slot is None:
+                yield _Jump(site, None, UNKNOWN_FRAME, False, "")
+            else:
+                yield self._through(module, site, slot)
+        for site, slot in zip(own.slot_sites, own.slot_jumps, strict=True):
+            yield self._through(module, site, slot)
+        for site in own.pointer_jumps:
+            yield _Jump(site, None, POINTER_TAIL, True, "")
+
+    def _through(self, module: Module, site: int, slot: int) -> _Jump:
+        key = (id(module), slot)
+        if key not in self._slots:
+            self._slots[key] = self._resolve(module, slot)
+        return _Jump(site, *self._slots[key], True, module.image.slot_names.get(slot, ""))
+
+    def _proof(self, module: Module) -> Arguments:
+        if module.image not in self._arguments:
+            self._arguments[module.image] = Arguments(scan_module(module.image))
+        return self._arguments[module.image]
+
+    def _resolve(self, module: Module, slot: int) -> tuple[_Node | None, str]:
+        name = module.image.slot_names.get(slot)
+        if name is None:
+            return None, POINTER_TAIL  # a variable that holds a function's address
+        if RETURNS_TWICE.fullmatch(name):
+            return None, TWICE_TAIL
+        if CALLER_SENSITIVE.fullmatch(name):
+            return None, CALLER_TAIL
+        if self._target is None:
+            return _node_named([module], name), ""
+        modules = self._loaded(self._target)
+        try:
+            value = self._target.read_word(module.base + slot)
+        except NfprobeError:
+            value = 0
+        holder = next((item for item in modules if item.low <= value < item.high), None)
+        if holder is None:
+            return _node_named(modules, name), ""
+        if holder.image.section_of(value - holder.base).startswith(".plt"):
+            # Not bound yet; or a program's own stub, which stands for a function whose address it takes.
+            behind = stub_slot(holder.image, value - holder.base)
+            if holder is not module and behind is not None:
+                name = holder.image.slot_names.get(behind, name)
+            return _node_named(modules, name), ""
+        if holder.is_dynamic_linker or holder.is_probe_library:
+            return None, ""
+        index = scan_module(holder.image).index_of(value - holder.base)
+        return ((holder, index) if index >= 0 else None), ""
+
+    def _loaded(self, target: Target) -> list[Module]:
+        if self._modules is None:
+            self._modules = target.modules()
+        return self._modules
+
+
+def comes_back(scan: ModuleScan, index: int) -> bool:
+    """Whether jumps out of a function lead to its own start again.
+
+    Such a loop needs no stack; with an in-stack call each turn would take some and give it back too late.
+    Loops through pointers are not seen.
+    """
+    start = scan.starts[index]
+    seen, waiting = {index}, [index]
+    while waiting:
+        for address in scan.at(waiting.pop()).jumps:
+            if start <= address <= start + ENDBR_BYTES:
+                return True
+            following = scan.index_of(address)
+            if following >= 0 and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+def _is_tail_call(scan: ModuleScan, index: int, site: int, address: int) -> bool:
+    """Whether a direct jump stands for a call and a return, not for a step into another part."""
+    following = scan.index_of(address)
+    if scan.starts[following] != address or not scan.at(following).own_entry or not scan.is_called(address):
+        return False
+    try:
+        row = [row for row in scan.frames[index].rules().rows if row.address <= site][-1]
+    except FrameError:
+        return False
+    return (row.register, row.offset) == (RSP, 8)
+
+
+def _node_named(modules: list[Module], name: str) -> _Node | None:
+    """The exported function of that name; None when it is not among these modules, or chosen at run time."""
+    for module in modules:
+        symbol = module.image.exports.get(name)
+        if symbol is not None:
+            index = -1 if symbol.kind == IFUNC else scan_module(module.image).index_of(symbol.address)
+            return (module, index) if index >= 0 else None
+    return None

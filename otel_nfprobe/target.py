@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running process, looked at and never touched.
+
+Everything is read from /proc. `Target.check` says whether the process can be probed, before anything in it
+is changed. Called by every verb that takes a PID; inject.py and patch.py are the ones that write.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from otel_nfprobe.elf import PAGE_BYTES, ElfImage, read_image
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.modules import Module
+
+__all__ = ["Mapping", "Module", "Target", "Thread"]
+
+COMPARED_BYTES = PAGE_BYTES  # of a file's first page, when device and inode do not tell that it is the mapped one
+POLICIES = {0: "other", 1: "fifo", 2: "round robin", 3: "batch", 5: "idle", 6: "deadline"}
+SKIPPED_PATHS = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/[aio]")
+
+
+class Mapping(NamedTuple):
+    """One line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    device: str
+    inode: int
+    path: str
+
+    @property
+    def is_executable(self) -> bool:
+        """Whether code runs there."""
+        return "x" in self.permissions
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a target.
+
+    Attributes:
+        name: its comm.
+        state: letter of /proc/PID/stat: R running, S sleeping, ...
+        system_call: number of the one it is blocked in; -1 blocked elsewhere; None running or unknown.
+        cpus: where it may run.
+        policy: its scheduling policy.
+    """
+
+    tid: int
+    name: str
+    state: str
+    system_call: int | None
+    cpus: frozenset[int]
+    policy: str
+
+
+class Target:
+    """A process.
+
+    Args:
+        pid: its number, as this process sees it.
+
+    Raises:
+        UsageError: there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        if pid <= 0 or not os.path.isdir(f"/proc/{pid}"):
+            raise UsageError(f"No process has pid {pid}.", "pgrep -a NAME")
+        status = read_status(pid)
+        if int(status.get("Tgid", pid)) != pid:
+            raise UsageError(
+                f"{pid} is a thread of process {status['Tgid']}, not a process.",
+                f"nfprobe attach {status['Tgid']}",
+            )
+        self.pid = pid
+        self.started_ticks = int(read_stat(pid)[19])  # with the pid, names a process for good
+        self._modules: dict[tuple[str, str, int, int], Module] = {}
+        self._images: dict[tuple[str, str, int], ElfImage | None] = {}
+        self._memory: Any = None
+
+    # ---- memory ------------------------------------------------------------------------------------------
+
+    def read(self, address: int, size: int) -> bytes:
+        """`size` bytes at an address of the process.
+
+        Raises:
+            NfprobeError: nothing is mapped there, the process has ended, or this user may not read it.
+        """
+        try:
+            if self._memory is None:
+                self._memory = open(f"/proc/{self.pid}/mem", "rb", buffering=0)  # noqa: SIM115
+            content = os.pread(self._memory.fileno(), size, address)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no such address"
+            raise NfprobeError(
+                f"Memory of process {self.pid} at {address:#x} cannot be read: {reason}.",
+                f"nfprobe doctor {self.pid}",
+            ) from error
+        if len(content) != size:
+            raise NfprobeError(
+                f"Memory of process {self.pid} at {address:#x} holds only {len(content)} of {size} bytes.",
+                f"nfprobe doctor {self.pid}",
+            )
+        return content
+
+    def read_word(self, address: int) -> int:
+        """An unsigned 64-bit number. Raises as `read`."""
+        word: int = struct.unpack("<Q", self.read(address, 8))[0]
+        return word
+
+    def maps(self) -> list[Mapping]:
+        """What is mapped at this moment.
+
+        Raises:
+            NfprobeError: the process has ended, or this user has no right to see it.
+        """
+        try:
+            with open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+                return [_parse_mapping(line) for line in file]
+        except OSError as error:
+            raise NfprobeError(
+                f"The memory map of process {self.pid} cannot be read: {error.strerror}.",
+                f"sudo nfprobe doctor {self.pid}",
+            ) from error
+
+    # ---- modules -----------------------------------------------------------------------------------------
+
+    def modules(self) -> list[Module]:
+        """The ELF files that the process has loaded with executable code, the program itself first.
+
+        Raises:
+            NfprobeError: a file is gone or is not the one that is mapped.
+        """
+        maps = self.maps()
+        first_pages = {(item.path, item.inode): item for item in reversed(maps) if item.offset == 0}
+        found: dict[tuple[str, str, int, int], Module] = {}
+        for mapping in maps:
+            if not (mapping.is_executable and mapping.path.startswith("/")) or _is_skipped(mapping):
+                continue
+            image = self._image(mapping, first_pages.get((mapping.path, mapping.inode)))
+            base = None if image is None else _base_of(image, mapping)
+            if image is None or base is None:
+                continue
+            key = (mapping.path, mapping.device, mapping.inode, base)
+            if key not in found:
+                found[key] = self._modules.get(key) or Module(
+                    mapping.path, base, image, [], mapping.device, mapping.inode
+                )
+                found[key].executable_ranges = []
+            found[key].executable_ranges.append((mapping.start, mapping.end))
+        self._modules = found
+        executable = self.executable
+        return sorted(found.values(), key=lambda module: (module.path != executable, module.low))
+
+    def _image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
+        key = (mapping.path, mapping.device, mapping.inode)
+        if key not in self._images:
+            self._images[key] = self._open_image(mapping, first)
+        return self._images[key]
+
+    def _open_image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
+        in_root = f"/proc/{self.pid}/root{mapping.path.removesuffix(' (deleted)')}"
+        reason = "it is gone"
+        for path in (f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}", in_root):
+            try:
+                with open(path, "rb") as file:
+                    if file.read(4) != b"\x7fELF":
+                        return None
+                    if path == in_root and not self._is_mapped_file(file, mapping, first):
+                        reason = "the file has been replaced since"
+                        continue
+                    file.seek(0)
+                    return read_image(file, mapping.path)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        raise NfprobeError(
+            f"{mapping.path}, which process {self.pid} has loaded, cannot be read: {reason}.",
+            f"sudo nfprobe doctor {self.pid}",
+        )
+
+    def _is_mapped_file(self, file: Any, mapping: Mapping, first: Mapping | None) -> bool:
+        status = os.fstat(file.fileno())
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        if (device, status.st_ino) == (mapping.device, mapping.inode):
+            return True
+        # File systems such as overlayfs show other numbers: compare the first page, which has headers.
+        if first is None:
+            return False
+        file.seek(0)
+        content = file.read(COMPARED_BYTES)
+        return bool(self.read(first.start, len(content)) == content)
+
+    # ---- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def executable(self) -> str:
+        """Path of the program, as the process sees it; "" for a kernel thread."""
+        try:
+            return os.readlink(f"/proc/{self.pid}/exe")
+        except OSError:
+            return ""
+
+    @property
+    def name(self) -> str:
+        """The process's comm."""
+        return read_text(f"/proc/{self.pid}/comm").strip()
+
+    @property
+    def command_line(self) -> list[str]:
+        """Its arguments."""
+        return read_text(f"/proc/{self.pid}/cmdline").split("\0")[:-1]
+
+    def is_alive(self) -> bool:
+        """Whether the process that this object was made for still runs."""
+        try:
+            fields = read_stat(self.pid)
+        except NfprobeError:
+            return False
+        return int(fields[19]) == self.started_ticks and fields[0] not in ("Z", "X")
+
+    def threads(self) -> list[Thread]:
+        """Its threads at this moment; empty when it has ended."""
+        try:
+            tids = sorted(int(name) for name in os.listdir(f"/proc/{self.pid}/task"))
+        except OSError:
+            return []
+        found = []
+        for tid in tids:
+            thread = self._thread(tid)
+            if thread is not None:
+                found.append(thread)
+        return found
+
+    def _thread(self, tid: int) -> Thread | None:
+        folder = f"/proc/{self.pid}/task/{tid}"
+        status = _parse_status(read_text(f"{folder}/status"))
+        if "State" not in status:
+            return None
+        call = read_text(f"{folder}/syscall").split()
+        number = None if not call or call[0] == "running" else int(call[0])
+        try:
+            policy = POLICIES.get(os.sched_getscheduler(tid), "unknown")
+        except OSError:
+            policy = "unknown"
+        return Thread(
+            tid,
+            status.get("Name", ""),
+            status["State"][:1],
+            number,
+            parse_cpu_list(status.get("Cpus_allowed_list", "")),
+            policy,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the process for resource attributes: path, name, build id, pid, comm, start time."""
+        modules = self.modules()
+        executable = self.executable
+        build_id = next((module.build_id for module in modules if module.path == executable), "")
+        return {
+            "pid": self.pid,
+            "executable_path": executable,
+            "executable_name": os.path.basename(executable.removesuffix(" (deleted)")),
+            "build_id": build_id,
+            "comm": self.name,
+            "command_line": self.command_line,
+            "started_unix_ns": self.started_unix_ns(),
+        }
+
+    def started_unix_ns(self) -> int:
+        """When the process was started, Unix ns, to the kernel's tick (10 ms)."""
+        for line in read_text("/proc/stat").splitlines():
+            if line.startswith("btime "):
+                ticks_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+                return int(line.split()[1]) * 1_000_000_000 + self.started_ticks * ticks_ns
+        return 0
+
+    def check(self) -> list[str]:
+        """Says whether the process can be probed. Changes nothing. Returns notes for a person.
+
+        Raises:
+            UsageError: it is no process any more.
+            NfprobeError: this user may not.
+            RefusedError: it cannot be probed.
+        """
+        from otel_nfprobe.preflight import check_target
+
+        return check_target(self)
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """/proc/PID/status as names and values; empty when the process has ended."""
+    return _parse_status(read_text(f"/proc/{pid}/status"))
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """CPU numbers of a list such as "0-3,8"."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.strip().isdigit():
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def _parse_status(text: str) -> dict[str, str]:
+    return {name: value.strip() for name, colon, value in (line.partition(":") for line in text.splitlines()) if colon}
+
+
+def _parse_mapping(line: str) -> Mapping:
+    fields = line.rstrip("\n").split(None, 5)
+    start, _, end = fields[0].partition("-")
+    path = fields[5].replace("\\012", "\n") if len(fields) > 5 else ""
+    return Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), fields[3], int(fields[4]), path)
+
+
+def _is_skipped(mapping: Mapping) -> bool:
+    return mapping.path.startswith(SKIPPED_PATHS) and not mapping.path.startswith("/memfd:libnfprobe")
+
+
+def _base_of(image: ElfImage, mapping: Mapping) -> int | None:
+    segment = image.segment_at_offset(mapping.offset)
+    if segment is None:
+        return None
+    return mapping.start - mapping.offset + (segment.offset & -PAGE_BYTES) - (segment.address & -PAGE_BYTES)
+
+
+def read_text(path: str) -> str:
+    """Text of a file of /proc; "" when it is gone or may not be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def read_stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on. Raises UsageError when there is no such process."""
+    # The name in parentheses may hold anything: what follows its last parenthesis counts.
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise UsageError(f"No process has pid {pid}.", "pgrep -a NAME")
+    return fields

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentences about one slow packet: what it was and what made it late. Called by the table and the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_nfprobe.views.numbers import format_count, format_duration
+
+
+def explain_cause(packet: dict[str, Any]) -> str:
+    """What made this packet late, from an entry of `packets.slowest` of the report's document."""
+    cause = packet["cause"]
+    function = cause.get("function") or "a call"
+    excess = format_duration(cause.get("excess_ns") or 0)
+    batch = _name_batch(cause.get("batch"))
+    waited = packet.get("queue_wait_ns")
+    waiting = f"it waited {format_duration(waited)} in the queue" if waited else "it waited in the queue"
+    sentences = {
+        "own": f"{function} took {excess} longer than usual in its own batch.",
+        "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
+        "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
+        "burst": f"More packets arrived at once than this thread works off: {waiting}.",
+        "preemption": f"The thread did not run for {excess} in {batch}: {waiting}.",
+    }
+    return sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
+
+
+def describe_packet(packet: dict[str, Any]) -> str:
+    """The packet in one line: flow, length, id and what became of it."""
+    parts = [packet["flow"]]
+    if packet.get("length"):
+        parts.append(f"{packet['length']} B")
+    if packet.get("disposition"):
+        parts.append(packet["disposition"])
+    return ", ".join(parts)
+
+
+def _name_batch(batch: int | None) -> str:
+    return f"batch {format_count(batch)}" if batch is not None else "an earlier batch"
+
+
+def _count_others(packet: dict[str, Any]) -> str:
+    others = (packet.get("batch_size") or 1) - 1
+    return f"{others} other packet{'s' if others != 1 else ''}"

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a session, for a person: what was measured, what was lost, what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """Some lines of text from the summary object of attach."""
+    packets, records, spans = summary["packets"], summary["records"], summary["spans"]
+    unpaired, stops, overhead = summary["unpaired"], summary["stops"], summary["overhead"]
+    lost = sum(records["lost"].values())
+    refused = sum(summary["functions"]["refused"].values())
+    lines = [
+        f"session of {summary['seconds']:.1f} s on process {summary['pid']}"
+        + (", which has ended" if summary["target_ended"] else ""),
+        f"  functions  {summary['functions']['probed']:,} probed, {refused:,} refused",
+        f"  calls      {summary['calls']:,}; unpaired entries {unpaired['entries']:,}, exits {unpaired['exits']:,}",
+        f"  batches    {summary['batches']:,}",
+        f"  packets    {packets['received']:,} received, {packets['transmitted']:,} transmitted, "
+        f"{packets['dropped']:,} dropped, {packets['unknown']:,} unknown",
+        f"  records    {records['read']:,} read, {lost:,} lost",
+        f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped",
+        f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
+        f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
+        f"{100 * overhead['share_of_core']:.2f} % of a core",
+        f"  clock      right within {summary['clock']['error_ns']:,} ns",
+    ]
+    if "recording" in summary:
+        recording = summary["recording"]
+        lines.append(
+            f"  recording  {recording['file']}, {recording['bytes']:,} bytes: nfprobe report {recording['file']}"
+        )
+    lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
+    return "\n".join(lines)

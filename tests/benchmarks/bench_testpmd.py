@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed.
+
+Short interleaved rounds in several testpmd processes: nothing; bare trampolines on the same sites (two time
+stamps, each stored once, undrained: what any probe of this kind costs at least); ours (`--packets=none`),
+drained by a real monitor on the other CPU. Prints nanoseconds per batch of 32, as paired differences with
+quartiles: the rounds of a shared machine differ by more than the probes cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import lief
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+from otel_nfprobe._core import lib
+from testpmd import Testpmd, pcap_device
+from traffic import make_frames, write_pcap
+
+from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.modules import Module
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.symbols import function_at
+from otel_nfprobe.target import Target
+from otel_nfprobe.trampoline import ProbeRequest
+
+BATCH = 32
+SETTLE_S = 0.05
+ENGINE_WORDS = 5
+
+
+@dataclass
+class BareChoice(Choice):
+    """The same sites with the reference trampolines."""
+
+    def requests(self) -> list[ProbeRequest]:
+        return [replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF) for request in super().requests()]
+
+
+def find_engine(target: Target, mode: str) -> str:
+    """`module:0xoffset` of a forward engine's packet function.
+
+    An engine is a structure of pointers: its name, then functions, the last of which forwards packets.
+    """
+    module = next(module for module in target.modules() if module.path == target.executable)
+    elf = lief.ELF.parse(list(module.image.data))
+    assert elf is not None
+    pointers = {int(relocation.address): int(relocation.addend) for relocation in elf.relocations}
+    wanted = mode.encode() + b"\0"
+    for where, what in pointers.items():
+        if module.image.read(what, len(wanted)) == wanted:
+            functions = [pointers.get(where + 8 * word, 0) for word in range(1, ENGINE_WORDS)]
+            starts = [offset for offset in functions if offset and starts_function(module, offset)]
+            if starts:
+                return f"{module.name}:{starts[-1]:#x}"
+    raise SystemExit(f"dpdk-testpmd has no forward engine {mode}")
+
+
+def starts_function(module: Module, offset: int) -> bool:
+    function = function_at(module, offset)
+    return function is not None and function.offset == offset
+
+
+def batch_ns(testpmd: Testpmd, seconds: float, wait: Callable[[float], None]) -> float:
+    """Nanoseconds per batch, by the forwarder's own counter."""
+    start, packets = time.perf_counter(), testpmd.telemetry()[0]
+    wait(seconds)
+    elapsed, packets = time.perf_counter() - start, testpmd.telemetry()[0] - packets
+    return elapsed * 1e9 / (packets / BATCH)
+
+
+def measure(testpmd: Testpmd, target: Target, choice: Choice | None, seconds: float, ring_bytes: int) -> float:
+    if choice is None:
+        time.sleep(SETTLE_S)
+        return batch_ns(testpmd, seconds, time.sleep)
+    monitor = Monitor(target, choice, ring_bytes, False, print)
+    monitor.attach()
+    monitor.start(Clock.start(), None, None)
+    monitor.run(SETTLE_S, lambda: None)
+
+    def drain(wanted: float) -> None:
+        monitor.drain.run_until(time.monotonic() + wanted)
+
+    ns = batch_ns(testpmd, seconds, drain)
+    monitor.detach()
+    monitor.close()
+    return ns
+
+
+def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[str, float]:
+    cpus = sorted(os.sched_getaffinity(0))
+    times: list[list[float]] = []
+    for number in range(arguments.restarts):
+        os.sched_setaffinity(0, set(cpus))
+        times += run_process(mode, f"bench{os.getpid()}{mode}{number}", arguments, capture, cpus)
+    os.sched_setaffinity(0, set(cpus))
+    nothing, bare_ns, ours_ns = np.array(times).T
+    print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; receive, engine and transmit probed")
+    show("bare trampolines", bare_ns - nothing)
+    show("nfprobe, drained", ours_ns - nothing)
+    ratio = float(np.median(ours_ns - nothing) / np.median(bare_ns - nothing))
+    print(f"  {'ratio of the medians':24} {ratio:6.2f}")
+    return {
+        "batch_ns": float(np.median(nothing)),
+        "bare_ns": float(np.median(bare_ns - nothing)),
+        "nfprobe_ns": float(np.median(ours_ns - nothing)),
+    }
+
+
+def run_process(
+    mode: str, prefix: str, arguments: argparse.Namespace, capture: Path, cpus: list[int]
+) -> list[list[float]]:
+    """Rounds in one testpmd: where its memory and ours happen to lie moves the figures by a hundred ns."""
+    lcores = f"0@{cpus[0]},1@{cpus[-1]}"
+    testpmd = Testpmd("dpdk-testpmd", prefix, pcap_device(capture, True), mode, False, lcores)
+    os.sched_setaffinity(0, {cpus[0]})
+    try:
+        target = Target(testpmd.pid)
+        ours = choose(target, choose_adapter("dpdk", target), [find_engine(target, mode)], [])
+        kinds = (None, BareChoice(ours.adapter, ours.roles, ours.plans), ours)
+        times = []
+        for _ in range(arguments.rounds):
+            times.append([measure(testpmd, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])
+            testpmd.drain_output()
+        return times
+    finally:
+        testpmd.stop()
+
+
+def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    low, middle, high = np.percentile(difference_ns, [25, 50, 75])
+    print(f"  {name:24} {middle:+6.0f} ns per batch (quartiles {low:+.0f} .. {high:+.0f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--restarts", type=int, default=7, help="of testpmd")
+    parser.add_argument("--rounds", type=int, default=5, help="in each")
+    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--ring-size", type=int, default=16 << 20, help="bytes")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        capture = Path(folder) / "bench.pcap"
+        write_pcap(capture, make_frames(1024))
+        figures = {}
+        for mode in ("macswap", "csum"):
+            figures[mode] = run_mode(mode, arguments, capture)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    assert struct.calcsize("P") == 8
+    main()

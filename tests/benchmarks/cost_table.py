@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the README's cost table from the figures of bench_probe.py and bench_testpmd.py (`make bench`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
+
+
+def make_table(probe: dict[str, float], testpmd: dict[str, dict[str, float]], pipeline: dict[str, float]) -> str:
+    """The table as Markdown."""
+    floor, ours, ns = probe["floor_ticks"], probe["probe_ticks"], probe["ns_per_tick"]
+    rows = [
+        ("two time stamps and two records by hand (the floor)", f"{floor * ns:.1f} ns ({floor:.0f} ticks) a call"),
+        (
+            "entry and exit probe on unmodified running code, drained",
+            f"{ours * ns:.1f} ns ({ours:.0f} ticks) a call, {ours / floor:.2f} x the floor",
+        ),
+    ]
+    for mode, figures in testpmd.items():
+        share = 100 * figures["nfprobe_ns"] / figures["batch_ns"]
+        rows.append(
+            (
+                f"testpmd {mode}, {figures['batch_ns']:,.0f} ns per batch of 32: receive, engine and transmit probed",
+                f"+{figures['nfprobe_ns']:.0f} ns a batch ({share:.1f} %); "
+                f"bare trampolines +{figures['bare_ns']:.0f} ns",
+            )
+        )
+    rows.append(
+        (
+            "records drained, paired and batched",
+            f"{pipeline['records_per_second'] / 1e6:.0f} M records/s on one core",
+        )
+    )
+    lines = ["| what | cost |", "| --- | --- |", *(f"| {what} | {cost} |" for what, cost in rows)]
+    machine = f"{cpu_name()}, {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}"
+    return "\n".join(lines) + f"\n\nMedians of one run of `make bench` on {machine}; a virtual machine.\n"
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figures", type=Path, help="folder with probe.json, testpmd.json and pipeline.json")
+    parser.add_argument("--write", action="store_true", help="into README.md, instead of printing it")
+    arguments = parser.parse_args()
+    figures: list[Any] = [
+        json.loads((arguments.figures / f"{name}.json").read_text()) for name in ("probe", "testpmd", "pipeline")
+    ]
+    table = make_table(*figures)
+    print(table)
+    if arguments.write:
+        readme = ROOT / "README.md"
+        text = readme.read_text()
+        before, rest = text.split(START)
+        readme.write_text(before + START + table + END + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

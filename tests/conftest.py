@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: compiled targets, the nfprobe command, processes that end with their test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Modules that tests of several folders use.
+sys.path.insert(0, str(Path(__file__).resolve().parent / "integration"))
+
+from firewall import Firewall
+from testpmd import Testpmd
+from traffic import make_frames, write_pcap
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = ROOT / "tests" / "targets"
+
+
+class Nfprobe:
+    """The command line, run as a user runs it."""
+
+    command = (sys.executable, "-m", "otel_nfprobe")
+
+    def run(self, *arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs to the end and returns output and status."""
+        words = [*self.command, *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+    def json(self, *arguments: object, status: int = 0, timeout: float = 60) -> Any:
+        """Runs with --json, checks the status and returns the object on the last line."""
+        done = self.run(*arguments, "--json", timeout=timeout)
+        assert done.returncode == status, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """Starts and returns at once."""
+        words = [*self.command, *map(str, arguments)]
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        return subprocess.Popen(words, text=True, **options)
+
+
+@pytest.fixture(scope="session")
+def nfprobe() -> Nfprobe:
+    return Nfprobe()
+
+
+@pytest.fixture(scope="session")
+def compile_target(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compiles tests/targets/NAME.c (or .cpp, .S) once: compile_target(name, *flags) -> executable."""
+    folder = tmp_path_factory.mktemp("targets")
+    made: dict[tuple[str, ...], Path] = {}
+
+    def compile_(name: str, *flags: str) -> Path:
+        key = (name, *flags)
+        if key not in made:
+            source = next(TARGETS.glob(f"{name}.c*"))
+            compiler = "g++" if source.suffix == ".cpp" else "gcc"
+            output = folder / f"{name}-{len(made)}"
+            words = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(output), "-pthread"]
+            subprocess.run([*words, *flags], check=True)
+            made[key] = output
+        return made[key]
+
+    return compile_
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts processes and kills what is left of them when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: object, **options: Any) -> subprocess.Popen[str]:
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("text", True)
+        process = subprocess.Popen([str(word) for word in words], **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _integration_needs_root(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("integration") and os.geteuid() != 0:
+        pytest.skip("needs root: it attaches to processes")
+
+
+@pytest.fixture
+def testpmd_binary() -> str:
+    binary = shutil.which("dpdk-testpmd")
+    if binary is None:
+        pytest.skip("dpdk-testpmd is not installed: scripts/set-up test")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def firewall_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/firewall, with its names."""
+    folder = tmp_path_factory.mktemp("firewall")
+    subprocess.run(["make", "-s", "-C", str(ROOT / "examples" / "firewall"), f"BUILD={folder}"], check=True)
+    return folder / "firewall"
+
+
+@pytest.fixture
+def start_firewall(firewall_binary: Path) -> Iterator[Callable[..., Firewall]]:
+    """Starts firewalls: start_firewall(rate)."""
+    started: list[Firewall] = []
+
+    def start(rate: int = 500_000) -> Firewall:
+        started.append(Firewall(firewall_binary, rate))
+        return started[-1]
+
+    yield start
+    for firewall in started:
+        firewall.end()
+
+
+@pytest.fixture(scope="session")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A seeded capture file of so many packets, made once."""
+    folder = tmp_path_factory.mktemp("captures")
+
+    def make(count: int) -> Path:
+        path = folder / f"{count}.pcap"
+        if not path.exists():
+            write_pcap(path, make_frames(count))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def start_testpmd(testpmd_binary: str) -> Iterator[Callable[..., Testpmd]]:
+    """Starts testpmd: start_testpmd(vdev, mode="macswap", interactive=True)."""
+    started: list[Testpmd] = []
+
+    def start(vdev: str, mode: str = "macswap", interactive: bool = True) -> Testpmd:
+        testpmd = Testpmd(testpmd_binary, f"nfp{os.getpid()}x{len(started)}", vdev, mode, interactive)
+        started.append(testpmd)
+        return testpmd
+
+    yield start
+    for testpmd in started:
+        testpmd.stop()

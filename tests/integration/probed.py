@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test targets that take commands on standard input, and a monitor in this process that counts their calls."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.choice import choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.pipeline import PipelineCounts
+from otel_nfprobe.target import Target
+
+ANSWER_S = 20.0
+
+
+class Talker:
+    """A target that answers each line on its standard input with one line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._heard = b""
+        assert self.hear() == "ready"
+        assert wait_until(self.is_listening), self.where()
+
+    def is_listening(self) -> bool:
+        """Whether it waits for the next command: blocked in read, which is system call 0."""
+        return Path(f"/proc/{self.pid}/syscall").read_text().startswith("0 ")
+
+    def say(self, line: str) -> None:
+        """Sends a command and does not wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line; "" when the target has ended."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._heard:
+            readable, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
+            assert readable, f"the target has hung: {self.where()}"
+            more = os.read(self.process.stdout.fileno(), 4096)
+            if not more:
+                break
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
+    def ask(self, line: str) -> str:
+        """Sends a command and returns the answer."""
+        self.say(line)
+        return self.hear()
+
+    def where(self) -> str:
+        """What each thread of the target is doing, for a message."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return ", ".join(f"{task.name}: {(task / 'syscall').read_text().strip()}" for task in tasks)
+
+
+class Probed:
+    """A session on a target: the probes are on inside the `with`, and everything is counted after it.
+
+    Attributes:
+        calls: whole calls by function name.
+        counts: what became of the records.
+        lost: lost records by class, in threads with a ring.
+        unregistered: the same, in threads without one.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        globs: Sequence[str],
+        adapter: Path | None = None,
+        strategy: str | None = None,
+        ring_bytes: int = 1 << 20,
+        drained: bool = True,
+    ) -> None:
+        self.target = Target(pid)
+        self.target.check()
+        chosen = choose_adapter(str(adapter), self.target) if adapter else None
+        self.choice = choose(self.target, chosen, globs, [], strategy)
+        self.said: list[str] = []
+        self.monitor = Monitor(self.target, self.choice, ring_bytes, True, self.said.append)
+        self.drained = drained
+
+    def __enter__(self) -> Probed:
+        self.monitor.attach()
+        self.monitor.start(Clock.start(), None, None)
+        self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
+        if self.drained:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.monitor.stopping.set()
+        if self.drained:
+            self._thread.join()
+        self.monitor.detach()
+        session, drain = self.monitor.session, self.monitor.drain
+        self.threads = session.thread_counts()
+        lost = [thread.lost for thread in self.threads]
+        self.lost = tuple(sum(column) for column in zip(*lost, strict=True)) if lost else (0, 0, 0)
+        self.unregistered = session.unregistered()
+        self.torn = session.torn
+        self.counts: PipelineCounts = drain.pipeline.counts()
+        names = self.monitor.names_by_id()
+        self.calls: dict[str, int] = {}
+        for row in drain.statistics.functions():
+            name = names[row["function"]]
+            self.calls[name] = self.calls.get(name, 0) + int(row["count"])
+        self.not_restored = self.monitor.not_restored
+        self.monitor.close()
+
+    def assert_exact(self) -> None:
+        """Nothing was lost, every entry has its exit, the target is as it was."""
+        assert self.not_restored == []
+        assert (self.lost, self.unregistered) == ((0, 0, 0), (0, 0, 0))
+        assert self.torn == 0
+        assert (self.counts.unpaired_entries, self.counts.unpaired_exits) == (0, 0)
+        assert (self.counts.open, self.counts.invalid) == (0, 0)
+
+
+def wait_until(condition: object, patience_s: float = 10.0) -> bool:
+    """Calls `condition` until it is true; False when it never is."""
+    assert callable(condition)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False

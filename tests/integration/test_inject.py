@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Injection a hundred times into targets where a careless one deadlocks, and into one without a blocked thread."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from testpmd import Testpmd, pcap_device
+
+from otel_nfprobe.inject import inject
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+
+def inject_and_leave(pid: int) -> tuple[float, int]:
+    """Seconds until the session was there, and how long the chosen thread was stopped."""
+    target = Target(pid)
+    target.check()
+    start = time.monotonic()
+    injected = inject(target, 1 << 20)
+    seconds = time.monotonic() - start
+    assert injected.session.leave()
+    injected.session.close()
+    return seconds, injected.stopped_ns
+
+
+def cpu_ticks(pid: int) -> int:
+    """Processor time that the process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def assert_runs_on(pid: int) -> None:
+    before = cpu_ticks(pid)
+    deadline = time.monotonic() + 5
+    while cpu_ticks(pid) == before:
+        assert time.monotonic() < deadline, "the target hangs"
+        time.sleep(0.005)
+
+
+def check_times(times: list[tuple[float, int]]) -> None:
+    stopped = sorted(stopped_ns for _, stopped_ns in times)
+    print(f"stopped: median {stopped[len(stopped) // 2] / 1e3:.0f} us, longest {stopped[-1] / 1e3:.0f} us")
+    assert max(seconds for seconds, _ in times) < 1.0, "as good as a hang"
+
+
+@pytest.mark.parametrize("name", ["malloc_storm", "busy_epoll"])
+def test_hundred_fresh_targets(
+    name: str, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    binary = compile_target(name)
+    times = []
+    for _ in range(100):
+        process = spawn(binary)
+        time.sleep(0.01)
+        times.append(inject_and_leave(process.pid))
+        assert process.poll() is None
+        assert_runs_on(process.pid)
+        process.kill()
+        process.wait()
+    check_times(times)
+
+
+def test_hundred_times_into_testpmd(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
+    testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
+    times = []
+    for _ in range(100):
+        packets = testpmd.telemetry()[1]
+        times.append(inject_and_leave(testpmd.pid))
+        testpmd.drain_output()
+        assert testpmd.telemetry()[1] > packets
+    check_times(times)
+
+
+@pytest.mark.parametrize("kind", ["epoll", "poll", "sleep"])
+def test_the_chosen_thread_notices_nothing(
+    kind: str, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Registers, vector state, signal mask, result and length of the system call it was stopped in."""
+    process = spawn(compile_target("blocked_registers"), kind, 60)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(20):
+        inject_and_leave(process.pid)
+    assert process.wait(30) == 0, process.stdout.read()
+    assert process.stdout.read() == "equal\n"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attach and detach again and again on a forwarder under full load: it forwards on, and is left as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from testpmd import Testpmd, pcap_device
+
+from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.modules import Module
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.patch import text_digests
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+ROUNDS = 200
+ROUNDS_LONG = 2000
+
+
+def memory_kib(pid: int) -> tuple[int, int]:
+    """Virtual and resident size."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status["VmSize"].split()[0]), int(status["VmRSS"].split()[0])
+
+
+def slot_values(target: Target, modules: list[Module]) -> dict[int, int]:
+    """Every GOT slot that is bound, and where it leads; a lazy one, which leads to its own module, may change."""
+    found = {}
+    for module in modules:
+        for slot in module.image.slots:
+            value = target.read_word(module.base + slot.address)
+            if not module.low <= value < module.high:
+                found[module.base + slot.address] = value
+    return found
+
+
+def one_session(target: Target, choice: Choice, seconds: float) -> int:
+    """Attaches, measures, detaches. Returns the packets received meanwhile."""
+    monitor = Monitor(target, choice, 1 << 20, True, print)
+    monitor.attach()
+    monitor.start(Clock.start(), None, None)
+    monitor.run(seconds, lambda: None)
+    monitor.detach()
+    received = sum(count.received for count in monitor.session.thread_counts())
+    assert monitor.not_restored == []
+    monitor.close()
+    return received
+
+
+def run_rounds(testpmd: Testpmd, rounds: int) -> None:
+    target = Target(testpmd.pid)
+    target.check()
+    modules = target.modules()
+    adapter = choose_adapter("auto", target)
+    choice = choose(target, adapter, ["librte_ethdev.so*:rte_eth_dev_*", "libc.so*:memc*"], [])
+    text, slots = text_digests(target, modules), slot_values(target, modules)
+    sizes = []
+    for number in range(rounds):
+        packets = testpmd.telemetry()[1]
+        received = one_session(target, choice, 0.02)
+        testpmd.drain_output()
+        assert received > 0, f"nothing seen in round {number}"
+        assert testpmd.telemetry()[1] > packets, f"testpmd stands still after round {number}"
+        assert text_digests(target, modules) == text
+        after = slot_values(target, modules)
+        assert {address: after.get(address) for address in slots} == slots
+        sizes.append(memory_kib(testpmd.pid))
+        time.sleep(0.002)
+    assert testpmd.process.poll() is None
+    early, late = sizes[min(9, rounds - 1)], sizes[-1]
+    assert late[0] == early[0], "address space grows with each attach"
+    # The kernel counts resident pages per CPU and folds them in late: some are noise, one a round would be a leak.
+    assert late[1] - early[1] < 4 * (rounds - 10), "memory grows with each attach"
+
+
+def test_two_hundred_rounds(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
+    testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
+    run_rounds(testpmd, ROUNDS)
+
+
+@pytest.mark.long
+def test_two_thousand_rounds(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
+    testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
+    run_rounds(testpmd, ROUNDS_LONG)

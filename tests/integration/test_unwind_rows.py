@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unwind rows of trampolines against the truth: at every instruction of every shape, single-stepped by gdb."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from otel_nfprobe._core import lib
+from probed import Probed, Talker
+
+from otel_nfprobe.ehframe import RSP, FrameTable, parse_frames
+from otel_nfprobe.session import Session
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).resolve().parent
+ADAPTER = HERE.parent / "targets" / "registers.yaml"
+GLOBS = ["registers-*:touch_nothing", "registers-*:use_red_zone"]
+ROWS_BYTES = 16384
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Addresses of the rows that were given to the unwinder."""
+    addresses: list[int] = []
+    ask = Session.ask
+
+    def ask_and_note(session: Session, command: int, *arguments: int) -> int:
+        result = ask(session, command, *arguments)
+        if command == lib.NFP_COMMAND_REGISTER_FRAMES:
+            assert result == 0
+            addresses.append(arguments[0])
+        return result
+
+    monkeypatch.setattr(Session, "ask", ask_and_note)
+    return addresses
+
+
+def frame_address(table: FrameTable, pc: int, rsp: int, rbp: int) -> int | None:
+    """The canonical frame address that the rows give; None where they know nothing of the pc."""
+    frame = table.find(pc)
+    if frame is None:
+        return None
+    row = [row for row in frame.rules().rows if row.address <= pc][-1]
+    return (rsp if row.register == RSP else rbp) + row.offset
+
+
+def unwind(table: FrameTable, step: dict[str, Any]) -> int | None:
+    """As an unwinder: from the displaced instructions through the template to the caller."""
+    cfa = frame_address(table, step["pc"], step["rsp"], step["rbp"])
+    if cfa is None or cfa == step["cfa"]:
+        return cfa
+    return_address = step["words"][(cfa - 8 - step["rsp"]) // 8]
+    return frame_address(table, return_address - 1, cfa, step["rbp"])
+
+
+def test_rows_at_every_instruction(
+    compile_target: Callable[..., Path],
+    spawn: Callable[..., subprocess.Popen[str]],
+    registered: list[int],
+) -> None:
+    talker = Talker(spawn(compile_target("registers"), stdin=subprocess.PIPE))
+    words = ["gdb", "-nx", "-batch", "-p", str(talker.pid), "-x", str(HERE / "step_probes.py")]
+    with Probed(talker.pid, GLOBS, ADAPTER) as probed:
+        debugger = spawn(*words, stderr=subprocess.STDOUT)
+        assert debugger.stdout is not None
+        for line in debugger.stdout:
+            if line.startswith("stepping"):
+                break
+        talker.say("main 4")
+        output = debugger.stdout.read()
+        assert debugger.wait() == 0, output
+        assert talker.hear() == "equal"
+        rows = probed.target.read(registered[0], ROWS_BYTES)
+    table = parse_frames(rows[: end_of_rows(rows)], registered[0])
+    steps = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    wrong = [hex(step["pc"]) for step in steps if unwind(table, step) not in (None, step["cfa"])]
+    assert wrong == []
+    described = {step["pc"] for step in steps if table.find(step["pc"])}
+    shapes = [frame for frame in table.frames if any(frame.start <= pc < frame.start + frame.size for pc in described)]
+    assert len(shapes) == 2 * 4, "a template and its displaced part, for call, receive, transmit and drop"
+    assert len(described) > 150
+    probed.assert_exact()
+
+
+def end_of_rows(rows: bytes) -> int:
+    """Offset of the end mark, a length of 0."""
+    position = 0
+    while size := int.from_bytes(rows[position : position + 4], "little"):
+        position += 4 + size
+    return position

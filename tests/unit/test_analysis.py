@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategy and refusal of functions written for the purpose, and the displaced instructions of real ones."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from iced_x86 import Decoder, FlowControl, OpKind
+
+from otel_nfprobe import analysis
+from otel_nfprobe.analysis import (
+    BRANCH_INSIDE,
+    CALL_INSIDE,
+    GOT_SLOT,
+    IN_STACK_CALL,
+    NEVER_RETURNS,
+    OWN_LOOP,
+    SYSTEM_CALL_INSIDE,
+    TOO_SHORT,
+    FunctionPlan,
+    plan_functions,
+    relocate_displaced,
+)
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.scan import NO_ENTRY, POINTER_TAIL, RETURN_ADDRESS, STACK_ARGUMENTS, UNDECODABLE
+from otel_nfprobe.symbols import find_functions, functions_of
+from otel_nfprobe.tailcalls import CALLER_TAIL, TWICE_TAIL
+
+LIBZ = next(Path("/lib").glob("*/libz.so.1"))
+
+# name: (body in AT&T syntax, expected reason or "" for an in-stack call). Local symbols, each aligned to 16.
+CASES: Mapping[str, tuple[str, str]] = {
+    "plain": ("mov %rdi,%rax\nadd $7,%rax\nret", ""),
+    "short_padded": ("xor %eax,%eax\nret", ""),
+    "endbr": ("endbr64\nmov %rdi,%rax\nadd $7,%rax\nret", ""),
+    "stack_argument": ("mov 8(%rsp),%rax\nadd %rdi,%rax\nret", STACK_ARGUMENTS),
+    "stack_argument_after_push": (
+        "push %rbx\n.cfi_adjust_cfa_offset 8\nmov 16(%rsp),%rax\npop %rbx\n.cfi_adjust_cfa_offset -8\nret",
+        STACK_ARGUMENTS,
+    ),
+    "saved_register_is_no_argument": (
+        "push %rbx\n.cfi_adjust_cfa_offset 8\nmov (%rsp),%rax\npop %rbx\n.cfi_adjust_cfa_offset -8\nret",
+        "",
+    ),
+    "frame_pointer": (
+        "push %rbp\n.cfi_def_cfa_offset 16\nmov %rsp,%rbp\n.cfi_def_cfa_register 6\nmov 16(%rbp),%rax\n"
+        "pop %rbp\n.cfi_def_cfa 7,8\nret",
+        STACK_ARGUMENTS,
+    ),
+    "frame_pointer_locals": (
+        "push %rbp\n.cfi_def_cfa_offset 16\nmov %rsp,%rbp\n.cfi_def_cfa_register 6\nmov -8(%rbp),%rax\n"
+        "pop %rbp\n.cfi_def_cfa 7,8\nret",
+        "",
+    ),
+    "copied_stack_pointer": ("mov %rsp,%rax\nmov %rdi,%rcx\nmov 8(%rax),%rax\nret", STACK_ARGUMENTS),
+    "variable_arguments": ("lea 8(%rsp),%rax\nmov %rax,(%rdi)\nret", STACK_ARGUMENTS),
+    "callee_pops": ("mov %rdi,%rax\nadd $7,%rax\nret $8", STACK_ARGUMENTS),
+    "realigned": (
+        "lea 8(%rsp),%r10\n.cfi_def_cfa 10,0\nand $-32,%rsp\npush -8(%r10)\npush %rbp\nmov %rsp,%rbp\n"
+        ".cfi_escape 0x10,0x6,0x2,0x76,0\npush %r10\n.cfi_escape 0xf,0x3,0x76,0x78,0x6\nmov -16(%rbp),%rax\n"
+        "mov -8(%rbp),%r10\n.cfi_def_cfa 10,0\nleave\nlea -8(%r10),%rsp\n.cfi_def_cfa 7,8\nret",
+        "",
+    ),
+    "realigned_argument": (
+        "lea 8(%rsp),%r10\n.cfi_def_cfa 10,0\nand $-32,%rsp\npush -8(%r10)\npush %rbp\nmov %rsp,%rbp\n"
+        ".cfi_escape 0x10,0x6,0x2,0x76,0\npush %r10\n.cfi_escape 0xf,0x3,0x76,0x78,0x6\nmov (%r10),%rax\n"
+        "mov -8(%rbp),%r10\n.cfi_def_cfa 10,0\nleave\nlea -8(%r10),%rsp\n.cfi_def_cfa 7,8\nret",
+        STACK_ARGUMENTS,
+    ),
+    "return_address": ("mov (%rsp),%rax\nmov %rax,(%rdi)\nret", RETURN_ADDRESS),
+    "pops_return_address": ("pop %rdx\nmov %rdi,%rax\nadd $7,%rax\njmp *%rdx", RETURN_ADDRESS),
+    "jump_into_start": (
+        "1: mov %rdi,%rax\n2: dec %rdi\nadd %rdi,%rax\ntest %rdi,%rdi\njne 2b\nret",
+        BRANCH_INSIDE,
+    ),
+    "loop_to_start": ("1: dec %rdi\nmov %rdi,%rax\njne 1b\nret", OWN_LOOP),
+    "early_call": ("call *%rax\nnop\nnop\nnop\nnop\nret", CALL_INSIDE),
+    "call_is_last_displaced": (
+        "sub $8,%rsp\n.cfi_adjust_cfa_offset 8\ncall plain\nadd $8,%rsp\n.cfi_adjust_cfa_offset -8\nret",
+        "",
+    ),
+    "short_call": ("jmp plain", ""),
+    "system_call": ("mov %edi,%eax\nsyscall\nnop\nnop\nret", SYSTEM_CALL_INSIDE),
+    "endless": ("1: mov %rdi,%rax\nadd $7,%rax\n2: pause\njmp 2b", NEVER_RETURNS),
+    "bad_bytes": (".byte 0x06,0x06,0x06,0x06,0x06\nret", UNDECODABLE),
+    "tail_to_stack_argument": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp stack_argument", STACK_ARGUMENTS),
+    "tail_to_plain": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp plain", ""),
+    "tail_after_call": (
+        "sub $8,%rsp\n.cfi_adjust_cfa_offset 8\ncall plain\nadd $8,%rsp\n.cfi_adjust_cfa_offset -8\n"
+        "mov %rax,%rdi\njmp stack_argument",
+        "",
+    ),
+    "tail_through_pointer": ("mov 16(%rdi),%rax\ntest %rax,%rax\njmp *%rax", POINTER_TAIL),
+    "called_tail_through_pointer": ("mov 16(%rdi),%rax\ntest %rax,%rax\njmp *%rax", ""),
+    "its_caller": (
+        "sub $8,%rsp\n.cfi_adjust_cfa_offset 8\ncall plain\nmov %rax,%rdi\ncall called_tail_through_pointer\n"
+        "add $8,%rsp\n.cfi_adjust_cfa_offset -8\nret",
+        "",
+    ),
+    "six_argument_caller": (
+        "sub $8,%rsp\n.cfi_adjust_cfa_offset 8\ncall plain\nmov %rax,%r9\ncall tail_through_pointer\n"
+        "add $8,%rsp\n.cfi_adjust_cfa_offset -8\nret",
+        "",
+    ),
+    "jump_table": (
+        "cmp $3,%rdi\nja 9f\nlea 8f(%rip),%rdx\nmovslq (%rdx,%rdi,4),%rax\nadd %rdx,%rax\nnotrack jmp *%rax\n"
+        "9: xor %eax,%eax\nret\n.pushsection .rodata\n.p2align 2\n"
+        "8: .long 9b-8b,9b-8b,9b-8b,9b-8b\n.popsection",
+        "",
+    ),
+    "printf_few": ("lea few(%rip),%rdi\nmov %rsi,%rdx\nxor %eax,%eax\njmp printf@PLT", ""),
+    "to_setjmp": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp _setjmp@PLT", TWICE_TAIL),
+    "to_dlsym": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp dlsym@PLT", CALLER_TAIL),
+    "fragment.cold": ("mov %rdi,%rax\nadd $7,%rax\nret", NO_ENTRY),
+    "longjmp": ("mov %rdi,%rax\nadd $7,%rax\nret", NEVER_RETURNS),
+    "__tls_get_addr": ("mov %rdi,%rax\nadd $7,%rax\nret", analysis.RUNTIME),
+    "setjmp": ("mov %rdi,%rax\nadd $7,%rax\nret", "returns twice"),
+    "dladdr": ("mov %rdi,%rax\nadd $7,%rax\nret", "looks at its caller"),
+}
+
+
+def _assembly() -> str:
+    text = '.text\n.section .rodata\nfew: .string "%d of %d%%\\n"\n.text\n'
+    for name, (body, _) in CASES.items():
+        text += f'.p2align 4\n.type "{name}",@function\n"{name}":\n.cfi_startproc\n{body}\n.cfi_endproc\n'
+        text += f'.size "{name}",.-"{name}"\n'
+    # Exported, and a jump is in the way; tight: no padding behind a function of one byte.
+    text += ".globl exported\n.p2align 4\n.type exported,@function\nexported:\n.cfi_startproc\n1: dec %rdi\n"
+    text += "jne 1b\nret\n.cfi_endproc\n.size exported,.-exported\n"
+    text += ".type tight,@function\n.p2align 4\ntight:\n.cfi_startproc\nret\n.cfi_endproc\n.size tight,.-tight\n"
+    text += ".type behind,@function\nbehind:\n.cfi_startproc\nmov %rdi,%rax\nadd $7,%rax\nret\n.cfi_endproc\n"
+    # A part of `parent` behind another function: it is entered by a jump, with the parent's frame.
+    text += ".size behind,.-behind\n.p2align 4\n.type parent,@function\nparent:\n.cfi_startproc\npush %rbx\n"
+    text += ".cfi_adjust_cfa_offset 8\ntest %rdi,%rdi\nje part\n3: pop %rbx\n.cfi_adjust_cfa_offset -8\nret\n"
+    text += ".cfi_endproc\n.size parent,.-parent\n.p2align 4\n.type part,@function\npart:\n.cfi_startproc\n"
+    text += ".cfi_def_cfa_offset 16\nmov 16(%rsp),%rax\nnop\njmp 3b\n.cfi_endproc\n.size part,.-part\n"
+    return text + ".section .note.GNU-stack\n"
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FunctionPlan]:
+    folder = tmp_path_factory.mktemp("cases")
+    (folder / "cases.s").write_text(_assembly())
+    words = [
+        "gcc",
+        "-shared",
+        "-nostdlib",
+        "-Wl,-z,lazy",
+        "-o",
+        str(folder / "cases.so"),
+        str(folder / "cases.s"),
+    ]
+    subprocess.run(words, check=True)
+    found = plan_functions(find_functions(folder / "cases.so", ["*"]))
+    return {plan.name: plan for plan in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strategy_or_reason(name: str, plans: dict[str, FunctionPlan]) -> None:
+    plan, expected = plans[name], CASES[name][1]
+    assert plan.reason == expected
+    assert plan.strategy == (None if expected else IN_STACK_CALL)
+
+
+def test_endbr64_stays_in_place(plans: dict[str, FunctionPlan]) -> None:
+    plan = plans["endbr"]
+    assert plan.site == plan.address + 4
+    assert plan.site_bytes == plan.displaced
+    assert plan.displaced_offsets == (0, 3, 7)
+
+
+def test_padding_is_changed_and_not_displaced(plans: dict[str, FunctionPlan]) -> None:
+    plan = plans["short_padded"]
+    assert plan.displaced == b"\x31\xc0\xc3"
+    assert len(plan.site_bytes) == 5
+    assert plan.displaced_offsets == (0, 2)
+
+
+def test_frame_rows_of_displaced_instructions(plans: dict[str, FunctionPlan]) -> None:
+    plan = plans["frame_pointer_locals"]
+    assert plan.displaced_offsets == (0, 1, 4, 8)
+    assert plan.displaced_rows == ((1, 7, 16), (4, 6, 16))
+
+
+def test_an_exported_function_falls_back_to_its_slots(plans: dict[str, FunctionPlan]) -> None:
+    assert plans["exported"].strategy == GOT_SLOT
+    assert plans["exported"].reason == OWN_LOOP
+
+
+def test_a_neighbour_is_not_padding(plans: dict[str, FunctionPlan]) -> None:
+    assert (plans["tight"].strategy, plans["tight"].reason) == (None, TOO_SHORT)
+
+
+def test_stack_arguments_of_a_part_are_those_of_its_parent(plans: dict[str, FunctionPlan]) -> None:
+    assert plans["part"].reason == NO_ENTRY
+    assert plans["parent"].reason == STACK_ARGUMENTS
+
+
+def test_only_the_strategy_that_is_asked_for() -> None:
+    found = find_functions(LIBZ, ["crc32*"])
+    assert {plan.strategy for plan in plan_functions(found, strategy="in-stack")} <= {IN_STACK_CALL, None}
+    assert GOT_SLOT in {plan.strategy for plan in plan_functions(found, strategy="got")}
+    with pytest.raises(UsageError, match="in-stack"):
+        plan_functions(found, strategy="magic")
+
+
+@cache
+def _plans_at(name: str, base: int) -> list[FunctionPlan]:
+    """Plans of a library as if it were loaded at `base`."""
+    module = Module.from_file(next(Path("/lib").glob(f"*/{name}")))
+    module.base = base
+    return plan_functions(functions_of(module))
+
+
+def _targets(code: bytes, address: int) -> list[int]:
+    """Where branches and rip-relative operands lead, in order."""
+    found = []
+    for instruction in Decoder(64, code, ip=address):
+        if instruction.is_ip_rel_memory_operand:
+            found.append(instruction.ip_rel_memory_address)
+        elif instruction.op_count and instruction.op0_kind == OpKind.NEAR_BRANCH64:
+            found.append(instruction.near_branch_target)
+    return found
+
+
+@pytest.mark.parametrize("name", ["libz.so.1", "libcrypto.so.3", "libc.so.6"])
+@pytest.mark.parametrize("distance", [0x10_0000, -0x7000_0000, 0x7000_0000])
+def test_displaced_instructions_mean_the_same_elsewhere(name: str, distance: int) -> None:
+    base = 1 << 40
+    moved = 0
+    for plan in _plans_at(name, base)[::7]:
+        if plan.strategy != IN_STACK_CALL:
+            continue
+        address = base + plan.offset + distance
+        code, offsets = relocate_displaced(plan, address)
+        moved += 1
+        before, after = list(Decoder(64, plan.displaced, ip=plan.site)), list(Decoder(64, code, ip=address))
+        ends = before[-1].flow_control in (
+            FlowControl.RETURN,
+            FlowControl.UNCONDITIONAL_BRANCH,
+            FlowControl.INDIRECT_BRANCH,
+        )
+        assert [item.mnemonic for item in after[: len(before)]] == [item.mnemonic for item in before]
+        assert offsets[: len(before)] == [item.ip - address for item in after[: len(before)]]
+        expected = _targets(plan.displaced, plan.site)
+        assert _targets(code, address) == expected + ([] if ends else [plan.site + len(plan.displaced)])
+        assert len(offsets) == len(plan.displaced_offsets)
+    assert moved > 10
+
+
+def test_what_is_too_far_is_refused(plans: dict[str, FunctionPlan]) -> None:
+    with pytest.raises(NfprobeError, match="too far"):
+        relocate_displaced(plans["plain"], plans["plain"].site + (1 << 32))
+    with pytest.raises(NfprobeError, match="too far"):
+        relocate_displaced(plans["short_call"], plans["short_call"].site + (1 << 31) + 4096)
+
+
+def test_a_slot_leads_to_the_function_through_a_word(plans: dict[str, FunctionPlan]) -> None:
+    code, offsets = relocate_displaced(plans["exported"], 0x1234_0000)
+    (instruction, *_) = Decoder(64, code, ip=0x1234_0000)
+    assert instruction.is_jmp_near_indirect
+    word = instruction.ip_rel_memory_address - 0x1234_0000
+    assert struct.unpack_from("<Q", code, word)[0] == plans["exported"].address
+    assert offsets == [0]
+
+
+def test_reasons_are_counted(plans: dict[str, FunctionPlan]) -> None:
+    counts = analysis.refused(list(plans.values()))
+    assert counts[STACK_ARGUMENTS] == sum(plan.reason == STACK_ARGUMENTS for plan in plans.values())
+    assert sum(counts.values()) == sum(plan.strategy is None for plan in plans.values())
+
+
+@pytest.mark.parametrize(("name", "least"), [("libz.so.1", 0.9), ("libcrypto.so.3", 0.9), ("libc.so.6", 0.8)])
+def test_share_of_functions_that_can_be_probed(name: str, least: float) -> None:
+    found = _plans_at(name, 1 << 40)
+    assert sum(plan.strategy is not None for plan in found) > least * len(found)
+    assert all(plan.reason for plan in found if plan.strategy is None)

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records made by hand, one test per rule of calls and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic_records import (
+    RECEIVE,
+    ROLES,
+    RX,
+    RX2,
+    TX,
+    F,
+    G,
+    H,
+    Row,
+    entry,
+    leave,
+    lost,
+    poll,
+    receiver,
+    records,
+    run,
+    unwound,
+    value,
+)
+
+from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, concatenate
+from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+
+
+def calls_of(columns: Columns, batch: int = NONE) -> list[tuple[int, ...]]:
+    rows = columns.calls[columns.calls["batch"] == batch]
+    return [tuple(int(row[name]) for name in ("function", "start_ticks", "end_ticks", "self_ticks")) for row in rows]
+
+
+def parents_of(columns: Columns) -> list[int | None]:
+    return [None if parent == NONE else int(parent) for parent in columns.calls["parent"]]
+
+
+def unpaired(counts: PipelineCounts) -> tuple[int, int, int]:
+    return counts.unpaired_entries, counts.unpaired_exits, counts.open
+
+
+def test_nested_calls_and_self_time() -> None:
+    columns, counts = run(
+        [
+            entry(F, 10, 900),
+            entry(G, 20, 800),
+            leave(G, 50, 800),
+            entry(H, 60, 800),
+            leave(H, 65, 800),
+            leave(F, 100, 900),
+        ]
+    )
+    assert calls_of(columns) == [(F, 10, 100, 55), (G, 20, 50, 30), (H, 60, 65, 5)]
+    assert parents_of(columns) == [None, 0, 0]
+    assert columns.calls["depth"].tolist() == [0, 1, 1]
+    assert (counts.calls, counts.records, unpaired(counts)) == (3, 6, (0, 0, 0))
+
+
+def test_recursion_pairs_each_level() -> None:
+    rows = [entry(F, level, 9000 - 16 * level) for level in range(1, 50)]
+    rows += [leave(F, 200 - level, 9000 - 16 * level) for level in range(49, 0, -1)]
+    columns, counts = run(rows)
+    assert [row[1:3] for row in calls_of(columns)] == [(level, 200 - level) for level in range(1, 50)]
+    assert columns.calls["depth"].tolist() == list(range(49))
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_recursion_deeper_than_the_limit_is_bounded() -> None:
+    depth = 20000
+    rows = [entry(F, level, 0x70000000 - 16 * level) for level in range(1, depth)]
+    rows += [leave(F, 2 * depth - level, 0x70000000 - 16 * level) for level in range(depth - 1, 0, -1)]
+    counts = run(rows)[1]
+    assert counts.unpaired_entries == counts.unpaired_exits == 4096
+    assert counts.calls == depth - 1 - 4096
+
+
+def test_tail_call_of_in_stack_probe_nests() -> None:
+    columns, counts = run([entry(F, 10, 900), entry(G, 20, 884), leave(G, 30, 884), leave(F, 40, 900)])
+    assert calls_of(columns) == [(F, 10, 40, 20), (G, 20, 30, 10)]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_tail_call_of_relocated_body_has_the_same_rsp() -> None:
+    columns, counts = run([entry(F, 10, 900), leave(F, 20, 900), entry(G, 21, 900), leave(G, 30, 900)])
+    assert calls_of(columns) == [(F, 10, 20, 10), (G, 21, 30, 9)]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_longjmp_over_two_calls() -> None:
+    columns, counts = run(
+        [
+            entry(F, 10, 900),
+            entry(G, 20, 800),
+            entry(H, 30, 700),
+            leave(F, 50, 900),
+            entry(G, 60, 800),
+            leave(G, 70, 800),
+        ]
+    )
+    assert calls_of(columns) == [(F, 10, 50, 40), (G, 60, 70, 10)]
+    assert unpaired(counts) == (2, 0, 0)
+
+
+def test_longjmp_then_calls_in_the_same_frame() -> None:
+    columns, counts = run(
+        [
+            *[entry(F, 10, 900), entry(G, 20, 800), entry(H, 30, 700)],
+            *[entry(G, 40, 800), leave(G, 45, 800), leave(F, 50, 900)],
+        ]
+    )
+    assert calls_of(columns) == [(F, 10, 50, 35), (G, 40, 45, 5)]
+    assert unpaired(counts) == (2, 0, 0)
+
+
+def test_same_frame_entered_again_proves_the_first_call_gone() -> None:
+    columns, counts = run([entry(F, 10, 900), entry(F, 20, 900), leave(F, 30, 900), leave(F, 40, 900)])
+    assert calls_of(columns) == [(F, 20, 30, 10)]
+    assert unpaired(counts) == (1, 1, 0)
+
+
+def test_unwound_call_is_paired_and_says_so() -> None:
+    columns, counts = run([entry(F, 10, 900), entry(G, 20, 800), unwound(G, 30, 800), leave(F, 40, 900)])
+    assert columns.calls["flags"].tolist() == [0, CallFlag.UNWOUND]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_exit_without_entry() -> None:
+    columns, counts = run([leave(F, 10, 900), entry(G, 20, 800), leave(F, 25, 700), leave(G, 30, 800)])
+    assert calls_of(columns) == [(G, 20, 30, 10)]
+    assert unpaired(counts) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("other", [0x60000000, 900 + 4096, 900 - 4096])
+def test_coroutines_interleave(other: int) -> None:
+    columns, counts = run(
+        [
+            *[entry(F, 10, 900), entry(G, 20, 800), entry(F, 30, other), entry(H, 40, other - 100)],
+            *[leave(G, 50, 800), entry(G, 60, 800), leave(H, 70, other - 100), leave(F, 80, other)],
+            *[leave(G, 90, 800), leave(F, 100, 900)],
+        ]
+    )
+    rows = [row[:3] for row in calls_of(columns)]
+    assert sorted(rows) == sorted([(F, 10, 100), (G, 20, 50), (F, 30, 80), (H, 40, 70), (G, 60, 90)])
+    assert unpaired(counts) == (0, 0, 0)
+    for call in columns.calls[columns.calls["parent"] != NONE]:
+        parent = columns.calls[call["parent"]]
+        assert parent["start_ticks"] <= call["start_ticks"] <= call["end_ticks"] <= parent["end_ticks"]
+
+
+def test_stacks_across_the_32_bit_wrap() -> None:
+    columns, counts = run([entry(F, 10, 0x10), entry(G, 20, -0x40), leave(G, 30, -0x40), leave(F, 40, 0x10)])
+    assert parents_of(columns) == [None, 0]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_signal_handler_records_before_those_of_the_interrupted_probe() -> None:
+    columns, counts = run(
+        [
+            *[entry(H, 110, 700), leave(H, 120, 700), entry(F, 100, 900)],
+            *[entry(H, 210, 700), leave(H, 220, 700), leave(F, 200, 900)],
+        ]
+    )
+    assert calls_of(columns) == [(H, 110, 120, 10), (F, 120, 220, 90), (H, 210, 220, 10)]
+    assert parents_of(columns) == [None, None, 1]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_value_belongs_to_the_call_with_its_rsp() -> None:
+    columns, _ = run(
+        [
+            entry(F, 1, 900),
+            entry(F, 2, 800),
+            value(F, 77, 800),
+            leave(F, 3, 800),
+            value(F, 78, 900),
+            leave(F, 4, 900),
+        ]
+    )
+    assert columns.calls["value"].tolist() == [78, 77]
+    assert (columns.calls["flags"] == CallFlag.VALUE).all()
+
+
+def test_lost_records_end_what_is_open() -> None:
+    columns, counts = run(
+        [entry(F, 10, 900), lost(5, 0), leave(F, 1000, 900), entry(G, 1010, 900), leave(G, 1020, 900)]
+    )
+    assert calls_of(columns) == [(G, 1010, 1020, 10)]
+    assert counts.lost == (5, 0, 0)
+    assert unpaired(counts) == (1, 1, 0)
+
+
+def test_loss_marks_the_batch() -> None:
+    for loss_class in range(3):
+        columns, counts = run([*poll(RX, 10, 20, 800, 4), lost(9, loss_class), *poll(RX, 110, 120, 800, 4)])
+        assert columns.batches["flags"].tolist() == [BatchFlag.LOSSY, BatchFlag.UNFINISHED]
+        assert counts.lost[loss_class] == 9
+
+
+def test_calls_after_a_lost_poll_are_outside() -> None:
+    columns, _ = run([*poll(RX, 10, 20, 800, 4), lost(1, 2), entry(G, 30, 800), leave(G, 40, 800)])
+    assert calls_of(columns) == [(G, 30, 40, 10)]
+    assert calls_of(columns, 0) == [(RX, 10, 20, 10)]
+
+
+def test_open_calls_at_the_end_are_no_garbage() -> None:
+    columns, counts = run([entry(F, 10, 900), entry(G, 20, 800), leave(G, 30, 800)])
+    assert calls_of(columns) == [(G, 20, 30, 10)]
+    assert unpaired(counts) == (0, 0, 1)
+
+
+def test_batch_of_a_flat_loop() -> None:
+    rows = []
+    for start in (1000, 2000, 3000):
+        rows += [
+            *poll(RX, start, start + 50, 800, 32),
+            entry(G, start + 100, 800),
+            leave(G, start + 300, 800),
+        ]
+        rows += [entry(TX, start + 400, 800), value(TX, 32 | 32 << 32, 800), leave(TX, start + 450, 800)]
+    columns, counts = run(rows)
+    assert columns.batches["start_ticks"].tolist() == [1000, 2000, 3000]
+    assert columns.batches["end_ticks"].tolist() == [1450, 2450, 3450]
+    assert columns.batches["flags"].tolist() == [BatchFlag.FULL] * 3
+    assert columns.batches["transmitted"].tolist() == [32] * 3
+    assert columns.batches["id"].tolist() == [1, 2, 3]
+    for batch in range(3):
+        start = 1000 * (batch + 1)
+        assert [row[:3] for row in calls_of(columns, batch)] == [
+            (RX, start, start + 50),
+            (G, start + 100, start + 300),
+            (TX, start + 400, start + 450),
+        ]
+        assert columns.batches["first_call"][batch] == 3 * batch
+    assert (counts.batches, counts.received, counts.transmitted, counts.unknown) == (3, 96, 96, 0)
+
+
+def engine_iteration(start: int) -> list[Row]:
+    rows = [entry(F, start, 900), *poll(RX, start + 10, start + 20, 800, 4), entry(TX, start + 30, 800)]
+    return [*rows, value(TX, 4 | 4 << 32, 800), leave(TX, start + 40, 800), leave(F, start + 50, 900)]
+
+
+def test_enclosing_engine_is_clipped_once_per_batch() -> None:
+    columns, counts = run([*engine_iteration(100), *engine_iteration(200), *engine_iteration(300)])
+    for batch, start in enumerate((100, 200, 300)):
+        assert calls_of(columns, batch) == [
+            (F, start + 10, start + 50, 20),
+            (RX, start + 10, start + 20, 10),
+            (TX, start + 30, start + 40, 10),
+        ]
+        rows = columns.calls[columns.calls["batch"] == batch]
+        assert rows["flags"][0] == CallFlag.CLIPPED
+        assert rows["parent"].tolist() == [NONE, 3 * batch, 3 * batch]
+    assert calls_of(columns) == []
+    assert columns.batches["end_ticks"].tolist() == [150, 250, 350]
+    assert (counts.calls, unpaired(counts)) == (9, (0, 0, 0))
+
+
+def test_idle_engine_calls_do_not_stretch_a_batch_that_is_done() -> None:
+    idle = [row for start in range(1000, 2000, 100) for row in (entry(F, start, 900), leave(F, start + 5, 900))]
+    columns, _ = run([*engine_iteration(100), *idle, *engine_iteration(3000)])
+    assert columns.batches["end_ticks"].tolist() == [150, 3050]
+    assert len(calls_of(columns)) == 10
+
+
+def test_outer_call_over_several_batches_is_in_each() -> None:
+    rows = [entry(F, 10, 900)]
+    for start in (100, 200):
+        rows += [*poll(RX, start, start + 10, 700, 4), entry(G, start + 20, 700), leave(G, start + 30, 700)]
+    columns, counts = run([*rows, leave(F, 300, 900)])
+    assert calls_of(columns, 0) == [(F, 100, 130, 10), (RX, 100, 110, 10), (G, 120, 130, 10)]
+    assert calls_of(columns, 1) == [(F, 200, 300, 80), (RX, 200, 210, 10), (G, 220, 230, 10)]
+    assert calls_of(columns) == []
+    assert (counts.calls, unpaired(counts)) == (5, (0, 0, 0))
+
+
+def test_calls_inside_the_poll_become_its_children() -> None:
+    columns, counts = run(
+        [
+            *poll(RX, 10, 20, 800, 4),
+            *[entry(G, 30, 800), leave(G, 40, 800)],
+            *[entry(H, 110, 700), entry(G, 112, 600), leave(G, 114, 600), leave(H, 118, 700)],
+            *[*poll(RX, 105, 120, 800, 4), entry(G, 130, 800), leave(G, 140, 800)],
+        ]
+    )
+    assert calls_of(columns, 0) == [(RX, 10, 20, 10), (G, 30, 40, 10)]
+    assert calls_of(columns, 1) == [(RX, 105, 120, 7), (H, 110, 118, 6), (G, 112, 114, 2), (G, 130, 140, 10)]
+    assert parents_of(columns) == [None, None, None, 2, 3, None]
+    assert columns.calls["depth"].tolist() == [0, 0, 0, 1, 2, 0]
+    assert columns.batches["end_ticks"].tolist() == [40, 140]
+    assert unpaired(counts) == (0, 0, 0)
+
+
+def test_handler_records_between_poll_entry_and_exit() -> None:
+    start, end = poll(RX, 10, 40, 800, 4)
+    columns, counts = run([start, entry(H, 20, 700), leave(H, 30, 700), end])
+    assert calls_of(columns, 0) == [(RX, 10, 40, 20), (H, 20, 30, 10)]
+    assert (counts.calls, unpaired(counts)) == (2, (0, 0, 0))
+
+
+def test_receive_inside_receive_is_one_batch() -> None:
+    columns, counts = run([*poll(RX, 20, 30, 700, 4), *poll(RX2, 10, 40, 800, 4), entry(G, 50, 800), leave(G, 60, 800)])
+    assert len(columns.batches) == 1
+    assert counts.received == 4
+
+
+def test_half_a_poll_is_unpaired() -> None:
+    start, end = poll(RX, 10, 40, 800, 4)
+    assert unpaired(run([start])[1]) == (1, 0, 0)
+    assert unpaired(run([end])[1]) == (0, 1, 0)
+
+
+def test_long_batch_is_cut() -> None:
+    rows = poll(RX, 10, 20, 800, 1)
+    for start in range(100, 100 + 20000 * 10, 10):
+        rows += [entry(G, start, 800), leave(G, start + 5, 800)]
+    columns, counts = run(rows)
+    assert columns.batches["calls"][0] == 16384
+    assert len(columns.calls) == counts.calls == 20001
+
+
+def test_calls_below_an_endless_call_are_delivered() -> None:
+    with Pipeline(ROLES) as pipeline:
+        pipeline.feed(0, records([entry(F, 10, 900), entry(G, 20, 800), leave(G, 40, 800)]))
+        assert len(pipeline.take().calls) == 0
+        assert calls_of(pipeline.take()) == [(G, 20, 40, 20)]
+        pipeline.feed(0, records([entry(G, 50, 800), leave(G, 60, 800), leave(F, 100, 900)]))
+        columns = concatenate([pipeline.take(), pipeline.take()])
+    assert calls_of(columns) == [(F, 10, 100, 60), (G, 50, 60, 10)]
+    assert parents_of(columns) == [None, 0]
+
+
+def test_open_call_holds_a_bounded_number_of_calls() -> None:
+    with Pipeline(ROLES) as pipeline:
+        rows = [entry(F, 10, 900)]
+        for start in range(100, 100 + 10000 * 10, 10):
+            rows += [entry(G, start, 800), leave(G, start + 5, 800)]
+        pipeline.feed(0, records(rows))
+        assert len(pipeline.take().calls) > 10000 - 4096 - 1
+
+
+def test_functions_can_be_added() -> None:
+    with Pipeline(ROLES) as pipeline:
+        pipeline.feed(0, records([entry(8, 10, 900)]))
+        pipeline.set_roles(np.append(ROLES, np.uint8(RECEIVE)))
+        pipeline.feed(0, records(poll(8, 20, 30, 900, 1)))
+        pipeline.finish()
+        assert pipeline.take().batches["function"].tolist() == [8]
+        assert pipeline.counts().invalid == 1
+
+
+def test_thread_index_can_be_used_again() -> None:
+    with Pipeline(ROLES) as pipeline:
+        pipeline.feed(0, records([*receiver([1], 10), entry(F, 30, 700)]))
+        pipeline.end_thread(0)
+        pipeline.feed(0, records([entry(F, 50, 700), leave(F, 60, 700)]))
+        pipeline.finish()
+        columns = pipeline.take()
+        assert unpaired(pipeline.counts()) == (0, 0, 1)
+    assert calls_of(columns) == [(F, 50, 60, 10)]
+    assert columns.batches["flags"].tolist() == [BatchFlag.UNFINISHED]
+
+
+def test_thread_index_out_of_range() -> None:
+    with Pipeline(ROLES) as pipeline, pytest.raises(ValueError, match="out of range"):
+        pipeline.feed(1024, records([entry(F, 1, 1)]))
+
+
+def test_take_does_not_depend_on_how_records_are_cut() -> None:
+    rows: list[Row] = []
+    for start in range(100, 3000, 100):
+        rows += engine_iteration(start)
+    whole = run(rows)[0]
+    generator: Any = np.random.default_rng(5)
+    with Pipeline(ROLES) as pipeline:
+        parts, at = [], 0
+        while at < len(rows):
+            step = int(generator.integers(1, 20))
+            pipeline.feed(0, records(rows[at : at + step]))
+            parts.append(pipeline.take())
+            at += step
+        pipeline.finish()
+        parts.append(pipeline.take())
+    pieces = concatenate(parts)
+    assert pieces.calls.tolist() == whole.calls.tolist()
+    assert pieces.batches.tolist() == whole.batches.tolist()
