@@ -94,6 +94,7 @@ def test_child_outlives_the_monitor(talker: Talker) -> None:
         child = int(talker.ask("child 1"))
         assert talker.ask("storm 4") == "right"
     assert_equals_own_count(probed, talker)
-    assert talker.ask("child 0") == "let go"
-    assert talker.hear() == "child done"
+    talker.say("child 0")
+    # The child and its parent write to the same pipe, in whichever order they run.
+    assert {talker.hear(), talker.hear()} == {"let go", "child done"}
     assert child

@@ -30,6 +30,7 @@
 #define NFP_VALUE 4       // the value captured by a call  low half of rsp of the call (its EXIT follows)
 #define NFP_LOST 5        // number of records lost here   loss class (session.h)
 #define NFP_UNWOUND 6     // time stamp counter            as EXIT: the call was left by unwinding
+#define NFP_MARK 7        // time stamp counter            as ENTRY: a call whose end is not measured
 // A packet is a PACKET record and, reserved together with it so that they are adjacent, the facts below it.
 #define NFP_PACKET 8          // buffer address            length | position in its burst << 16
 #define NFP_PACKET_ID 9 // digest                    IP id | IP protocol << 16 | IP version << 24 (0: no IP)

@@ -175,7 +175,10 @@ struct nfp_probe {
 	uint8_t shape; // enum nfp_role and template of the trampoline
 	uint8_t old_bytes[32];
 	uint8_t new_bytes[32];
-	uint64_t reserved[3];
+	// Padding that holds the jump to the trampoline when the site has room for a short jump only; 0: none.
+	uint64_t island;
+	uint8_t island_old[8]; // five are used
+	uint8_t island_new[8];
 };
 
 // cdef end
