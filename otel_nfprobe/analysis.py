@@ -1,37 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which strategy a function is probed with, or the named reason why it is not.
 
-    entry:  [endbr64]  displaced instructions ............ body ............ ret
-                       ^ site: 5 bytes or more become a jump to the trampoline
+    in-stack call      the trampoline calls the displaced first instructions; the body stays where it is and
+                       everything below the return address moves down by 16 bytes: right only for a function
+                       that never looks at its stack arguments or return address
+    relocated body     the trampoline holds a copy of the whole function: nothing moves on the stack
+    copied arguments   as the in-stack call, with the stack arguments pushed again
+    GOT slot           calls that leave a module through a slot go to the trampoline; no code changes
+    entry only         calls are counted and stamped where they begin
 
-Strategy *in-stack call*: the trampoline calls the displaced instructions, so the body stays where it is and
-everything below the return address moves down by 16 bytes. That is right only for a function that never looks
-at its stack arguments or return address. Strategy *GOT slot*: calls that leave a module through a slot go to
-the trampoline; no code changes. Decides only, touches nothing. Called by the command line and trampoline.py.
+In this order, which is that of the least interference: each step is tried when static analysis rules out the
+ones before. Decides only, touches nothing. Called by the command line, choice.py and trampoline.py.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
-
+from otel_nfprobe.body import check_body
 from otel_nfprobe.branches import scan_module
+from otel_nfprobe.copied import count_words
 from otel_nfprobe.ehframe import RSP, FrameError
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.relocate import JUMP_BYTES, ends_flow, relocate
+from otel_nfprobe.relocate import relocate
 from otel_nfprobe.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME, FunctionScan
+from otel_nfprobe.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
 from otel_nfprobe.symbols import Function
 from otel_nfprobe.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.target import Target
 
 IN_STACK_CALL = "in-stack call"
+RELOCATED_BODY = "relocated body"
+COPIED_ARGUMENTS = "copied arguments"
 GOT_SLOT = "GOT slot"
-STRATEGIES = {"in-stack": IN_STACK_CALL, "got": GOT_SLOT}  # names on the command line
+ENTRY_ONLY = "entry only"
+STRATEGIES = {  # names on the command line, in the order of the ladder
+    "in-stack": IN_STACK_CALL,
+    "relocated": RELOCATED_BODY,
+    "copied": COPIED_ARGUMENTS,
+    "got": GOT_SLOT,
+    "entry": ENTRY_ONLY,
+}
 
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
@@ -40,31 +52,27 @@ PROGRAM_START = "nothing called it: a program or thread starts here"
 SIGNAL_RETURN = "signal return"
 NEVER_RETURNS = "never returns"
 RUNTIME = "runtime support that must not be interfered with"
-TOO_SHORT = "too short"
-BRANCH_INSIDE = "branch into the displaced bytes"
+TWICE = "returns twice"
+CALLER = "looks at its caller"
 OWN_LOOP = "branches to its own start"
 TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
-CALL_INSIDE = "call among the displaced instructions"
-SYSTEM_CALL_INSIDE = "system call among the displaced instructions"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
+NO_STACK_ARGUMENTS = "reads no stack arguments"
 # What stands at the entry is in the way; the function itself could be called from a trampoline.
 ENTRY_REASONS = frozenset((TOO_SHORT, BRANCH_INSIDE, OWN_LOOP, TAIL_LOOP, CALL_INSIDE, SYSTEM_CALL_INSIDE))
+# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
+PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
 _NEVER_RETURNING = re.compile(
     r"_*(sig)?longjmp(_chk|_cancel)?|setcontext|siglongjmp|_*exit|_Exit|quick_exit|abort|pthread_exit|thrd_exit"
     r"|__assert_fail|__assert_perror_fail|__cxa_(re)?throw|_Unwind_\w+|__fortify_fail|__chk_fail|__stack_chk_fail"
     r"|__libc_fatal|clib_longjmp|clib_calljmp"
 )
+_NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child runs on with the parent's memory
 _RUNTIME = re.compile(
     r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
-_SYSTEM_CALLS = frozenset(
-    (Mnemonic.SYSCALL, Mnemonic.SYSENTER, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT3, Mnemonic.INTO)
-)
-_ENDBR_BYTES = 4
-_PADDING_READ_BYTES = 16
-_LONGEST_INSTRUCTION_BYTES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,8 @@ class FunctionPlan:
 
     Attributes:
         function: which one.
-        strategy: IN_STACK_CALL, GOT_SLOT, or None when it is refused.
-        reason: why it is refused, or why the strategy is not the usual one; else "".
+        strategy: one of the values of STRATEGIES, or None when it is refused.
+        reason: why it is refused, or why the strategy is not the first one; else "".
         site: address in the process of the first changed byte: code, or one GOT slot.
         site_bytes: what stands there before.
         displaced: the instructions that the trampoline takes over; without padding.
@@ -82,6 +90,10 @@ class FunctionPlan:
             the first byte behind them.
         displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
             differs from the one before; rsp + 8 at first.
+        single: exactly one instruction is displaced, so the site can be changed while threads run.
+        island: address in the process of padding that holds the jump for which the site has no room, or 0.
+        island_bytes: what stands there before.
+        argument_words: of the caller's stack that are pushed again.
     """
 
     function: Function
@@ -92,6 +104,10 @@ class FunctionPlan:
     displaced: bytes = b""
     displaced_offsets: tuple[int, ...] = ()
     displaced_rows: tuple[tuple[int, int, int], ...] = ()
+    single: bool = False
+    island: int = 0
+    island_bytes: bytes = b""
+    argument_words: int = 0
 
     @property
     def module(self) -> Module:
@@ -124,6 +140,11 @@ class FunctionPlan:
         return self.function.name_source
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is no function but a piece of one, or a PLT stub."""
+        return self.strategy is None and self.reason in PART_REASONS
+
+    @property
     def is_slot(self) -> bool:
         """Whether the site is a GOT slot."""
         return self.strategy == GOT_SLOT
@@ -146,7 +167,7 @@ def plan_functions(
     if strategy is not None and strategy not in STRATEGIES:
         raise UsageError(f"No strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}.")
     tail_calls = TailCalls(target)
-    return [_plan(function, tail_calls, strategy) for function in functions]
+    return [_Ladder(function, tail_calls).plan(strategy) for function in functions]
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
@@ -165,62 +186,158 @@ def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, lis
     """
     if plan.is_slot:
         return b"\xff\x25\0\0\0\0" + plan.address.to_bytes(8, "little"), [0]
-    return relocate(plan.displaced, plan.site, new_address, plan.site + len(plan.site_bytes))
+    return relocate(plan.displaced, plan.site, new_address, plan.site + len(plan.displaced))
 
 
-def _plan(function: Function, tail_calls: TailCalls, strategy: str | None) -> FunctionPlan:
-    reason = _refuse_function(function, tail_calls)
-    if reason:
-        return FunctionPlan(function, None, reason)
-    if strategy == "got":
-        return _slot_plan(function, "asked for") if function.exported else FunctionPlan(function, None, NOT_EXPORTED)
-    plan = _plan_entry(function)
-    if plan.strategy is None and strategy is None and plan.reason in ENTRY_REASONS and function.exported:
-        return _slot_plan(function, plan.reason)
-    return plan
+class _Ladder:
+    """The strategies for one function, tried in turn."""
 
+    def __init__(self, function: Function, tail_calls: TailCalls) -> None:
+        self.function = function
+        self.tail_calls = tail_calls
+        self.steps: Mapping[str, Callable[[], FunctionPlan]] = {
+            "in-stack": self._in_stack,
+            "relocated": self._relocated,
+            "copied": self._copied,
+            "got": self._slot,
+            "entry": self._entry_only,
+        }
 
-def _slot_plan(function: Function, reason: str) -> FunctionPlan:
-    return FunctionPlan(function, GOT_SLOT, reason, displaced_offsets=(0,))
+    def plan(self, strategy: str | None) -> FunctionPlan:
+        """By one strategy, or by the first that fits."""
+        reason = self._refuse_everything()
+        if reason:
+            return self._refused(reason)
+        if strategy is not None:
+            return self.steps[strategy]()
+        first = ""
+        for step in self.steps.values():
+            plan = step()
+            if plan.strategy is not None:
+                return replace(plan, reason=first) if first else plan
+            first = first or plan.reason
+        return self._refused(first)
 
+    def _refused(self, reason: str) -> FunctionPlan:
+        return FunctionPlan(self.function, None, reason)
 
-def _refuse_function(function: Function, tail_calls: TailCalls) -> str:
-    """Why the function can be probed at no place, or ""."""
-    module = function.module
-    if module.is_dynamic_linker:
-        return IN_LINKER
-    if module.is_probe_library:
-        return IN_LIBRARY
-    reason = _refuse_name(function)
-    if reason:
-        return reason
-    scan = scan_module(module.image)
-    index = scan.index_of(function.offset)
-    own = scan.at(index)
-    if own.outermost:
-        return PROGRAM_START
-    if function.frame.common.is_signal_frame:
-        return SIGNAL_RETURN
-    if not own.own_entry or any(".cold" in alias for alias in function.aliases):
-        return NO_ENTRY
-    if _jumps_into_others(own, module) and not scan.is_called(function.offset):
-        return NO_ENTRY
-    return tail_calls.trouble(module, index) or ("" if own.has_exit else NEVER_RETURNS)
-
-
-def _refuse_name(function: Function) -> str:
-    if function.name_source == "section":
-        return PLT_STUB
-    for alias in function.aliases:
-        if RETURNS_TWICE.fullmatch(alias):
-            return "returns twice"
-        if CALLER_SENSITIVE.fullmatch(alias):
-            return "looks at its caller"
-        if _NEVER_RETURNING.fullmatch(alias):
-            return NEVER_RETURNS
-        if _RUNTIME.fullmatch(alias):
+    def _refuse_everything(self) -> str:
+        """Why the function can be probed in no way, or ""."""
+        function, module = self.function, self.function.module
+        if module.is_dynamic_linker:
+            return IN_LINKER
+        if module.is_probe_library:
+            return IN_LIBRARY
+        if function.name_source == "section":
+            return PLT_STUB
+        if any(_RUNTIME.fullmatch(alias) for alias in function.aliases):
             return RUNTIME
-    return ""
+        self.scan = scan_module(module.image)
+        self.index = self.scan.index_of(function.offset)
+        self.own = self.scan.at(self.index)
+        if function.frame.common.is_signal_frame:
+            return SIGNAL_RETURN
+        if self.own.outermost:
+            return ""
+        if not self.own.own_entry or any(".cold" in alias for alias in function.aliases):
+            return NO_ENTRY
+        if _jumps_into_others(self.own, module) and not self.scan.is_called(function.offset):
+            return NO_ENTRY
+        return ""
+
+    def _end(self) -> str:
+        """Why a call of the function has no end, or ""."""
+        if self.own.outermost:
+            return PROGRAM_START
+        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.function.aliases):
+            return NEVER_RETURNS
+        if not self.own.has_exit and self.own.trouble != UNDECODABLE:
+            return NEVER_RETURNS
+        if any(_NEW_STACK.fullmatch(alias) for alias in self.function.aliases):
+            return TWICE
+        return ""
+
+    def _frame_must_stay(self) -> str:
+        """Why the function cannot be called from a trampoline, or ""."""
+        reason = self._end()
+        for alias in self.function.aliases:
+            if RETURNS_TWICE.fullmatch(alias):
+                reason = reason or TWICE
+            if CALLER_SENSITIVE.fullmatch(alias):
+                reason = reason or CALLER
+        return reason or self.tail_calls.trouble(self.function.module, self.index)
+
+    def _loops(self) -> str:
+        """Why its start is reached without a call, or ""."""
+        start = self.function.offset
+        if any(start <= address <= start + 4 for address in self.own.near):
+            site = find_site(self.function, self.function.frame.has_lsda)
+            if {start, site.offset} & set(self.own.near):
+                return OWN_LOOP
+        return TAIL_LOOP if comes_back(self.scan, self.index) else ""
+
+    def _in_stack(self) -> FunctionPlan:
+        reason = self._frame_must_stay() or self._loops()
+        return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
+
+    def _relocated(self) -> FunctionPlan:
+        reason = self._end() or check_body(self.scan, self.index)
+        return self._refused(reason) if reason else self._at_site(RELOCATED_BODY)
+
+    def _copied(self) -> FunctionPlan:
+        reason, words = self._count_words()
+        reason = reason or self._loops() or ("" if words else NO_STACK_ARGUMENTS)
+        return self._refused(reason) if reason else self._at_site(COPIED_ARGUMENTS, words)
+
+    def _count_words(self) -> tuple[str, int]:
+        reason = self._end()
+        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.function.aliases):
+            reason = reason or CALLER
+        if reason:
+            return reason, 0
+        try:
+            return "", count_words(self.tail_calls, self.function.module, self.index)
+        except RefusedError as refusal:
+            return refusal.sentence, 0
+
+    def _slot(self) -> FunctionPlan:
+        if not self.function.exported:
+            return self._refused(NOT_EXPORTED)
+        reason, words = self._frame_must_stay(), 0
+        if reason:
+            stays = reason
+            reason, words = self._count_words()
+            if reason or not words:
+                return self._refused(stays)
+        return FunctionPlan(self.function, GOT_SLOT, displaced_offsets=(0,), argument_words=words)
+
+    def _entry_only(self) -> FunctionPlan:
+        reason = self._loops()
+        return self._refused(reason) if reason else self._at_site(ENTRY_ONLY)
+
+    def _at_site(self, strategy: str, words: int = 0) -> FunctionPlan:
+        function = self.function
+        moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
+        site = find_site(function, moves_calls)
+        rows = _rows(function, site) if strategy != RELOCATED_BODY else ()
+        reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
+        if reason:
+            return self._refused(reason)
+        image, base = function.module.image, function.module.base
+        return FunctionPlan(
+            function,
+            strategy,
+            "",
+            base + site.offset,
+            image.read(site.offset, site.length),
+            site.displaced,
+            site.boundaries,
+            rows or (),
+            site.single,
+            base + site.island if site.island else 0,
+            image.read(site.island, 5) if site.island else b"",
+            words,
+        )
 
 
 def _jumps_into_others(scan: FunctionScan, module: Module) -> bool:
@@ -233,102 +350,15 @@ def _jumps_into_others(scan: FunctionScan, module: Module) -> bool:
     return False
 
 
-def _plan_entry(function: Function) -> FunctionPlan:
-    """In-stack call, if the bytes at the entry allow it."""
-    image, start = function.module.image, function.offset
-    end = start + function.size
-    head = image.read(start, _ENDBR_BYTES)
-    site = start + (_ENDBR_BYTES if head == b"\xf3\x0f\x1e\xfa" else 0)
-    code = image.read(site, min(JUMP_BYTES + _LONGEST_INSTRUCTION_BYTES, max(0, end - site)))
-    taken: list[Instruction] = []
-    length = 0
-    for instruction in Decoder(64, code, ip=site):
-        if length >= JUMP_BYTES:
-            break
-        taken.append(instruction)
-        length += instruction.len
-    reason = _refuse_taken(function, taken, length)
-    if not reason and length < JUMP_BYTES:
-        reason = _refuse_padding(function, site, length)
-    scan = scan_module(image)
-    own = scan.at(scan.index_of(start))
-    changed = max(length, JUMP_BYTES)
-    if not reason and (start in own.near or site in own.near):
-        reason = OWN_LOOP
-    if not reason and comes_back(scan, scan.index_of(start)):
-        reason = TAIL_LOOP
-    if not reason and scan.enters(site + 1, site + changed):
-        reason = BRANCH_INSIDE
-    rows: tuple[tuple[int, int, int], ...] | None = ()
-    offsets = _boundaries(taken, site)
-    if not reason:
-        rows = _rows(function, site, offsets)
-        reason = UNKNOWN_FRAME if rows is None else ""
-    if reason:
-        return FunctionPlan(function, None, reason)
-    return FunctionPlan(
-        function,
-        IN_STACK_CALL,
-        "",
-        function.module.base + site,
-        image.read(site, changed),
-        code[:length],
-        offsets,
-        rows or (),
-    )
-
-
-def _refuse_taken(function: Function, taken: list[Instruction], length: int) -> str:
-    for position, instruction in enumerate(taken):
-        last = position == len(taken) - 1
-        if instruction.code == Code.INVALID:
-            return UNDECODABLE
-        if instruction.mnemonic in _SYSTEM_CALLS or instruction.flow_control == FlowControl.XBEGIN_XABORT_XEND:
-            return SYSTEM_CALL_INSIDE
-        if instruction.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
-            # A thread inside the call returns behind it: harmless only where nothing was changed.
-            near = instruction.op0_kind == OpKind.NEAR_BRANCH64
-            inside = near and 0 <= instruction.near_branch_target - function.offset < function.size
-            # What the function catches or cleans up is found by the call's own address.
-            if not last or length < JUMP_BYTES or inside or function.frame.has_lsda:
-                return CALL_INSIDE
-        if ends_flow(instruction) and not last:
-            return TOO_SHORT
-    return "" if taken else TOO_SHORT
-
-
-def _refuse_padding(function: Function, site: int, length: int) -> str:
-    """Whether what follows a function shorter than a jump is padding that nobody executes."""
-    image, end = function.module.image, function.offset + function.size
-    missing = JUMP_BYTES - length
-    following = bisect_left(image.frames.starts, end)
-    taken = any(start < end + missing for start in image.frames.starts[following : following + 1])
-    if site + length != end or taken or image.names_address(end, end + missing):
-        return TOO_SHORT
-    covered = 0
-    for instruction in Decoder(64, image.read(end, _PADDING_READ_BYTES), ip=end):
-        if instruction.mnemonic not in (Mnemonic.NOP, Mnemonic.INT3):
-            break
-        covered += instruction.len
-    return "" if covered >= missing else TOO_SHORT
-
-
-def _boundaries(taken: list[Instruction], site: int) -> tuple[int, ...]:
-    offsets = [int(instruction.ip) - site for instruction in taken]
-    if taken and not ends_flow(taken[-1]):
-        offsets.append(int(taken[-1].next_ip) - site)
-    return tuple(offsets)
-
-
-def _rows(function: Function, site: int, offsets: Sequence[int]) -> tuple[tuple[int, int, int], ...] | None:
+def _rows(function: Function, site: Site) -> tuple[tuple[int, int, int], ...] | None:
     try:
         rows = function.frame.rules().rows
     except FrameError:
         return None
     found: list[tuple[int, int, int]] = []
     before = (RSP, 8)
-    for offset in offsets:
-        row = [row for row in rows if row.address <= site + offset][-1]
+    for offset in site.boundaries:
+        row = [row for row in rows if row.address <= site.offset + offset][-1]
         if row.register < 0:
             return None
         if (row.register, row.offset) != before:
@@ -363,14 +393,3 @@ def refused(plans: Sequence[FunctionPlan]) -> dict[str, int]:
         if plan.strategy is None:
             counts[plan.reason] = counts.get(plan.reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-__all__ = [
-    "FunctionPlan",
-    "NfprobeError",
-    "find_slots",
-    "plan_function",
-    "plan_functions",
-    "refused",
-    "relocate_displaced",
-]

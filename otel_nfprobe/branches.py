@@ -27,6 +27,7 @@ class ModuleScan:
         self._entered: list[int] | None = None
         self._entries: frozenset[int] = frozenset()
         self._callers: dict[int, list[int]] | None = None
+        self._pointers: list[int] | None = None
 
     def at(self, index: int) -> FunctionScan:
         """The scan of the function at this index of the frame table."""
@@ -48,6 +49,13 @@ class ModuleScan:
         entered = self._complete()
         position = bisect_left(entered, low)
         return position < len(entered) and entered[position] < high
+
+    def points_into(self, low: int, high: int) -> bool:
+        """Whether data of the module holds an address in [low, high)."""
+        if self._pointers is None:
+            self._pointers = sorted(self.image.code_pointers)
+        position = bisect_left(self._pointers, low)
+        return position < len(self._pointers) and self._pointers[position] < high
 
     def is_called(self, address: int) -> bool:
         """Whether something calls the address, takes it, or exports it."""

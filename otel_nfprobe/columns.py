@@ -115,6 +115,7 @@ class CallFlag(IntFlag):
     RECEIVE = 8
     TRANSMIT = 16
     DROP = 32
+    MARK = 64
 
 
 class BatchFlag(IntFlag):

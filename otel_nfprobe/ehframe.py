@@ -97,6 +97,27 @@ class Frame:
         state.run(self.instructions, self.start)
         return FrameRules(tuple(state.rows), state.undefined_return)
 
+    def steps(self) -> list[tuple[int, bytes]]:
+        """The frame program in pieces: from which address on which instructions hold, without the advances.
+
+        Raises:
+            FrameError: the program is malformed.
+        """
+        state, cursor = _State(self.common), _Cursor(self.instructions, 0, len(self.instructions))
+        state.initial = self.common.initial_state()
+        pieces = [(self.start, bytearray())]
+        while cursor.position < cursor.end:
+            before = cursor.position
+            step = state.take_one(cursor)
+            if step is None:
+                pieces[-1][1].extend(self.instructions[before : cursor.position])
+            else:
+                code, distance = step
+                address = pieces[-1][0]
+                moved = distance if code == 0x01 else address + distance * self.common.code_alignment
+                pieces.append((moved, bytearray()))
+        return [(address, bytes(operations)) for address, operations in pieces]
+
 
 class FrameTable:
     """All frames of a module, sorted by start, none overlapping."""
@@ -212,14 +233,22 @@ class _State:
     def run(self, program: bytes, address: int) -> None:
         cursor = _Cursor(program, 0, len(program))
         while cursor.position < cursor.end:
-            code = cursor.take("<B")
-            step = self._advance(code, cursor)
+            step = self.take_one(cursor)
             if step is not None:
                 self._emit(address)
-                address = step if code == 0x01 else address + step * self.common.code_alignment
-            elif not self._set_frame(code, cursor):
-                self._skip(code, cursor)
+                code, distance = step
+                address = distance if code == 0x01 else address + distance * self.common.code_alignment
         self._emit(address)
+
+    def take_one(self, cursor: _Cursor) -> tuple[int, int] | None:
+        """Carries out one instruction. Returns (code, distance) when it is an advance."""
+        code = cursor.take("<B")
+        step = self._advance(code, cursor)
+        if step is not None:
+            return code, step
+        if not self._set_frame(code, cursor):
+            self._skip(code, cursor)
+        return None
 
     def _emit(self, address: int) -> None:
         if self.rows:

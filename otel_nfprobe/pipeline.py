@@ -29,6 +29,7 @@ class PipelineCounts:
     unpaired_entries: int
     unpaired_exits: int
     open: int
+    marked: int
     lost: tuple[int, int, int]
     batches: int
     received: int

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind, Register, RegisterExt
+from iced_x86 import Code, Decoder, FlowControl, Instruction, MemorySizeExt, Mnemonic, OpKind, Register, RegisterExt
 
 from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, FrameError, Row
 from otel_nfprobe.elf import ElfImage
@@ -22,6 +22,7 @@ RETURN_ADDRESS = "reads its return address"
 UNKNOWN_FRAME = "frame rules are not usable"
 NO_ENTRY = "a part of another function"
 UNDECODABLE = "undecodable"
+POPS_ARGUMENTS = "removes its stack arguments itself"
 POINTER_TAIL = "ends in a jump through a pointer, whose target may take stack arguments"
 
 NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this near to the start
@@ -66,6 +67,11 @@ class FunctionScan:
     references: list[int] = field(default_factory=list)  # code addresses it takes (lea)
     near: list[int] = field(default_factory=list)  # own branch targets near the start
     has_exit: bool = False  # returns, or jumps out
+    exits_elsewhere: bool = False  # returns with a stack pointer that the frame rules do not confirm
+    has_table: bool = False  # jumps through a table to places of its own
+    argument_words: int = 0  # of the caller's stack that it reads
+    takes_address: bool = False  # of stack arguments: more may be read than is seen
+    reads_return: bool = False  # looks at its return address
     own_entry: bool = True  # starts where a call arrives
     outermost: bool = False
 
@@ -180,6 +186,7 @@ class _Scanner:
         return self.rows[bisect_right(self.row_starts, address) - 1]
 
     def _blame(self, reason: str) -> None:
+        self.scan.reads_return |= reason == RETURN_ADDRESS
         if not self.scan.trouble:
             self.scan.trouble = reason
 
@@ -218,6 +225,10 @@ class _Scanner:
     def _touch(self, instruction: Instruction, kind: int, base: int, distance: int) -> None:
         if distance >= 0:
             self._blame(STACK_ARGUMENTS)
+            end = distance + max(8, MemorySizeExt.size(instruction.memory_size))
+            self.scan.argument_words = max(self.scan.argument_words, -(-end // 8))
+            if instruction.memory_index != Register.NONE:
+                self.scan.takes_address = True
         elif distance >= -8 and not (base == self.realigned and instruction.mnemonic == Mnemonic.PUSH):
             self._blame(RETURN_ADDRESS)
 
@@ -228,6 +239,7 @@ class _Scanner:
             return
         if distance >= 0:
             self._blame(STACK_ARGUMENTS)
+            self.scan.takes_address = True
         elif distance >= -ALIAS_REACH_BYTES and self.aliases.get(register, 0) != ENTRY_ALIAS:
             self.aliases[register] = distance
             self.watched.add(register)
@@ -261,8 +273,10 @@ class _Scanner:
                 self.aliases_drop(register)
         elif kind == _RETURN:
             scan.has_exit = True
+            if not self.rows or self._row(instruction.ip)[1:] != (RSP, 8):
+                scan.exits_elsewhere = True
             if instruction.code == Code.RETNQ_IMM16:
-                self._blame(STACK_ARGUMENTS)
+                self._blame(POPS_ARGUMENTS)
         elif kind == _INDIRECT:
             self._indirect(instruction)
         elif kind == _INVALID:
@@ -277,6 +291,7 @@ class _Scanner:
             self._copy(instruction.op0_register, -row.offset if row.register == RSP else None)
         elif source != Register.NONE and source == self.realigned:
             self._blame(STACK_ARGUMENTS)
+            self.scan.takes_address = True
         else:
             self.aliases_drop(instruction.op0_register)
 
@@ -306,6 +321,8 @@ class _Scanner:
         if row is not None and (row.register, row.offset) == (RSP, 8) and not self._is_table(instruction):
             self.scan.has_exit = True
             self.scan.pointer_jumps.append(int(instruction.ip))
+        else:
+            self.scan.has_table = True
 
     def _is_table(self, instruction: Instruction) -> bool:
         """Whether an indirect jump goes through a jump table of its own function."""

@@ -67,6 +67,17 @@ class TailCalls:
             self._judge(module, index)
         return self._known[root]
 
+    def jumps_out(self, module: Module, index: int) -> Iterator[tuple[_Node | None, str]]:
+        """Where jumps out of a function lead: what is known of it, and why it is not known.
+
+        Jumps that are proven to pass no stack arguments are left out.
+        """
+        proof = self._proof(module)
+        for jump in self._jumps(module, index):
+            proven = jump.is_call and (proof.none_on_stack(index) or proof.passes_none(index, jump.site, jump.name))
+            if not (proven and (not jump.reason or jump.reason in _SOFT)):
+                yield jump.node, jump.reason
+
     def _judge(self, module: Module, index: int) -> None:
         """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
         root = (id(module), index)

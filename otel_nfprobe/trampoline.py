@@ -1,52 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trampolines: chooses where they lie, writes them through the monitor's own mapping, describes them to unwinders.
+"""Trampolines: the code between a patch site and its function, written through the monitor's own mapping.
 
-An arena is a part of the session's memory file that the target maps read-execute within reach of one module.
-Only the monitor maps it writable. Trampolines are never freed while the target lives: a thread may be inside
-one. The same function gets the same trampoline again at a later attach.
+    in-stack call, copied arguments, entry only    template, displaced instructions
+    GOT slot                                       template, jump to the function
+    relocated body                                 exits, template (here the site jumps to), body
+
+The same function gets the same trampoline again at a later attach.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iced_x86 import Decoder, Mnemonic, Register
-
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.session import (
-    ARENA_BYTES,
-    ARENA_OFFSET,
-    GATE_OUTER,
-    PROBE_COUNT,
-    Session,
+from otel_nfprobe.analysis import (
+    ENTRY_ONLY,
+    RELOCATED_BODY,
+    FunctionPlan,
+    relocate_displaced,
 )
-from otel_nfprobe.target import Mapping, Target
+from otel_nfprobe.arena import Arenas
+from otel_nfprobe.body import Body, Exit, build_body, encode_exit, find_exits, find_members
+from otel_nfprobe.branches import scan_module
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
+from otel_nfprobe.relocate import JUMP_BYTES
+from otel_nfprobe.session import GATE_OUTER, PROBE_COUNT, Session
+from otel_nfprobe.target import Target
 
-REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
-GUARD_BYTES = 64 << 10
-ARENA_STEP_BYTES = 1 << 20
-ARENA_COUNT = 64
 ALIGNMENT_BYTES = 64
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
-FRAME_ROOM_BYTES = 512
-LOWEST_ADDRESS = 1 << 20
-JUMP_BYTES = 5
 SITE_BYTES_MAX = 32
-PRESERVED = {  # registers that a function restores for its caller, with their DWARF numbers
-    Register.RBX: 3,
-    Register.RBP: 6,
-    Register.R12: 12,
-    Register.R13: 13,
-    Register.R14: 14,
-    Register.R15: 15,
+COPY_SHAPES = {  # words of stack arguments -> template
+    2: lib.NFP_SHAPE_COPY_2,
+    4: lib.NFP_SHAPE_COPY_4,
+    8: lib.NFP_SHAPE_COPY_8,
+    16: lib.NFP_SHAPE_COPY_16,
+    32: lib.NFP_SHAPE_COPY_32,
+    64: lib.NFP_SHAPE_COPY_64,
 }
 
 
@@ -56,7 +51,7 @@ class ProbeRequest:
 
     Attributes:
         plan: what the analysis found.
-        shape: template, enum nfp_shape.
+        shape: template, enum nfp_shape; NFP_SHAPE_CALL for what the plan's strategy asks for.
         program: capture program index of a receive, transmit or drop function.
         return_mask: valid bits of a receive function's return value.
         gate: gate bits that open the probe.
@@ -67,6 +62,19 @@ class ProbeRequest:
     program: int = 0
     return_mask: int = 0xFFFFFFFF
     gate: int = GATE_OUTER
+
+    @property
+    def template(self) -> int:
+        """Template of the entry, enum nfp_shape."""
+        if self.shape != lib.NFP_SHAPE_CALL:
+            return self.shape
+        if self.plan.strategy == RELOCATED_BODY:
+            return int(lib.NFP_SHAPE_ENTER)
+        if self.plan.strategy == ENTRY_ONLY:
+            return int(lib.NFP_SHAPE_MARK)
+        if self.plan.argument_words:
+            return int(next(shape for words, shape in COPY_SHAPES.items() if words >= self.plan.argument_words))
+        return self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +87,29 @@ class Probe:
     moves: tuple[tuple[int, int], ...]  # program counters inside the displaced instructions -> in their copy
 
 
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A trampoline's bytes for one address, and how to describe them to unwinders."""
+
+    image: bytes
+    entry: int  # offset of what the site jumps to
+    moves: tuple[tuple[int, int], ...]
+    describe: Callable[[Frames], None]
+
+
 class Trampolines:
     """Makes trampolines for a session. All addresses are the target's."""
 
     def __init__(self, session: Session, target: Target) -> None:
         self._session = session
-        self._target = target
-        self._mapped: dict[int, Any] = {}
+        self._arenas = Arenas(session, target)
         self._known: dict[tuple[int, int, int, bytes], int] | None = None
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
         """Writes a trampoline and a probe table entry for each request.
 
-        Returns the probes, and the number of refused functions by reason (a displaced instruction that
-        cannot be moved is only found here).
+        Returns the probes, and the number of refused functions by reason (that an instruction cannot be moved
+        is only found here).
         """
         probes: list[Probe] = []
         refused: dict[str, int] = {}
@@ -118,9 +135,9 @@ class Trampolines:
                 probes.append(known)
         if not fresh:
             return probes, reasons
-        need = sum(self._room_for(request) for request in fresh) + FRAME_ROOM_BYTES * (len(fresh) + 1)
-        arena = self._arena_near(fresh[0].plan, need)
-        frames = _Frames()
+        need = sum(_room_for(request) for request in fresh) + FRAME_ROOM_BYTES
+        arena = self._arenas.near(fresh[0].plan.module, need)
+        frames = Frames()
         for request in fresh:
             try:
                 probes.append(self._write(arena, request, frames))
@@ -128,9 +145,6 @@ class Trampolines:
                 reasons.append(refusal.sentence)
         self._register(arena, frames)
         return probes, reasons
-
-    def _room_for(self, request: ProbeRequest) -> int:
-        return int(lib.nfp_trampoline_bytes(request.shape)) + DISPLACED_ROOM_BYTES + ALIGNMENT_BYTES
 
     # ---- trampolines of earlier attaches -------------------------------------------------------------------
 
@@ -141,36 +155,37 @@ class Trampolines:
                 entry = self._session.probe(index)
                 key = (int(entry.site), int(entry.shape), int(entry.module), _old_bytes(entry))
                 self._known[key] = index
-        plan = request.plan
-        found = self._known.get((plan.site, _shape_key(request), _module_hash(plan), plan.site_bytes))
+        found = self._known.get(_key(request))
         if found is None:
             return None
-        entry = self._session.probe(found)
-        trampoline = int(entry.trampoline)
-        _, moves = self._displaced(plan, trampoline + int(lib.nfp_trampoline_bytes(request.shape)))
-        return Probe(found, request, trampoline, moves)
+        trampoline = int(self._session.probe(found).trampoline)
+        start = trampoline - (_exits_bytes(_exits(request.plan)) if _is_relocated(request) else 0)
+        try:
+            code = self._code(request, start, found)
+        except NfprobeError:
+            return None
+        return Probe(found, request, trampoline, code.moves)
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def _displaced(self, plan: FunctionPlan, address: int) -> tuple[bytes, tuple[tuple[int, int], ...]]:
-        code, offsets = relocate_displaced(plan, address)
-        moves = tuple(
-            (plan.site + old, address + new)
-            for old, new in zip(plan.displaced_offsets, offsets, strict=True)
-            if old > 0
-        )
-        return code, moves
-
-    def _write(self, arena: int, request: ProbeRequest, frames: _Frames) -> Probe:
-        plan = request.plan
-        entry = self._session.header.arena[arena]
+    def _write(self, arena: int, request: ProbeRequest, frames: Frames) -> Probe:
+        entry = self._arenas.entry(arena)
         start = -(-int(entry.used) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         address = int(entry.address) + start
-        template_bytes = int(lib.nfp_trampoline_bytes(request.shape))
-        displaced, moves = self._displaced(plan, address + template_bytes)
-        if start + template_bytes + len(displaced) > int(entry.bytes):
+        index = int(self._session.header.probes)
+        if index >= PROBE_COUNT:
+            raise NfprobeError("the probe table of this target is full")
+        code = self._code(request, address, index)
+        if start + len(code.image) > int(entry.bytes):
             raise NfprobeError("no room for trampolines")
-        index = self._new_index()
+        self._session.header.probes = index + 1
+        self._arenas.mapping(arena)[start : start + len(code.image)] = code.image
+        entry.used = start + len(code.image)
+        code.describe(frames)
+        self._describe(index, request, address + code.entry)
+        return Probe(index, request, address + code.entry, code.moves)
+
+    def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
         values = ffi.new(
             "struct nfp_trampoline *",
             {
@@ -181,21 +196,7 @@ class Trampolines:
                 "gate": request.gate,
             },
         )
-        view = self._mapping(arena)
-        target = ffi.cast("uint8_t *", ffi.from_buffer(view, require_writable=True)) + start
-        lib.nfp_trampoline_write(request.shape, values, target, int(entry.bytes) - start)
-        view[start + template_bytes : start + template_bytes + len(displaced)] = displaced
-        entry.used = start + template_bytes + len(displaced)
-        frames.add(request.shape, address, len(displaced), plan, moves)
-        self._describe(index, request, address)
-        return Probe(index, request, address, moves)
-
-    def _new_index(self) -> int:
-        index = int(self._session.header.probes)
-        if index >= PROBE_COUNT:
-            raise NfprobeError("the probe table of this target is full")
-        self._session.header.probes = index + 1
-        return index
+        return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
     def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
         plan = request.plan
@@ -212,156 +213,142 @@ class Trampolines:
         ffi.buffer(entry.old_bytes, SITE_BYTES_MAX)[: len(plan.site_bytes)] = plan.site_bytes
         new_bytes = _site_code(plan, trampoline)
         ffi.buffer(entry.new_bytes, SITE_BYTES_MAX)[: len(new_bytes)] = new_bytes
+        entry.island = plan.island
+        if plan.island:
+            ffi.buffer(entry.island_old, 8)[:JUMP_BYTES] = plan.island_bytes
+            ffi.buffer(entry.island_new, 8)[:JUMP_BYTES] = _jump(plan.island, trampoline)
         if self._known is not None:
-            self._known[(plan.site, _shape_key(request), _module_hash(plan), plan.site_bytes)] = index
+            self._known[_key(request)] = index
 
-    def _mapping(self, arena: int) -> Any:
-        if arena not in self._mapped:
-            entry = self._session.header.arena[arena]
-            self._mapped[arena] = self._session.map_arena(int(entry.offset), int(entry.bytes))
-        return self._mapped[arena]
-
-    def _register(self, arena: int, frames: _Frames) -> None:
+    def _register(self, arena: int, frames: Frames) -> None:
         rows = frames.encode()
-        entry = self._session.header.arena[arena]
+        entry = self._arenas.entry(arena)
         start = -(-int(entry.used) // 8) * 8
         if not rows or start + len(rows) > int(entry.bytes):
             return
-        self._mapping(arena)[start : start + len(rows)] = rows
+        self._arenas.mapping(arena)[start : start + len(rows)] = rows
         entry.used = start + len(rows)
         self._session.ask(lib.NFP_COMMAND_REGISTER_FRAMES, int(entry.address) + start)
 
-    # ---- arenas --------------------------------------------------------------------------------------------
 
-    def _arena_near(self, plan: FunctionPlan, size_bytes: int) -> int:
-        header = self._session.header
-        low, high = plan.module.low, plan.module.high
-        for index in range(min(int(header.arenas), ARENA_COUNT)):
-            arena = header.arena[index]
-            fits = int(arena.used) + size_bytes <= int(arena.bytes)
-            if fits and _within_reach(int(arena.address), int(arena.bytes), low, high):
-                return index
-        return self._new_arena(low, high, -(-size_bytes // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
-
-    def _new_arena(self, low: int, high: int, size_bytes: int) -> int:
-        header = self._session.header
-        index, offset = int(header.arenas), int(header.arena_used)
-        if index >= ARENA_COUNT or offset + size_bytes > ARENA_BYTES:
-            raise NfprobeError(
-                "The trampoline memory of this target is used up.", "nfprobe attach PID --functions FEWER"
-            )
-        for address in find_gaps(self._target.maps(), low, high, size_bytes):
-            result = self._session.ask(lib.NFP_COMMAND_MAP_ARENA, address, ARENA_OFFSET + offset, size_bytes)
-            if result == 0:
-                header.arena_used = offset + size_bytes
-                header.arena[index].address = address
-                header.arena[index].offset = ARENA_OFFSET + offset
-                header.arena[index].bytes = size_bytes
-                header.arena[index].used = 0
-                header.arenas = index + 1
-                return index
-            if result != -errno.EEXIST:
-                raise NfprobeError(
-                    f"The target cannot map executable memory for trampolines: {os.strerror(-result)}.",
-                    f"nfprobe doctor {self._target.pid}",
-                )
-        raise NfprobeError(
-            "There is no free memory within 2 GiB of a module for its trampolines.",
-            f"nfprobe functions {self._target.pid}",
-        )
+# ---- code for one address ----------------------------------------------------------------------------------------
 
 
-class _Frames:
-    """Unwind rows (.eh_frame) of the trampolines of one arena."""
-
-    def __init__(self) -> None:
-        self._room = ffi.new("uint8_t[]", FRAME_ROOM_BYTES)
-        self._rows = bytearray(self._take(lib.nfp_frame_common_write(self._room, FRAME_ROOM_BYTES)))
-        self._empty = True
-
-    def _take(self, size_bytes: int) -> bytes:
-        return bytes(ffi.buffer(self._room, size_bytes))
-
-    def add(
-        self,
-        shape: int,
-        address: int,
-        displaced_bytes: int,
-        plan: FunctionPlan,
-        moves: tuple[tuple[int, int], ...],
-    ) -> None:
-        start = address + int(lib.nfp_trampoline_bytes(shape))
-        moved = {plan.site: start, **dict(moves)}
-        pushed = _pushes(plan.displaced)
-        rows = [
-            (moved[plan.site + offset] - start, register, cfa, pushed.get(offset, lib.NFP_PUSHED_NONE))
-            for offset, register, cfa in plan.displaced_rows
-            if plan.site + offset in moved
-        ]
-        array = ffi.new("struct nfp_cfa_row[]", rows) if rows else ffi.NULL
-        size = lib.nfp_frame_write(
-            shape, address, displaced_bytes, array, len(rows), len(self._rows), self._room, FRAME_ROOM_BYTES
-        )
-        self._rows += self._take(size)
-        self._empty = False
-
-    def encode(self) -> bytes:
-        """The rows with their end mark; empty when there is nothing to register."""
-        return b"" if self._empty else bytes(self._rows) + b"\0\0\0\0"
+def _template(shape: int, values: Any) -> bytes:
+    size = int(lib.nfp_trampoline_bytes(shape))
+    room = ffi.new("uint8_t[]", size)
+    lib.nfp_trampoline_write(shape, values, room, size)
+    return bytes(ffi.buffer(room, size))
 
 
-def _pushes(code: bytes) -> dict[int, int]:
-    """DWARF numbers of the preserved registers that instructions push, by the offset behind the instruction.
+def _displaced_code(request: ProbeRequest, address: int, values: Any) -> _Code:
+    plan, shape = request.plan, request.template
+    template = _template(shape, values)
+    behind = address + len(template)
+    displaced, offsets = relocate_displaced(plan, behind)
+    moves = tuple(
+        (plan.site + old, behind + new) for old, new in zip(plan.displaced_offsets, offsets, strict=True) if old > 0
+    )
 
-    An exception may pass through a call among the displaced instructions: callers want these registers back.
-    """
-    return {
-        int(instruction.next_ip): PRESERVED[instruction.op0_register]
-        for instruction in Decoder(64, code)
-        if instruction.mnemonic == Mnemonic.PUSH and instruction.op0_register in PRESERVED
-    }
+    def describe(frames: Frames) -> None:
+        frames.add(shape, address, len(displaced), plan, moves)
 
-
-def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> list[int]:
-    """Addresses where `size_bytes` are free within reach of [low, high), the nearest first.
-
-    Keeps away from the end of the heap and the lower end of a stack: both grow.
-    """
-    found: set[int] = set()
-    before_end, after_heap = LOWEST_ADDRESS, False
-    for mapping in sorted(maps, key=lambda mapping: mapping.start):
-        gap_low, gap_high = before_end + GUARD_BYTES, mapping.start - GUARD_BYTES - size_bytes
-        wanted = []
-        if not after_heap:
-            wanted.append(gap_low)
-        if not mapping.path.startswith("[stack"):
-            wanted.append(gap_high)
-        found.update(address & -GUARD_BYTES for address in wanted if gap_low <= address & -GUARD_BYTES <= gap_high)
-        before_end, after_heap = max(before_end, mapping.end), mapping.path == "[heap]"
-    reachable = [address for address in found if _within_reach(address, size_bytes, low, high)]
-    return sorted(reachable, key=lambda address: abs(address - low))
+    return _Code(template + displaced, 0, moves, describe)
 
 
-def _within_reach(address: int, size_bytes: int, low: int, high: int) -> bool:
-    return max(high, address + size_bytes) - min(low, address) < REACH_BYTES
+def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
+    plan = request.plan
+    base = plan.module.base
+    exits = _exits(plan)
+    exit_template = _template(lib.NFP_SHAPE_EXIT, values)
+    image = bytearray()
+    places: list[tuple[int, int]] = []
+    for way_out in exits:
+        place = address + len(image)
+        last = encode_exit(way_out, base, place + len(exit_template))
+        image += (exit_template + last).ljust(_exit_bytes(way_out), b"\xcc")
+        places.append((place, len(last)))
+    image += b"\xcc" * (_exits_bytes(exits) - len(image))
+    entry = len(image)
+    image += _template(lib.NFP_SHAPE_ENTER, values)
+    start = address + len(image)
+    scan = scan_module(plan.module.image)
+    body = build_body(scan, scan.index_of(plan.offset), base, start, lambda number: places[number][0])
+    moves = _moves_into(plan, start, body)
+
+    def describe(frames: Frames) -> None:
+        for place, last_bytes in places:
+            frames.add(lib.NFP_SHAPE_EXIT, place, last_bytes)
+        frames.add(lib.NFP_SHAPE_ENTER, address + entry, 0)
+        frames.add_body(start, body)
+
+    return _Code(bytes(image) + body.code, entry, moves, describe)
+
+
+def _moves_into(plan: FunctionPlan, start: int, body: Body) -> tuple[tuple[int, int], ...]:
+    site = plan.site - plan.module.base
+    return tuple(
+        (plan.site + old, start + body.places[site + old])
+        for old in plan.displaced_offsets
+        if old > 0 and site + old in body.places
+    )
+
+
+def _exits(plan: FunctionPlan) -> list[Exit]:
+    scan = scan_module(plan.module.image)
+    return find_exits(scan, scan.index_of(plan.offset))
+
+
+def _exit_bytes(way_out: Exit) -> int:
+    return int(lib.nfp_trampoline_bytes(lib.NFP_SHAPE_EXIT)) + way_out.room_bytes
+
+
+def _exits_bytes(exits: Iterable[Exit]) -> int:
+    return -(-sum(_exit_bytes(way_out) for way_out in exits) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _is_relocated(request: ProbeRequest) -> bool:
+    return request.plan.strategy == RELOCATED_BODY
+
+
+def _room_for(request: ProbeRequest) -> int:
+    room = int(lib.nfp_trampoline_bytes(request.template)) + ALIGNMENT_BYTES + FRAME_ROOM_BYTES
+    if not _is_relocated(request):
+        return room + DISPLACED_ROOM_BYTES
+    exits = _exits(request.plan)
+    scan = scan_module(request.plan.module.image)
+    members = find_members(scan, scan.index_of(request.plan.offset))
+    body = sum(2 * scan.frames[member].size + 64 for member in members)
+    rows = body_room_bytes([scan.frames[member] for member in members])
+    return room + _exits_bytes(exits) + FRAME_ROOM_BYTES * len(exits) + body + rows
+
+
+def _jump(place: int, destination: int) -> bytes:
+    return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
 
 
 def _site_code(plan: FunctionPlan, trampoline: int) -> bytes:
     if plan.is_slot:
         return struct.pack("<Q", trampoline)
-    jump = b"\xe9" + struct.pack("<i", trampoline - (plan.site + JUMP_BYTES))
-    return jump + b"\xcc" * (len(plan.site_bytes) - JUMP_BYTES)
+    if plan.island:
+        return b"\xeb" + struct.pack("<b", plan.island - (plan.site + 2))
+    return _jump(plan.site, trampoline) + b"\xcc" * (len(plan.site_bytes) - JUMP_BYTES)
 
 
 def _old_bytes(entry: Any) -> bytes:
     return bytes(ffi.buffer(entry.old_bytes, SITE_BYTES_MAX))[: min(int(entry.length), SITE_BYTES_MAX)]
 
 
+def _key(request: ProbeRequest) -> tuple[int, int, int, bytes]:
+    plan = request.plan
+    return plan.site, _shape_key(request), _module_hash(plan), plan.site_bytes
+
+
 def _shape_key(request: ProbeRequest) -> int:
     """What a trampoline depends on besides its function, in one byte of the probe table."""
     gate = 1 if request.gate == GATE_OUTER else 2
     mask = 0 if request.return_mask == 0xFFFFFFFF else 1
-    return request.shape | gate << 2 | mask << 4
+    return request.template | gate << 4 | mask << 6
 
 
 def _module_hash(plan: FunctionPlan) -> int:

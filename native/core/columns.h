@@ -18,6 +18,7 @@ enum nfp_call_flags {
 	NFP_CALL_RECEIVE = 8,
 	NFP_CALL_TRANSMIT = 16,
 	NFP_CALL_DROP = 32,
+	NFP_CALL_MARK = 64, // only its entry was measured: it ends where it begins
 };
 
 struct nfp_call {

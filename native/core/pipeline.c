@@ -133,6 +133,18 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_batch_end(pipeline, stream, record->rsp);
 }
 
+static void read_mark(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                      const struct nfp_record *record)
+{
+	read_entry(pipeline, stream, record);
+	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->rsp);
+	if (index == NFP_NONE)
+		return; // no memory: counted
+	nfp_calltree_leave(&stream->tree, stream->log, index, ticks_of(stream, record), NFP_CALL_MARK);
+	stream->tree.paired--;
+	pipeline->counts.marked++;
+}
+
 static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record)
 {
@@ -218,6 +230,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 	switch (nfp_record_kind(record)) {
 	case NFP_UNWOUND:
 		read_exit(pipeline, stream, record, NFP_CALL_UNWOUND);
+		break;
+	case NFP_MARK:
+		read_mark(pipeline, stream, record);
 		break;
 	case NFP_POLL_ENTRY:
 		read_poll_entry(stream, record);

@@ -8,8 +8,10 @@ struct field {
 	uint16_t kind, offset, bytes, argument;
 };
 struct row {
-	uint16_t offset, cfa;
+	uint16_t offset, cfa, kind;
 };
+// In step with ROW_STACK and its neighbours in x86_64/template.S, which says what they mean.
+enum nfp_row { ROW_STACK, ROW_PUSHED, ROW_FRAME, ROW_LEFT };
 
 #define DECLARE(name)                                                                                        \
 	extern const uint8_t nfp_template_##name[], nfp_template_end_##name[];                               \
@@ -19,6 +21,15 @@ DECLARE(call);
 DECLARE(receive);
 DECLARE(packets);
 DECLARE(bare);
+DECLARE(enter);
+DECLARE(mark);
+DECLARE(exit);
+DECLARE(copy_2);
+DECLARE(copy_4);
+DECLARE(copy_8);
+DECLARE(copy_16);
+DECLARE(copy_32);
+DECLARE(copy_64);
 
 struct template {
 	const uint8_t *start, *end;
@@ -32,6 +43,15 @@ static const struct template templates[NFP_SHAPE_COUNT] = {
     [NFP_SHAPE_RECEIVE] = ENTRY(receive),
     [NFP_SHAPE_PACKETS] = ENTRY(packets),
     [NFP_SHAPE_BARE] = ENTRY(bare),
+    [NFP_SHAPE_ENTER] = ENTRY(enter),
+    [NFP_SHAPE_MARK] = ENTRY(mark),
+    [NFP_SHAPE_EXIT] = ENTRY(exit),
+    [NFP_SHAPE_COPY_2] = ENTRY(copy_2),
+    [NFP_SHAPE_COPY_4] = ENTRY(copy_4),
+    [NFP_SHAPE_COPY_8] = ENTRY(copy_8),
+    [NFP_SHAPE_COPY_16] = ENTRY(copy_16),
+    [NFP_SHAPE_COPY_32] = ENTRY(copy_32),
+    [NFP_SHAPE_COPY_64] = ENTRY(copy_64),
 };
 
 uint32_t nfp_trampoline_bytes(uint32_t shape)
@@ -73,11 +93,12 @@ enum {
 	DW_CFA_NOP = 0x00,
 	DW_CFA_ADVANCE_LOC1 = 0x02,
 	DW_CFA_ADVANCE_LOC2 = 0x03,
+	DW_CFA_SAME_VALUE = 0x08,
 	DW_CFA_DEF_CFA = 0x0c,
-	DW_CFA_DEF_CFA_OFFSET = 0x0e,
 	DW_CFA_OFFSET = 0x80,
 	DW_EH_PE_ABSPTR = 0x00,
 	RETURN_ADDRESS = 16,
+	REGISTER_RBP = 6,
 	REGISTER_RSP = 7,
 };
 
@@ -174,6 +195,20 @@ static uint32_t begin_entry(struct writer *writer, uint64_t address, uint64_t by
 	return start;
 }
 
+static void put_row(struct writer *writer, const struct row *row)
+{
+	put_u8(writer, DW_CFA_DEF_CFA);
+	put_uleb(writer, row->kind == ROW_FRAME ? REGISTER_RBP : REGISTER_RSP);
+	put_uleb(writer, row->cfa);
+	if (row->kind == ROW_PUSHED) {
+		put_u8(writer, DW_CFA_OFFSET | REGISTER_RBP);
+		put_uleb(writer, 2); // at cfa - 16
+	} else if (row->kind == ROW_LEFT) {
+		put_u8(writer, DW_CFA_SAME_VALUE);
+		put_uleb(writer, REGISTER_RBP);
+	}
+}
+
 uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_bytes,
                          const struct nfp_cfa_row *rows, uint32_t row_count, uint32_t common_distance,
                          uint8_t *out, uint32_t capacity)
@@ -187,10 +222,11 @@ uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_by
 	for (const struct row *row = templates[shape].rows; row->offset != 0xffff; row++) {
 		put_advance(&writer, row->offset - at);
 		at = row->offset;
-		put_u8(&writer, DW_CFA_DEF_CFA_OFFSET);
-		put_uleb(&writer, row->cfa);
+		put_row(&writer, row);
 	}
 	finish_entry(&writer, start);
+	if (displaced_bytes == 0)
+		return writer.failed ? 0 : writer.used;
 	start = begin_entry(&writer, address + bytes, displaced_bytes, common_distance);
 	at = 0;
 	for (uint32_t i = 0; i < row_count; i++) {

@@ -14,7 +14,16 @@ enum nfp_shape {
 	NFP_SHAPE_RECEIVE = 1,
 	NFP_SHAPE_PACKETS = 2,
 	NFP_SHAPE_BARE = 3, // two time stamps stored and never read: the reference of benchmarks
-	NFP_SHAPE_COUNT = 4
+	NFP_SHAPE_ENTER = 4, // entry of a relocated body, which follows
+	NFP_SHAPE_MARK = 5,  // entry only; the displaced instructions follow
+	NFP_SHAPE_EXIT = 6,  // exit of a relocated body; the return or jump follows
+	NFP_SHAPE_COPY_2 = 7, // as CALL, with so many words of stack arguments copied
+	NFP_SHAPE_COPY_4 = 8,
+	NFP_SHAPE_COPY_8 = 9,
+	NFP_SHAPE_COPY_16 = 10,
+	NFP_SHAPE_COPY_32 = 11,
+	NFP_SHAPE_COPY_64 = 12,
+	NFP_SHAPE_COUNT = 13
 };
 
 struct nfp_trampoline {
@@ -41,7 +50,8 @@ uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *value
                               uint32_t capacity);
 // Writes the common unwind entry (CIE) that nfp_frame_write refers to. Returns its bytes, or 0.
 uint32_t nfp_frame_common_write(uint8_t *out, uint32_t capacity);
-// Writes two unwind entries (FDE): the template at `address` and the displaced instructions behind it.
+// Writes two unwind entries (FDE): the template at `address` and the displaced instructions behind it; one
+// where `displaced_bytes` is 0.
 // `common_distance` is the number of bytes from the common entry to `out`. Returns bytes, or 0.
 uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_bytes,
                          const struct nfp_cfa_row *rows, uint32_t row_count, uint32_t common_distance,

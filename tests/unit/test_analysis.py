@@ -14,22 +14,29 @@ from iced_x86 import Decoder, FlowControl, OpKind
 
 from otel_nfprobe import analysis
 from otel_nfprobe.analysis import (
-    BRANCH_INSIDE,
-    CALL_INSIDE,
+    COPIED_ARGUMENTS,
+    ENTRY_ONLY,
     GOT_SLOT,
     IN_STACK_CALL,
     NEVER_RETURNS,
     OWN_LOOP,
-    SYSTEM_CALL_INSIDE,
-    TOO_SHORT,
+    RELOCATED_BODY,
     FunctionPlan,
     plan_functions,
     relocate_displaced,
 )
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.scan import NO_ENTRY, POINTER_TAIL, RETURN_ADDRESS, STACK_ARGUMENTS, UNDECODABLE
-from otel_nfprobe.symbols import find_functions, functions_of
+from otel_nfprobe.scan import (
+    NO_ENTRY,
+    POINTER_TAIL,
+    POPS_ARGUMENTS,
+    RETURN_ADDRESS,
+    STACK_ARGUMENTS,
+    UNDECODABLE,
+)
+from otel_nfprobe.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
+from otel_nfprobe.symbols import Function, find_functions, functions_of
 from otel_nfprobe.tailcalls import CALLER_TAIL, TWICE_TAIL
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
@@ -60,7 +67,7 @@ CASES: Mapping[str, tuple[str, str]] = {
     ),
     "copied_stack_pointer": ("mov %rsp,%rax\nmov %rdi,%rcx\nmov 8(%rax),%rax\nret", STACK_ARGUMENTS),
     "variable_arguments": ("lea 8(%rsp),%rax\nmov %rax,(%rdi)\nret", STACK_ARGUMENTS),
-    "callee_pops": ("mov %rdi,%rax\nadd $7,%rax\nret $8", STACK_ARGUMENTS),
+    "callee_pops": ("mov %rdi,%rax\nadd $7,%rax\nret $8", POPS_ARGUMENTS),
     "realigned": (
         "lea 8(%rsp),%r10\n.cfi_def_cfa 10,0\nand $-32,%rsp\npush -8(%r10)\npush %rbp\nmov %rsp,%rbp\n"
         ".cfi_escape 0x10,0x6,0x2,0x76,0\npush %r10\n.cfi_escape 0xf,0x3,0x76,0x78,0x6\nmov -16(%rbp),%rax\n"
@@ -86,7 +93,8 @@ CASES: Mapping[str, tuple[str, str]] = {
         "",
     ),
     "short_call": ("jmp plain", ""),
-    "system_call": ("mov %edi,%eax\nsyscall\nnop\nnop\nret", SYSTEM_CALL_INSIDE),
+    "system_call": ("mov %edi,%eax\nsyscall\nnop\nnop\nret", ""),
+    "trap": ("mov %edi,%eax\nint $3\nnop\nnop\nret", SYSTEM_CALL_INSIDE),
     "endless": ("1: mov %rdi,%rax\nadd $7,%rax\n2: pause\njmp 2b", NEVER_RETURNS),
     "bad_bytes": (".byte 0x06,0x06,0x06,0x06,0x06\nret", UNDECODABLE),
     "tail_to_stack_argument": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp stack_argument", STACK_ARGUMENTS),
@@ -114,6 +122,11 @@ CASES: Mapping[str, tuple[str, str]] = {
         "8: .long 9b-8b,9b-8b,9b-8b,9b-8b\n.popsection",
         "",
     ),
+    "table_and_stack_argument": (
+        "mov 16(%rsp),%rsi\nlea 8f(%rip),%rdx\nmovslq (%rdx,%rdi,4),%rax\nadd %rdx,%rax\njmp *%rax\n"
+        "9: lea (%rsi,%rdi),%rax\nret\n.pushsection .rodata\n.p2align 2\n8: .long 9b-8b\n.popsection",
+        STACK_ARGUMENTS,
+    ),
     "printf_few": ("lea few(%rip),%rdi\nmov %rsi,%rdx\nxor %eax,%eax\njmp printf@PLT", ""),
     "to_setjmp": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp _setjmp@PLT", TWICE_TAIL),
     "to_dlsym": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp dlsym@PLT", CALLER_TAIL),
@@ -135,8 +148,11 @@ def _assembly() -> str:
     text += "jne 1b\nret\n.cfi_endproc\n.size exported,.-exported\n"
     text += ".type tight,@function\n.p2align 4\ntight:\n.cfi_startproc\nret\n.cfi_endproc\n.size tight,.-tight\n"
     text += ".type behind,@function\nbehind:\n.cfi_startproc\nmov %rdi,%rax\nadd $7,%rax\nret\n.cfi_endproc\n"
+    text += ".size behind,.-behind\n.globl tight_exported\n.type tight_exported,@function\n.p2align 4\n"
+    text += "tight_exported:\n.cfi_startproc\nret\n.cfi_endproc\n.size tight_exported,.-tight_exported\n"
+    text += ".type beside,@function\nbeside:\n.cfi_startproc\nmov %rdi,%rax\nadd $7,%rax\nret\n.cfi_endproc\n"
     # A part of `parent` behind another function: it is entered by a jump, with the parent's frame.
-    text += ".size behind,.-behind\n.p2align 4\n.type parent,@function\nparent:\n.cfi_startproc\npush %rbx\n"
+    text += ".size beside,.-beside\n.p2align 4\n.type parent,@function\nparent:\n.cfi_startproc\npush %rbx\n"
     text += ".cfi_adjust_cfa_offset 8\ntest %rdi,%rdi\nje part\n3: pop %rbx\n.cfi_adjust_cfa_offset -8\nret\n"
     text += ".cfi_endproc\n.size parent,.-parent\n.p2align 4\n.type part,@function\npart:\n.cfi_startproc\n"
     text += ".cfi_def_cfa_offset 16\nmov 16(%rsp),%rax\nnop\njmp 3b\n.cfi_endproc\n.size part,.-part\n"
@@ -144,7 +160,7 @@ def _assembly() -> str:
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FunctionPlan]:
+def functions(tmp_path_factory: pytest.TempPathFactory) -> list[Function]:
     folder = tmp_path_factory.mktemp("cases")
     (folder / "cases.s").write_text(_assembly())
     words = [
@@ -157,8 +173,46 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FunctionPlan]:
         str(folder / "cases.s"),
     ]
     subprocess.run(words, check=True)
-    found = plan_functions(find_functions(folder / "cases.so", ["*"]))
-    return {plan.name: plan for plan in found}
+    return find_functions(folder / "cases.so", ["*"])
+
+
+@pytest.fixture(scope="module")
+def plans(functions: list[Function]) -> dict[str, FunctionPlan]:
+    """By in-stack call or not at all."""
+    return {plan.name: plan for plan in plan_functions(functions, strategy="in-stack")}
+
+
+@pytest.fixture(scope="module")
+def ladder(functions: list[Function]) -> dict[str, FunctionPlan]:
+    """By whatever fits."""
+    return {plan.name: plan for plan in plan_functions(functions)}
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "reason"),
+    [
+        ("plain", IN_STACK_CALL, ""),
+        ("stack_argument", RELOCATED_BODY, STACK_ARGUMENTS),
+        ("callee_pops", RELOCATED_BODY, POPS_ARGUMENTS),
+        ("tail_through_pointer", RELOCATED_BODY, POINTER_TAIL),
+        ("dladdr", RELOCATED_BODY, "looks at its caller"),
+        ("setjmp", RELOCATED_BODY, "returns twice"),
+        ("exported", RELOCATED_BODY, OWN_LOOP),
+        ("parent", RELOCATED_BODY, STACK_ARGUMENTS),
+        ("longjmp", ENTRY_ONLY, NEVER_RETURNS),
+        ("endless", ENTRY_ONLY, NEVER_RETURNS),
+        ("table_and_stack_argument", COPIED_ARGUMENTS, STACK_ARGUMENTS),
+        ("tight_exported", GOT_SLOT, TOO_SHORT),
+        ("__tls_get_addr", None, analysis.RUNTIME),
+        ("tight", None, TOO_SHORT),
+    ],
+)
+def test_ladder(name: str, strategy: str | None, reason: str, ladder: dict[str, FunctionPlan]) -> None:
+    assert (ladder[name].strategy, ladder[name].reason) == (strategy, reason)
+
+
+def test_copied_words(ladder: dict[str, FunctionPlan]) -> None:
+    assert ladder["table_and_stack_argument"].argument_words == 2
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -188,9 +242,9 @@ def test_frame_rows_of_displaced_instructions(plans: dict[str, FunctionPlan]) ->
     assert plan.displaced_rows == ((1, 7, 16), (4, 6, 16))
 
 
-def test_an_exported_function_falls_back_to_its_slots(plans: dict[str, FunctionPlan]) -> None:
-    assert plans["exported"].strategy == GOT_SLOT
-    assert plans["exported"].reason == OWN_LOOP
+def test_an_exported_function_has_slots(plans: dict[str, FunctionPlan]) -> None:
+    (slot,) = plan_functions([plans["exported"].function], strategy="got")
+    assert (slot.strategy, plans["exported"].reason) == (GOT_SLOT, OWN_LOOP)
 
 
 def test_a_neighbour_is_not_padding(plans: dict[str, FunctionPlan]) -> None:
@@ -262,7 +316,8 @@ def test_what_is_too_far_is_refused(plans: dict[str, FunctionPlan]) -> None:
 
 
 def test_a_slot_leads_to_the_function_through_a_word(plans: dict[str, FunctionPlan]) -> None:
-    code, offsets = relocate_displaced(plans["exported"], 0x1234_0000)
+    (slot,) = plan_functions([plans["exported"].function], strategy="got")
+    code, offsets = relocate_displaced(slot, 0x1234_0000)
     (instruction, *_) = Decoder(64, code, ip=0x1234_0000)
     assert instruction.is_jmp_near_indirect
     word = instruction.ip_rel_memory_address - 0x1234_0000

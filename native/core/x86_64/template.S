@@ -11,6 +11,9 @@
 //                                 slow paths
 //                       displaced: first instructions of the function; jmp back behind them
 //
+// That is the in-stack call; copied arguments differ in what lies between the probes. Of a relocated body the
+// entry probe is one template (enter), and each way out another (exit), with the copied body between them.
+//
 // Rules. At a function's entry and just before its ret the 128 bytes below rsp are dead and the kernel keeps
 // signal frames out of them, so registers are saved there without moving rsp. Every register that is touched
 // is restored, caller-saved ones too (gcc -fipa-ra keeps values in them across local calls); flags are dead
@@ -57,8 +60,9 @@ nfp_template_end_\name:
 	.short -1, -1, 0, 0
 	.popsection
 	.pushsection .rodata.nfp_rows_\name
-	.short -1, -1
+	.short -1, -1, -1
 	.popsection
+.Lend_\name:
 .endm
 
 // A field of `bytes` bytes ends here. `argument` says which (the record kind of a tag).
@@ -69,11 +73,17 @@ nfp_template_end_\name:
 .Lfield\@ = . - \bytes
 .endm
 
-// From here on the canonical frame address is rsp + cfa.
-.macro ROW name, cfa
+// Kinds of unwind rows, in step with enum nfp_row in trampoline.c.
+#define ROW_STACK 0  // the canonical frame address is rsp + cfa
+#define ROW_PUSHED 1 // it is rsp + 16, and rbp has been pushed
+#define ROW_FRAME 2  // it is rbp + 16
+#define ROW_LEFT 3   // it is rsp + 8 again, and rbp is the caller's
+
+// From here on the canonical frame address is what the kind says.
+.macro ROW name, cfa, kind=ROW_STACK
 .Lrow\@:
 	.pushsection .rodata.nfp_rows_\name
-	.short .Lrow\@ - nfp_template_\name, \cfa
+	.short .Lrow\@ - nfp_template_\name, \cfa, \kind
 	.popsection
 .endm
 
@@ -108,7 +118,7 @@ nfp_template_end_\name:
 	rcr $1, %r11d
 .endm
 
-.macro ENTRY name, closed
+.macro ENTRY name, closed, kind=NFP_ENTRY
 	mov %r11, -8(%rsp)
 	THREAD \name
 	TEST_GATE \name
@@ -118,7 +128,7 @@ nfp_template_end_\name:
 	mov %rcx, -32(%rsp)
 .Lentry_again_\name:
 	RESERVE .Lentry_full_\name
-	TAG \name, NFP_ENTRY
+	TAG \name, \kind
 	rdtsc
 	mov %eax, NFP_RECORD_WORD(%rcx)
 	mov %edx, NFP_RECORD_WORD + 4(%rcx)
@@ -146,7 +156,47 @@ nfp_template_end_\name:
 	jmp .Lentry_done_\name
 .endm
 
-// ---- call: entry and exit of any function ------------------------------------------------------------
+// The exit probe. Ends with every register as the function left it.
+.macro EXIT name
+	mov %r11, -8(%rsp)
+	THREAD \name
+	TEST_GATE \name
+	jz .Lleft_\name
+	mov %rax, -16(%rsp)
+	mov %rdx, -24(%rsp)
+	mov %rcx, -32(%rsp)
+	rdtsc
+	shl $32, %rdx
+	or %rax, %rdx
+.Lexit_again_\name:
+	RESERVE .Lexit_full_\name
+	mov %rdx, NFP_RECORD_WORD(%rcx)
+	TAG \name, NFP_EXIT
+	mov %esp, NFP_RECORD_RSP(%rcx)
+	mov %r11d, NFP_RECORD_TAG(%rcx)
+.Lexit_done_\name:
+	mov -32(%rsp), %rcx
+	mov -24(%rsp), %rdx
+	mov -16(%rsp), %rax
+.Lleft_\name:
+	mov -8(%rsp), %r11
+.endm
+
+.macro EXIT_SLOW name
+	ROW \name, 8
+.Lexit_full_\name:
+	lea -48(%rsp), %rsp
+	ROW \name, 56
+	mov $NFP_LOST_CALL, %eax
+	call *NFP_THREAD_SLOW(%r11)
+	lea 48(%rsp), %rsp
+	ROW \name, 8
+	test %r11, %r11
+	jnz .Lexit_again_\name
+	jmp .Lexit_done_\name
+.endm
+
+// ---- call: entry and exit of a function that reads no stack arguments -------------------------------------
 
 	TEMPLATE call
 	ROW call, 8
@@ -156,43 +206,73 @@ nfp_template_end_\name:
 	call nfp_template_end_call
 	lea 8(%rsp), %rsp
 	ROW call, 8
-	mov %r11, -8(%rsp)
-	THREAD call
-	TEST_GATE call
-	jz .Lcall_left
-	mov %rax, -16(%rsp)
-	mov %rdx, -24(%rsp)
-	mov %rcx, -32(%rsp)
-	rdtsc
-	shl $32, %rdx
-	or %rax, %rdx
-.Lcall_exit_again:
-	RESERVE .Lcall_exit_full
-	mov %rdx, NFP_RECORD_WORD(%rcx)
-	TAG call, NFP_EXIT
-	mov %esp, NFP_RECORD_RSP(%rcx)
-	mov %r11d, NFP_RECORD_TAG(%rcx)
-.Lcall_exit_done:
-	mov -32(%rsp), %rcx
-	mov -24(%rsp), %rdx
-	mov -16(%rsp), %rax
-.Lcall_left:
-	mov -8(%rsp), %r11
+	EXIT call
 	ret
 	ENTRY_SLOW call, 8
-.Lcall_exit_full:
-	lea -48(%rsp), %rsp
-	ROW call, 56
-	mov $NFP_LOST_CALL, %eax
-	call *NFP_THREAD_SLOW(%r11)
-	lea 48(%rsp), %rsp
-	ROW call, 8
-	test %r11, %r11
-	jnz .Lcall_exit_again
-	jmp .Lcall_exit_done
+	EXIT_SLOW call
 .Lcall_closed:
 	mov -8(%rsp), %r11
 	TEMPLATE_END call
+
+// ---- enter, mark, exit: the ends of a relocated body ------------------------------------------------------
+// What is appended follows in the flow: the body behind the entry probe, the return or the jump out behind the
+// exit probe. A mark is an entry whose end is not measured.
+
+.macro ENTER name, kind
+	TEMPLATE \name
+	ROW \name, 8
+	ENTRY \name, .Lclosed_\name, \kind
+	jmp .Lend_\name
+	ENTRY_SLOW \name, 8
+.Lclosed_\name:
+	mov -8(%rsp), %r11
+	TEMPLATE_END \name
+.endm
+
+	ENTER enter, NFP_ENTRY
+	ENTER mark, NFP_MARK
+
+	TEMPLATE exit
+	ROW exit, 8
+	EXIT exit
+	jmp .Lend_exit
+	EXIT_SLOW exit
+	TEMPLATE_END exit
+
+// ---- copy: as call, with the caller's stack arguments pushed again --------------------------------------------
+// An even number of words, so that the stack is aligned where the function expects it. No register is needed.
+
+.macro COPY name, words
+	TEMPLATE \name
+	ROW \name, 8
+	ENTRY \name, .Lclosed_\name
+	push %rbp
+	ROW \name, 16, ROW_PUSHED
+	mov %rsp, %rbp
+	ROW \name, 16, ROW_FRAME
+	.set .Lword, \words
+	.rept \words
+	.set .Lword, .Lword - 1
+	pushq 16 + 8 * .Lword(%rbp)
+	.endr
+	call nfp_template_end_\name
+	leave
+	ROW \name, 8, ROW_LEFT
+	EXIT \name
+	ret
+	ENTRY_SLOW \name, 8
+	EXIT_SLOW \name
+.Lclosed_\name:
+	mov -8(%rsp), %r11
+	TEMPLATE_END \name
+.endm
+
+	COPY copy_2, 2
+	COPY copy_4, 4
+	COPY copy_8, 8
+	COPY copy_16, 16
+	COPY copy_32, 32
+	COPY copy_64, 64
 
 // ---- the frame of receive, transmit and drop probes ---------------------------------------------------
 // Above it the return address. In step with struct nfp_frame in native/probe/capture.c.

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas: where trampolines lie. Each is a part of the session's memory file that the target maps read-execute
+within reach of one module, and that only the monitor maps writable. They are never unmapped while the target
+lives: a thread may be inside. Called by trampoline.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.session import ARENA_BYTES, ARENA_OFFSET, Session
+from otel_nfprobe.target import Mapping, Target
+
+REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
+GUARD_BYTES = 64 << 10
+ARENA_STEP_BYTES = 1 << 20
+ARENA_COUNT = 64
+LOWEST_ADDRESS = 1 << 20
+
+
+class Arenas:
+    """The arenas of one session. All addresses are the target's."""
+
+    def __init__(self, session: Session, target: Target) -> None:
+        self._session = session
+        self._target = target
+        self._mapped: dict[int, Any] = {}
+
+    def entry(self, arena: int) -> Any:
+        """Its entry in the session's header (struct nfp_arena)."""
+        return self._session.header.arena[arena]
+
+    def mapping(self, arena: int) -> Any:
+        """Its bytes, writable."""
+        if arena not in self._mapped:
+            entry = self.entry(arena)
+            self._mapped[arena] = self._session.map_arena(int(entry.offset), int(entry.bytes))
+        return self._mapped[arena]
+
+    def near(self, module: Module, size_bytes: int) -> int:
+        """An arena with so much room within reach of a module.
+
+        Raises:
+            NfprobeError: there is no room, or the target may not map executable memory.
+        """
+        header = self._session.header
+        low, high = module.low, module.high
+        for index in range(min(int(header.arenas), ARENA_COUNT)):
+            arena = header.arena[index]
+            fits = int(arena.used) + size_bytes <= int(arena.bytes)
+            if fits and _within_reach(int(arena.address), int(arena.bytes), low, high):
+                return index
+        return self._make(low, high, -(-size_bytes // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
+
+    def _make(self, low: int, high: int, size_bytes: int) -> int:
+        header = self._session.header
+        index, offset = int(header.arenas), int(header.arena_used)
+        if index >= ARENA_COUNT or offset + size_bytes > ARENA_BYTES:
+            raise NfprobeError(
+                "The trampoline memory of this target is used up.", "nfprobe attach PID --functions FEWER"
+            )
+        for address in find_gaps(self._target.maps(), low, high, size_bytes):
+            result = self._session.ask(lib.NFP_COMMAND_MAP_ARENA, address, ARENA_OFFSET + offset, size_bytes)
+            if result == 0:
+                header.arena_used = offset + size_bytes
+                header.arena[index].address = address
+                header.arena[index].offset = ARENA_OFFSET + offset
+                header.arena[index].bytes = size_bytes
+                header.arena[index].used = 0
+                header.arenas = index + 1
+                return index
+            if result != -errno.EEXIST:
+                raise NfprobeError(
+                    f"The target cannot map executable memory for trampolines: {os.strerror(-result)}.",
+                    f"nfprobe doctor {self._target.pid}",
+                )
+        raise NfprobeError(
+            "There is no free memory within 2 GiB of a module for its trampolines.",
+            f"nfprobe functions {self._target.pid}",
+        )
+
+
+def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> list[int]:
+    """Addresses where `size_bytes` are free within reach of [low, high), the nearest first.
+
+    Keeps away from the end of the heap and the lower end of a stack: both grow.
+    """
+    found: set[int] = set()
+    before_end, after_heap = LOWEST_ADDRESS, False
+    for mapping in sorted(maps, key=lambda mapping: mapping.start):
+        gap_low, gap_high = before_end + GUARD_BYTES, mapping.start - GUARD_BYTES - size_bytes
+        wanted = []
+        if not after_heap:
+            wanted.append(gap_low)
+        if not mapping.path.startswith("[stack"):
+            wanted.append(gap_high)
+        found.update(address & -GUARD_BYTES for address in wanted if gap_low <= address & -GUARD_BYTES <= gap_high)
+        before_end, after_heap = max(before_end, mapping.end), mapping.path == "[heap]"
+    reachable = [address for address in found if _within_reach(address, size_bytes, low, high)]
+    return sorted(reachable, key=lambda address: abs(address - low))
+
+
+def _within_reach(address: int, size_bytes: int, low: int, high: int) -> bool:
+    return max(high, address + size_bytes) - min(low, address) < REACH_BYTES
