@@ -154,9 +154,10 @@ def frame_at(frame: Frame, address: int) -> tuple[int, int]:
 def find_exits(scan: ModuleScan, index: int) -> list[Exit]:
     """The ways out of a function's copy, each kind once, in the order of its instructions."""
     found: dict[tuple[int, int], Exit] = {}
-    for member in find_members(scan, index):
+    members = find_members(scan, index)
+    for member in members:
         for instruction in _decode(scan, member):
-            key = _exit_key(scan, index, member, instruction)
+            key = _exit_key(scan, members, member, instruction)
             if key is not None and key not in found:
                 found[key] = Exit(_exit_instruction(instruction), _exit_room(instruction))
     return list(found.values())
@@ -177,11 +178,12 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
     copied: list[Instruction] = []
     sources: list[int] = []
     bounds: list[tuple[Frame, int, int]] = []
-    for member in find_members(scan, index):
+    members = find_members(scan, index)
+    for member in members:
         first = len(copied)
         instruction = None
         for instruction in _decode(scan, member):
-            key = _exit_key(scan, index, member, instruction)
+            key = _exit_key(scan, members, member, instruction)
             target = exit_address(exits.setdefault(key, len(exits))) if key is not None else None
             sources.append(int(instruction.ip))
             copied.append(_moved(instruction, base, scan.starts[index], target))
@@ -214,7 +216,7 @@ def _decode(scan: ModuleScan, member: int) -> list[Instruction]:
     return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=frame.start))
 
 
-def _exit_key(scan: ModuleScan, index: int, member: int, instruction: Instruction) -> tuple[int, int] | None:
+def _exit_key(scan: ModuleScan, members: Sequence[int], member: int, instruction: Instruction) -> tuple[int, int] | None:
     """What tells the ways out apart, or None for an instruction that stays inside."""
     flow = instruction.flow_control
     if flow == FlowControl.RETURN:
@@ -223,13 +225,7 @@ def _exit_key(scan: ModuleScan, index: int, member: int, instruction: Instructio
         return -1, int(instruction.ip)
     if flow in _JUMPS and instruction.op0_kind == OpKind.NEAR_BRANCH64:
         target = int(instruction.near_branch_target)
-        frame = scan.frames[member]
-        if frame.start <= target < frame.start + frame.size:
-            return None
-        following = scan.index_of(target)
-        if scan.starts[index] == target and member != index:
-            return None
-        return (-2, target) if following < 0 or _leaves(scan, member, int(instruction.ip), target) else None
+        return None if scan.index_of(target) in members else (-2, target)
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from weakref import WeakKeyDictionary
 
-from iced_x86 import Code, Decoder
+from iced_x86 import Code, Decoder, FlowControl, Register
 
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.scan import FunctionScan, branch_targets, scan_function
@@ -28,6 +28,7 @@ class ModuleScan:
         self._entries: frozenset[int] = frozenset()
         self._callers: dict[int, list[int]] | None = None
         self._pointers: list[int] | None = None
+        self._only_called: frozenset[int] | None = None
 
     def at(self, index: int) -> FunctionScan:
         """The scan of the function at this index of the frame table."""
@@ -72,6 +73,24 @@ class ModuleScan:
                 for target, site in zip(scan.calls, scan.call_sites, strict=True):
                     self._callers.setdefault(target, []).append(site)
         return self._callers
+
+    def slots_only_called(self) -> frozenset[int]:
+        """GOT slots that code uses for nothing but calls and jumps.
+
+        What a slot holds may also be compared, or stored for later: then it must stay the function's own
+        address (OpenSSL's CRYPTO_malloc compares a pointer with its own address, and would call itself).
+        """
+        if self._only_called is None:
+            slots = set(self.image.slot_names)
+            called, read = set(), set()
+            ranges = [(frame.start, frame.start + frame.size) for frame in self.frames] + self._gaps()
+            for low, high in ranges:
+                for instruction in Decoder(64, self.image.read(low, high - low), ip=low):
+                    if instruction.memory_base == Register.RIP and instruction.ip_rel_memory_address in slots:
+                        calls = instruction.flow_control in (FlowControl.INDIRECT_CALL, FlowControl.INDIRECT_BRANCH)
+                        (called if calls else read).add(int(instruction.ip_rel_memory_address))
+            self._only_called = frozenset(called - read)
+        return self._only_called
 
     def _complete(self) -> list[int]:
         if self._entered is None:
