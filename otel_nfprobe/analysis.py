@@ -28,22 +28,18 @@ from otel_nfprobe.modules import Module
 from otel_nfprobe.relocate import relocate
 from otel_nfprobe.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME, FunctionScan
 from otel_nfprobe.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
+from otel_nfprobe.strategies import (
+    COPIED_ARGUMENTS,
+    ENTRY_ONLY,
+    GOT_SLOT,
+    IN_STACK_CALL,
+    RELOCATED_BODY,
+    STRATEGIES,
+    find_strategy,
+)
 from otel_nfprobe.symbols import Function
 from otel_nfprobe.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.target import Target
-
-IN_STACK_CALL = "in-stack call"
-RELOCATED_BODY = "relocated body"
-COPIED_ARGUMENTS = "copied arguments"
-GOT_SLOT = "GOT slot"
-ENTRY_ONLY = "entry only"
-STRATEGIES = {  # names on the command line, in the order of the ladder
-    "in-stack": IN_STACK_CALL,
-    "relocated": RELOCATED_BODY,
-    "copied": COPIED_ARGUMENTS,
-    "got": GOT_SLOT,
-    "entry": ENTRY_ONLY,
-}
 
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
@@ -164,10 +160,11 @@ def plan_functions(
         UsageError: there is no such strategy.
         NfprobeError: a module is malformed.
     """
-    if strategy is not None and strategy not in STRATEGIES:
+    if strategy is not None and find_strategy(strategy) is None:
         raise UsageError(f"No strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}.")
+    chosen = find_strategy(strategy) if strategy is not None else None
     tail_calls = TailCalls(target)
-    return [_Ladder(function, tail_calls).plan(strategy) for function in functions]
+    return [_Ladder(function, tail_calls).plan(chosen) for function in functions]
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
@@ -393,3 +390,19 @@ def refused(plans: Sequence[FunctionPlan]) -> dict[str, int]:
         if plan.strategy is None:
             counts[plan.reason] = counts.get(plan.reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+__all__ = [
+    "COPIED_ARGUMENTS",
+    "ENTRY_ONLY",
+    "GOT_SLOT",
+    "IN_STACK_CALL",
+    "RELOCATED_BODY",
+    "STRATEGIES",
+    "FunctionPlan",
+    "find_slots",
+    "plan_function",
+    "plan_functions",
+    "refused",
+    "relocate_displaced",
+]

@@ -41,6 +41,7 @@ TOO_LONG = "too long to be copied"
 BODY_BYTES_MAX = 64 << 10
 PARTS_MAX = 16
 START = 1  # stands for the function's start among the copied instructions: calls to it must reach the probe
+BEHIND = 2  # and the following numbers: for the jumps that are added behind the parts
 _JUMPS = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH)
 _RETURNS = frozenset((Code.RETNQ, Code.RETNQ_IMM16))
 
@@ -190,7 +191,8 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
         end = scan.frames[member].start + scan.frames[member].size
         if instruction is not None and not ends_flow(instruction):
             sources.append(0)
-            copied.append(_jump(base + end, base + end))
+            # At an address of its own: the function may call what begins at its end, which must not lead here.
+            copied.append(_jump(base + end, BEHIND + len(bounds)))
         bounds.append((scan.frames[member], first, len(copied)))
     known = {int(instruction.ip) for instruction in copied}
     for instruction in copied:

@@ -82,7 +82,8 @@ class ModuleScan:
         """
         if self._only_called is None:
             slots = set(self.image.slot_names)
-            called, read = set(), set()
+            called: set[int] = set()
+            read: set[int] = set()
             ranges = [(frame.start, frame.start + frame.size) for frame in self.frames] + self._gaps()
             for low, high in ranges:
                 for instruction in Decoder(64, self.image.read(low, high - low), ip=low):

@@ -36,9 +36,12 @@ CALL = np.dtype(
         ("batch", "<u4"),
         ("depth", "<u2"),
         ("flags", "<u2"),
-        ("reserved", "<u4"),
+        ("cost_ticks", "<u4"),
     ]
 )
+
+COST = np.dtype([("inside_ticks", "<u2"), ("whole_ticks", "<u2")])
+"""What one probed call costs by itself: between its two time stamps, and in all."""
 
 BATCH = np.dtype(
     [

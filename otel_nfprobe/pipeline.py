@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import BATCH, CALL, PACKET, RECORD, Columns, Rows
+from otel_nfprobe.columns import BATCH, CALL, COST, PACKET, RECORD, Columns, Rows
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,16 @@ class Pipeline:
         roles = np.ascontiguousarray(roles, np.uint8)
         if lib.nfp_pipeline_roles(self._pipeline, ffi.from_buffer("uint8_t[]", roles), len(roles)):
             raise MemoryError("no memory for the roles of the functions")
+
+    def set_costs(self, costs: Rows) -> None:
+        """Set what a probed call of each function costs by itself (dtype COST, by function id).
+
+        Raises:
+            MemoryError: there is none.
+        """
+        rows = np.ascontiguousarray(costs, COST)
+        if lib.nfp_pipeline_costs(self._pipeline, ffi.cast("struct nfp_cost *", rows.ctypes.data), len(rows)):
+            raise MemoryError("no memory for the costs of the functions")
 
     def feed(self, thread: int, records: Rows) -> None:
         """Take in the next records of a thread.

@@ -68,7 +68,10 @@ class ThreadInfo:
 
 @dataclass(frozen=True)
 class FunctionInfo:
-    """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it."""
+    """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
+
+    The last two are what a probed call costs by itself, between its time stamps and in all; 0: not known.
+    """
 
     id: int
     role: int
@@ -78,6 +81,8 @@ class FunctionInfo:
     name: str
     name_source: str
     strategy: str
+    probe_inside_ticks: float = 0.0
+    probe_whole_ticks: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -360,7 +365,16 @@ def _items(message: Any, payload: bytes) -> Sequence[Any]:
 
 def _function_of(item: Any) -> FunctionInfo:
     return FunctionInfo(
-        item.id, item.role, item.module, item.offset, item.size, item.name, item.name_source, item.strategy
+        item.id,
+        item.role,
+        item.module,
+        item.offset,
+        item.size,
+        item.name,
+        item.name_source,
+        item.strategy,
+        item.probe_inside_ticks,
+        item.probe_whole_ticks,
     )
 
 

@@ -32,12 +32,25 @@ class End(_message.Message):
     ) -> None: ...
 
 class Function(_message.Message):
-    __slots__ = ["id", "module", "name", "name_source", "offset", "role", "size", "strategy"]
+    __slots__ = [
+        "id",
+        "module",
+        "name",
+        "name_source",
+        "offset",
+        "probe_inside_ticks",
+        "probe_whole_ticks",
+        "role",
+        "size",
+        "strategy",
+    ]
     ID_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAME_SOURCE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PROBE_INSIDE_TICKS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_WHOLE_TICKS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +59,8 @@ class Function(_message.Message):
     name: str
     name_source: str
     offset: int
+    probe_inside_ticks: float
+    probe_whole_ticks: float
     role: int
     size: int
     strategy: str
@@ -59,6 +74,8 @@ class Function(_message.Message):
         name: _Optional[str] = ...,
         name_source: _Optional[str] = ...,
         strategy: _Optional[str] = ...,
+        probe_inside_ticks: _Optional[float] = ...,
+        probe_whole_ticks: _Optional[float] = ...,
     ) -> None: ...
 
 class Functions(_message.Message):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe import recording
 from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
+from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, ThreadCounters, ThreadInfo
 
@@ -53,6 +53,15 @@ class RecordingFacts:
         for id, function in self.functions.items():
             roles[id] = function.role
         return roles
+
+    @property
+    def costs(self) -> Rows:
+        """What a probed call of each function costs by itself (dtype COST), by function id."""
+        rows = np.zeros(max(self.functions, default=-1) + 1, COST)
+        for id, function in self.functions.items():
+            ticks = np.nan_to_num([function.probe_inside_ticks, function.probe_whole_ticks])
+            rows[id] = tuple(np.clip(np.round(ticks), 0, 0xFFFF))
+        return rows
 
     def make_clock(self) -> Clock:
         """The recording's clock; when it was cut before the first anchor, the header's nominal rate.

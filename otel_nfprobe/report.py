@@ -20,9 +20,11 @@ from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.session import LOST_CLASSES
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.tail import CauseKind, Typical, find_causes
 
 SLOWEST = 5
+RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
 PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 47: "GRE", 50: "ESP", 58: "ICMPv6", 132: "SCTP"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
@@ -90,7 +92,9 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
+    statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
+        pipeline.set_costs(facts.costs)
         for columns in replay(reader, facts, pipeline):
             statistics.add(columns)
             kept.add(columns)
@@ -285,8 +289,26 @@ def _list_functions(facts: RecordingFacts, rows: Rows, ns_per_tick: float) -> li
         }
         for name in ("total", "self", "min", "p50", "p90", "p99", "max"):
             entry[f"{name}_ns"] = round(int(row[f"{name}_ticks"]) * ns_per_tick) if row is not None else 0
-        functions.append(entry | {"counters": {}})
+        functions.append(entry | _describe_cost(function, row, ns_per_tick) | {"counters": {}})
     return functions
+
+
+def _describe_cost(function: FunctionInfo, row: np.void | None, ns_per_tick: float) -> dict[str, Any]:
+    """What was measured before the probes' own cost was taken off, and whether little but that cost was measured."""
+    names = ("total", "self", "min", "max")
+    raw = {f"{name}_ns": round(int(row[f"raw_{name}_ticks"]) * ns_per_tick) if row is not None else 0 for name in names}
+    calls = int(row["count"]) if row is not None else 0
+    mean_ticks = int(row["total_ticks"]) / calls if row is not None and calls else 0.0
+    is_mark = function.strategy == ENTRY_ONLY
+    return {
+        "raw": raw,
+        "probe_ns": {
+            "inside": round(function.probe_inside_ticks * ns_per_tick, 1),
+            "whole": round(function.probe_whole_ticks * ns_per_tick, 1),
+        },
+        "strategy": function.strategy,
+        "below_resolution": bool(calls and not is_mark and mean_ticks < RESOLUTION_COSTS * function.probe_whole_ticks),
+    }
 
 
 def _quantiles(statistics: Statistics, distribution: Distribution, ns_per_tick: float) -> dict[str, int | None]:

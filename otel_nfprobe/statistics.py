@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import Columns, Rows
+from otel_nfprobe.columns import COST, Columns, Rows
 
 FUNCTION = np.dtype(
     [
@@ -28,6 +28,10 @@ FUNCTION = np.dtype(
         ("p99_ticks", "<u8"),
         ("max_ticks", "<u8"),
         ("self_p50_ticks", "<u8"),
+        ("raw_total_ticks", "<u8"),
+        ("raw_self_ticks", "<u8"),
+        ("raw_min_ticks", "<u8"),
+        ("raw_max_ticks", "<u8"),
     ]
 )
 
@@ -41,6 +45,7 @@ class Distribution(IntEnum):
     BATCH_TICKS = 3
     PACKET_TICKS = 4
     PACKET_OWN_TICKS = 5
+    RAW_TICKS = 6
 
 
 class Statistics:
@@ -67,6 +72,13 @@ class Statistics:
         given.packets = ffi.cast("struct nfp_packet *", packets.ctypes.data)
         given.call_count, given.batch_count, given.packet_count = len(calls), len(batches), len(packets)
         if lib.nfp_statistics_add(self._statistics, given):
+            raise MemoryError("no memory for statistics")
+
+    def set_costs(self, costs: Rows) -> None:
+        """Set what a probed call of each function costs by itself (dtype COST, by function id), for later adds."""
+        rows = np.ascontiguousarray(costs, COST)
+        pointer = ffi.cast("struct nfp_cost *", rows.ctypes.data)
+        if lib.nfp_statistics_costs(self._statistics, pointer, len(rows)):
             raise MemoryError("no memory for statistics")
 
     def merge(self, other: Statistics) -> None:
@@ -114,17 +126,23 @@ class Statistics:
     def _function(self, function: int) -> tuple[Any, ...]:
         calls = self.summary(Distribution.CALL_TICKS, function)
         own = self.summary(Distribution.SELF_TICKS, function)
+        raw = self.summary(Distribution.RAW_TICKS, function)
+        cost = int(lib.nfp_statistics_self_cost(self._statistics, function))
         p50, p90, p99 = (self.quantile(Distribution.CALL_TICKS, q, function) for q in (0.5, 0.9, 0.99))
         return (
             function,
             calls["count"],
             calls["clipped"],
             calls["total"],
-            own["total"],
+            max(0, own["total"] - cost),
             calls["min"],
             p50,
             p90,
             p99,
             calls["max"],
             self.quantile(Distribution.SELF_TICKS, 0.5, function),
+            raw["total"],
+            own["total"],
+            raw["min"],
+            raw["max"],
         )

@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.analysis import (
-    ENTRY_ONLY,
-    RELOCATED_BODY,
-    FunctionPlan,
-    relocate_displaced,
-)
+from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
 from otel_nfprobe.arena import Arenas
 from otel_nfprobe.body import Body, Exit, build_body, encode_exit, find_exits, find_members
 from otel_nfprobe.branches import scan_module
@@ -30,6 +25,7 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
 from otel_nfprobe.relocate import JUMP_BYTES
 from otel_nfprobe.session import GATE_OUTER, PROBE_COUNT, Session
+from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.target import Target
 
 ALIGNMENT_BYTES = 64
@@ -102,7 +98,7 @@ class Trampolines:
 
     def __init__(self, session: Session, target: Target) -> None:
         self._session = session
-        self._arenas = Arenas(session, target)
+        self.arenas = Arenas(session, target)
         self._known: dict[tuple[int, int, int, bytes], int] | None = None
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
@@ -136,7 +132,7 @@ class Trampolines:
         if not fresh:
             return probes, reasons
         need = sum(_room_for(request) for request in fresh) + FRAME_ROOM_BYTES
-        arena = self._arenas.near(fresh[0].plan.module, need)
+        arena = self.arenas.near(fresh[0].plan.module, need)
         frames = Frames()
         for request in fresh:
             try:
@@ -169,7 +165,7 @@ class Trampolines:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def _write(self, arena: int, request: ProbeRequest, frames: Frames) -> Probe:
-        entry = self._arenas.entry(arena)
+        entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         address = int(entry.address) + start
         index = int(self._session.header.probes)
@@ -179,23 +175,14 @@ class Trampolines:
         if start + len(code.image) > int(entry.bytes):
             raise NfprobeError("no room for trampolines")
         self._session.header.probes = index + 1
-        self._arenas.mapping(arena)[start : start + len(code.image)] = code.image
+        self.arenas.mapping(arena)[start : start + len(code.image)] = code.image
         entry.used = start + len(code.image)
         code.describe(frames)
         self._describe(index, request, address + code.entry)
         return Probe(index, request, address + code.entry, code.moves)
 
     def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
-        values = ffi.new(
-            "struct nfp_trampoline *",
-            {
-                "tls_offset": int(ffi.cast("int32_t", self._session.header.tls_offset)),
-                "function": index,
-                "program": request.program,
-                "return_mask": request.return_mask,
-                "gate": request.gate,
-            },
-        )
+        values = template_values(self._session, index, request.program, request.return_mask, request.gate)
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
     def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
@@ -222,11 +209,11 @@ class Trampolines:
 
     def _register(self, arena: int, frames: Frames) -> None:
         rows = frames.encode()
-        entry = self._arenas.entry(arena)
+        entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // 8) * 8
         if not rows or start + len(rows) > int(entry.bytes):
             return
-        self._arenas.mapping(arena)[start : start + len(rows)] = rows
+        self.arenas.mapping(arena)[start : start + len(rows)] = rows
         entry.used = start + len(rows)
         self._session.ask(lib.NFP_COMMAND_REGISTER_FRAMES, int(entry.address) + start)
 
@@ -234,7 +221,22 @@ class Trampolines:
 # ---- code for one address ----------------------------------------------------------------------------------------
 
 
-def _template(shape: int, values: Any) -> bytes:
+def template_values(session: Session, function: int, program: int, return_mask: int, gate: int) -> Any:
+    """What templates are filled in with (struct nfp_trampoline)."""
+    return ffi.new(
+        "struct nfp_trampoline *",
+        {
+            "tls_offset": int(ffi.cast("int32_t", session.header.tls_offset)),
+            "function": function,
+            "program": program,
+            "return_mask": return_mask,
+            "gate": gate,
+        },
+    )
+
+
+def fill_template(shape: int, values: Any) -> bytes:
+    """A template (enum nfp_shape) with its fields filled in from a struct nfp_trampoline."""
     size = int(lib.nfp_trampoline_bytes(shape))
     room = ffi.new("uint8_t[]", size)
     lib.nfp_trampoline_write(shape, values, room, size)
@@ -243,7 +245,7 @@ def _template(shape: int, values: Any) -> bytes:
 
 def _displaced_code(request: ProbeRequest, address: int, values: Any) -> _Code:
     plan, shape = request.plan, request.template
-    template = _template(shape, values)
+    template = fill_template(shape, values)
     behind = address + len(template)
     displaced, offsets = relocate_displaced(plan, behind)
     moves = tuple(
@@ -260,7 +262,7 @@ def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
     plan = request.plan
     base = plan.module.base
     exits = _exits(plan)
-    exit_template = _template(lib.NFP_SHAPE_EXIT, values)
+    exit_template = fill_template(lib.NFP_SHAPE_EXIT, values)
     image = bytearray()
     places: list[tuple[int, int]] = []
     for way_out in exits:
@@ -270,7 +272,7 @@ def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
         places.append((place, len(last)))
     image += b"\xcc" * (_exits_bytes(exits) - len(image))
     entry = len(image)
-    image += _template(lib.NFP_SHAPE_ENTER, values)
+    image += fill_template(lib.NFP_SHAPE_ENTER, values)
     start = address + len(image)
     scan = scan_module(plan.module.image)
     body = build_body(scan, scan.index_of(plan.offset), base, start, lambda number: places[number][0])

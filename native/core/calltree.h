@@ -44,7 +44,15 @@ struct nfp_open {
 	uint16_t role;   // enum nfp_role
 };
 
+// What one probed call costs by itself: between its two time stamps, and in all.
+struct nfp_costs {
+	struct nfp_cost *items; // by function id
+	uint32_t count;
+	uint32_t capacity;
+};
+
 struct nfp_calltree {
+	const struct nfp_costs *costs;
 	struct nfp_open *items;
 	uint32_t count;
 	uint32_t capacity;
@@ -143,6 +151,22 @@ static inline uint32_t nfp_calltree_find(const struct nfp_calltree *tree, uint32
 	return nfp_calltree_search(tree, function, rsp);
 }
 
+// The probes of a call and of all calls in it lengthen the call around it.
+static inline void nfp_calltree_charge(const struct nfp_costs *costs, struct nfp_log *log,
+                                       struct nfp_call *row)
+{
+	if (row->function >= costs->count)
+		return;
+	const struct nfp_cost *cost = &costs->items[row->function];
+	uint64_t around = (uint64_t)row->cost_ticks + cost->whole_ticks;
+	if (row->parent != NFP_NONE) {
+		uint32_t *sum = &log->items[row->parent].cost_ticks;
+		*sum = *sum + around > UINT32_MAX ? UINT32_MAX : (uint32_t)(*sum + around);
+	}
+	around += cost->inside_ticks - (uint64_t)cost->whole_ticks;
+	row->cost_ticks = around > UINT32_MAX ? UINT32_MAX : (uint32_t)around;
+}
+
 // Ends the open call `index`.
 static inline void nfp_calltree_leave(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index,
                                       uint64_t ticks, uint16_t flags)
@@ -153,6 +177,8 @@ static inline void nfp_calltree_leave(struct nfp_calltree *tree, struct nfp_log 
 		row->end_ticks = ticks;
 		row->value = open->value;
 		row->flags |= flags | (open->flags & NFP_OPEN_VALUE ? NFP_CALL_VALUE : 0);
+		if (tree->costs && tree->costs->count)
+			nfp_calltree_charge(tree->costs, log, row);
 	}
 	tree->paired++;
 	if (index + 1 == tree->count && !(open->flags & NFP_OPEN_DOUBTFUL) && tree->enclosing < tree->count)

@@ -32,7 +32,13 @@ struct nfp_call {
 	uint32_t batch;    // index in the batches array, or NFP_NONE
 	uint16_t depth;
 	uint16_t flags; // enum nfp_call_flags
-	uint32_t reserved;
+	uint32_t cost_ticks; // of the probes themselves between start and end; stops at the largest number
+};
+
+// What one probed call costs by itself.
+struct nfp_cost {
+	uint16_t inside_ticks; // between the two time stamps
+	uint16_t whole_ticks;
 };
 
 enum nfp_batch_flags {

@@ -42,6 +42,7 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	}
 	free(pipeline->slots.items);
 	free(pipeline->roles.items);
+	free(pipeline->costs.items);
 	free(pipeline->buffers.items);
 	free(pipeline->unmatched.items);
 	free(pipeline->still_unmatched.items);
@@ -64,6 +65,15 @@ int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint
 	return 0;
 }
 
+int nfp_pipeline_costs(struct nfp_pipeline *pipeline, const struct nfp_cost *costs, uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->costs, functions + 1))
+		return -1;
+	memcpy(pipeline->costs.items, costs, functions * sizeof(*costs));
+	pipeline->costs.count = functions;
+	return 0;
+}
+
 static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 {
 	if (thread >= NFP_THREAD_COUNT)
@@ -75,6 +85,7 @@ static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thre
 	if (!stream)
 		return NULL;
 	stream->thread = thread;
+	stream->tree.costs = &pipeline->costs;
 	stream->log = &stream->outside;
 	stream->outside_limit = NFP_OUTSIDE_CALLS;
 	stream->ended_last = &stream->ended;

@@ -3,6 +3,7 @@
 #include "statistics.h"
 #include <nfprobe/record.h>
 #include "array.h"
+#include "calltree.h"
 #include <string.h>
 
 enum { SUB_BITS = 5, SUBS = 1 << SUB_BITS, BLOCKS = 64 - SUB_BITS + 1, OTHERS = 4 };
@@ -13,11 +14,14 @@ struct histogram {
 };
 
 struct function {
-	struct histogram ticks;
+	struct histogram ticks; // without the cost of probes, as far as that is known
 	struct histogram self;
+	struct nfp_summary raw; // as measured
+	uint64_t self_cost_ticks; // in the sum of `self`: own probes inside, callees' probes outside
 };
 
 struct nfp_statistics {
+	struct nfp_costs costs;
 	struct function **items; // by function id; NULL: never called
 	uint32_t count;
 	uint32_t capacity;
@@ -45,9 +49,28 @@ static uint64_t width_of(uint32_t block)
 	return block ? (uint64_t)1 << (block - 1) : 1;
 }
 
+static void summary_put(struct nfp_summary *summary, uint64_t value)
+{
+	if (!summary->count++ || value < summary->min)
+		summary->min = value;
+	if (value > summary->max)
+		summary->max = value;
+	summary->total += value;
+}
+
+static void summary_merge(struct nfp_summary *to, const struct nfp_summary *from)
+{
+	if (from->count && (!to->count || from->min < to->min))
+		to->min = from->min;
+	if (from->max > to->max)
+		to->max = from->max;
+	to->count += from->count;
+	to->clipped += from->clipped;
+	to->total += from->total;
+}
+
 static int histogram_put(struct histogram *histogram, uint64_t value)
 {
-	struct nfp_summary *summary = &histogram->summary;
 	uint32_t block = block_of(value);
 	if (!histogram->blocks[block]) {
 		histogram->blocks[block] = calloc(SUBS, sizeof(uint64_t));
@@ -55,11 +78,7 @@ static int histogram_put(struct histogram *histogram, uint64_t value)
 			return -1;
 	}
 	histogram->blocks[block][sub_of(value, block)]++;
-	if (!summary->count++ || value < summary->min)
-		summary->min = value;
-	if (value > summary->max)
-		summary->max = value;
-	summary->total += value;
+	summary_put(&histogram->summary, value);
 	return 0;
 }
 
@@ -75,15 +94,7 @@ static int histogram_merge(struct histogram *histogram, const struct histogram *
 		for (uint32_t sub = 0; sub < SUBS; sub++)
 			histogram->blocks[block][sub] += other->blocks[block][sub];
 	}
-	struct nfp_summary *to = &histogram->summary;
-	const struct nfp_summary *from = &other->summary;
-	if (from->count && (!to->count || from->min < to->min))
-		to->min = from->min;
-	if (from->max > to->max)
-		to->max = from->max;
-	to->count += from->count;
-	to->clipped += from->clipped;
-	to->total += from->total;
+	summary_merge(&histogram->summary, &other->summary);
 	return 0;
 }
 
@@ -111,6 +122,7 @@ void nfp_statistics_destroy(struct nfp_statistics *statistics)
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		histogram_deinit(&statistics->others[i]);
+	free(statistics->costs.items);
 	free(statistics->items);
 	free(statistics);
 }
@@ -137,9 +149,45 @@ static int add_call(struct nfp_statistics *statistics, const struct nfp_call *ca
 		function = function_of(statistics, call->function);
 	if (!function)
 		return call->function > NFP_FUNCTION_MASK ? 0 : -1;
+	uint64_t raw = call->end_ticks - call->start_ticks;
+	// A clipped call's cost is that of the whole call.
+	uint64_t cost = call->flags & NFP_CALL_CLIPPED ? 0 : call->cost_ticks;
 	function->ticks.summary.clipped += call->flags & NFP_CALL_CLIPPED ? 1 : 0;
-	return histogram_put(&function->ticks, call->end_ticks - call->start_ticks) |
+	summary_put(&function->raw, raw);
+	return histogram_put(&function->ticks, raw > cost ? raw - cost : 0) |
 	       histogram_put(&function->self, call->self_ticks);
+}
+
+static void charge_self(struct nfp_statistics *statistics, const struct nfp_columns *columns, uint64_t index)
+{
+	const struct nfp_call *call = &columns->calls[index];
+	if (call->function >= statistics->costs.count || call->function >= statistics->count)
+		return;
+	const struct nfp_cost *cost = &statistics->costs.items[call->function];
+	struct function *function = statistics->items[call->function];
+	if (function)
+		function->self_cost_ticks += cost->inside_ticks;
+	if (call->parent >= index || columns->calls[call->parent].function >= statistics->count)
+		return; // NFP_NONE among them; parents stand before their children
+	function = statistics->items[columns->calls[call->parent].function];
+	if (function && cost->whole_ticks > cost->inside_ticks)
+		function->self_cost_ticks += cost->whole_ticks - (uint64_t)cost->inside_ticks;
+}
+
+int nfp_statistics_costs(struct nfp_statistics *statistics, const struct nfp_cost *costs, uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&statistics->costs, functions + 1))
+		return -1;
+	memcpy(statistics->costs.items, costs, functions * sizeof(*costs));
+	statistics->costs.count = functions;
+	return 0;
+}
+
+uint64_t nfp_statistics_self_cost(const struct nfp_statistics *statistics, uint32_t function)
+{
+	return function < statistics->count && statistics->items[function]
+	           ? statistics->items[function]->self_cost_ticks
+		   : 0;
 }
 
 static int add_batch(struct histogram *others, const struct nfp_batch *batch)
@@ -163,8 +211,10 @@ static int add_packet(struct histogram *others, const struct nfp_packet *packet,
 int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_columns *columns)
 {
 	int result = 0;
-	for (uint64_t i = 0; i < columns->call_count; i++)
+	for (uint64_t i = 0; i < columns->call_count; i++) {
 		result |= add_call(statistics, &columns->calls[i]);
+		charge_self(statistics, columns, i);
+	}
 	for (uint64_t i = 0; i < columns->batch_count; i++)
 		result |= add_batch(statistics->others, &columns->batches[i]);
 	for (uint64_t i = 0; i < columns->packet_count; i++) {
@@ -187,6 +237,8 @@ int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_sta
 			return -1;
 		result |= histogram_merge(&function->ticks, &other->items[i]->ticks);
 		result |= histogram_merge(&function->self, &other->items[i]->self);
+		summary_merge(&function->raw, &other->items[i]->raw);
+		function->self_cost_ticks += other->items[i]->self_cost_ticks;
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		result |= histogram_merge(&statistics->others[i], &other->others[i]);
@@ -215,7 +267,13 @@ static const struct histogram *find(const struct nfp_statistics *statistics, uin
 void nfp_statistics_summary(const struct nfp_statistics *statistics, uint32_t distribution, uint32_t function,
                             struct nfp_summary *summary)
 {
-	*summary = find(statistics, distribution, function)->summary;
+	static const struct nfp_summary empty;
+	if (distribution != NFP_RAW_TICKS)
+		*summary = find(statistics, distribution, function)->summary;
+	else if (function < statistics->count && statistics->items[function])
+		*summary = statistics->items[function]->raw;
+	else
+		*summary = empty;
 }
 
 static uint64_t within(const struct nfp_summary *summary, uint64_t value)

@@ -10,13 +10,14 @@
 struct nfp_statistics;
 
 enum nfp_distribution {
-	NFP_CALL_TICKS = 0, // per function
+	NFP_CALL_TICKS = 0, // per function, without what the probes cost
 	NFP_SELF_TICKS = 1, // per function
 	NFP_BATCH_SIZE = 2,
 	NFP_BATCH_TICKS = 3,
 	NFP_PACKET_TICKS =
 	    4, // arrival, or entry of the receive call, to the end of the transmit or drop call
 	NFP_PACKET_OWN_TICKS = 5, // entry of the receive call to the end of the transmit or drop call
+	NFP_RAW_TICKS = 6, // per function, as measured; summary only
 };
 
 struct nfp_summary {
@@ -34,6 +35,11 @@ struct nfp_bucket {
 
 struct nfp_statistics *nfp_statistics_create(void); // NULL: no memory
 void nfp_statistics_destroy(struct nfp_statistics *statistics);
+
+// What a probed call of each function costs by itself. 0, or -1 when there is no memory.
+int nfp_statistics_costs(struct nfp_statistics *statistics, const struct nfp_cost *costs, uint32_t functions);
+// Ticks of that cost in the sum of the function's NFP_SELF_TICKS.
+uint64_t nfp_statistics_self_cost(const struct nfp_statistics *statistics, uint32_t function);
 
 // 0, or -1 when there was no memory for some of it. Indices out of range are left out.
 int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_columns *columns);

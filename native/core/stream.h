@@ -126,6 +126,7 @@ struct nfp_pipeline {
 		uint32_t count;
 		uint32_t capacity;
 	} roles;
+	struct nfp_costs costs;
 	struct nfp_stream *streams[NFP_THREAD_COUNT];
 	struct {
 		struct nfp_pending **items;

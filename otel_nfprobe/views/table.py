@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from otel_nfprobe.report import Report
+from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.sentence import describe_packet, explain_cause
 
@@ -38,8 +39,20 @@ def format_functions(functions: Sequence[dict[str, Any]]) -> str:
         if not function["calls"]:
             continue
         times = [function[key] for key in ("total_ns", "self_ns", "min_ns", "p50_ns", "p90_ns", "p99_ns", "max_ns")]
-        rows.append([function["name"], format_count(function["calls"]), *map(format_duration, times)])
-    return align_columns(rows)
+        cells = [format_duration(time) for time in times]
+        if function.get("strategy") == ENTRY_ONLY:
+            cells = ["-"] * len(times)
+        mark = " *" if function.get("below_resolution") else ""
+        rows.append([function["name"] + mark, format_count(function["calls"]), *cells])
+    return align_columns(rows) + _format_resolution(functions)
+
+
+def _format_resolution(functions: Sequence[dict[str, Any]]) -> str:
+    """What the marks in the table mean."""
+    if not any(function.get("below_resolution") for function in functions):
+        return ""
+    whole = max(function["probe_ns"]["whole"] for function in functions if function.get("below_resolution"))
+    return f"\n* below resolution: a call takes less than three times what its probe costs ({whole:.0f} ns, taken off)"
 
 
 def format_batches(batches: dict[str, Any]) -> str:

@@ -35,6 +35,10 @@ def value(function: int, word: int, rsp: int) -> Row:
     return record(4, function, word, rsp)
 
 
+def mark(function: int, ticks: int, rsp: int) -> Row:
+    return record(7, function, ticks, rsp)
+
+
 def lost(count: int, loss_class: int) -> Row:
     return record(5, 0, count, loss_class)
 

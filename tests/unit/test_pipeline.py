@@ -20,6 +20,7 @@ from synthetic_records import (
     entry,
     leave,
     lost,
+    mark,
     poll,
     receiver,
     records,
@@ -28,8 +29,9 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, concatenate
+from otel_nfprobe.columns import COST, NONE, BatchFlag, CallFlag, Columns, concatenate
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.statistics import Statistics
 
 
 def calls_of(columns: Columns, batch: int = NONE) -> list[tuple[int, ...]]:
@@ -60,6 +62,43 @@ def test_nested_calls_and_self_time() -> None:
     assert parents_of(columns) == [None, 0, 0]
     assert columns.calls["depth"].tolist() == [0, 1, 1]
     assert (counts.calls, counts.records, unpaired(counts)) == (3, 6, (0, 0, 0))
+
+
+def test_a_mark_is_a_call_without_an_end() -> None:
+    columns, counts = run([entry(F, 10, 900), mark(G, 20, 800), mark(G, 30, 800), leave(F, 100, 900)])
+    assert calls_of(columns) == [(F, 10, 100, 90), (G, 20, 20, 0), (G, 30, 30, 0)]
+    assert parents_of(columns) == [None, 0, 0]
+    assert columns.calls["flags"].tolist() == [0, CallFlag.MARK, CallFlag.MARK]
+    assert (counts.calls, counts.marked, unpaired(counts)) == (1, 2, (0, 0, 0))
+
+
+def test_the_cost_of_probes_adds_up_along_the_chain() -> None:
+    """Each level of 20 nested calls really takes 3 ticks, and its probe costs 27 inside and 22 outside."""
+    levels, inside, whole, real = 20, 27, 49, 3
+    rows: list[Row] = []
+    for level in range(levels):
+        rows.append(entry(F, 1000 + level * (inside + whole) // 2, 9000 - 16 * level))
+    ticks = int(rows[-1][0])
+    for level in reversed(range(levels)):
+        duration = (levels - level) * real + inside + (levels - 1 - level) * whole
+        ticks = int(rows[level][0]) + duration
+        rows.append(leave(F, ticks, 9000 - 16 * level))
+    costs = np.zeros(1, COST)
+    costs[0] = inside, whole
+    pipeline, statistics = Pipeline(ROLES), Statistics()
+    pipeline.set_costs(costs)
+    statistics.set_costs(costs)
+    pipeline.feed(0, records(rows))
+    pipeline.finish()
+    columns = pipeline.take()
+    calls = columns.calls
+    net = calls["end_ticks"] - calls["start_ticks"] - calls["cost_ticks"]
+    assert net.tolist() == [(levels - level) * real for level in range(levels)]
+    statistics.add(columns)
+    (row,) = statistics.functions()
+    assert int(row["total_ticks"]) == int(net.sum())
+    assert int(row["raw_total_ticks"]) == int((calls["end_ticks"] - calls["start_ticks"]).sum())
+    assert int(row["self_ticks"]) == levels * real
 
 
 def test_recursion_pairs_each_level() -> None:
