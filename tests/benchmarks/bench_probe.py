@@ -3,8 +3,8 @@
 
 Target: tests/targets/leaves.c on one CPU: 100 leaf functions of ten instructions, called in turn. Floor: the
 same functions with two time stamps and two 16-byte records written by hand, undrained. Ours: the unmodified
-functions, probed while they run, drained by a real monitor on another CPU. Prints ticks per call (medians of
-interleaved rounds) and writes them as JSON for the README's cost table.
+functions, probed while they run, drained by a real monitor on another CPU, by each strategy. Prints ticks per
+call (medians of interleaved rounds) and writes them as JSON for the README's cost table.
 """
 
 from __future__ import annotations
@@ -21,18 +21,31 @@ from pathlib import Path
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.strategies import STRATEGIES
 from otel_nfprobe.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "leaves.c"
 MEASURE_S = 0.4
 
 
+# strategy: (what the target calls, which functions are probed)
+FAMILIES = {
+    "in-stack": ("bare", "leaves:leaf*"),
+    "relocated": ("bare", "leaves:leaf*"),
+    "copied": ("many", "leaves:many*"),
+    "got": ("slots", "libslots.so:slot*"),
+    "entry": ("bare", "leaves:leaf*"),
+}
+
+
 class Leaves:
     """The target, driven through its pipes."""
 
     def __init__(self, folder: str, cpu: int) -> None:
-        binary = Path(folder) / "leaves"
-        subprocess.run(["gcc", "-std=gnu11", "-O2", str(SOURCE), "-o", str(binary)], check=True)
+        binary, library = Path(folder) / "leaves", Path(folder) / "libslots.so"
+        compile_c = ["gcc", "-std=gnu11", "-O2", str(SOURCE)]
+        subprocess.run([*compile_c, "-shared", "-fPIC", "-DSLOTS", "-o", str(library)], check=True)
+        subprocess.run([*compile_c, "-o", str(binary), str(library), f"-Wl,-rpath,{folder}"], check=True)
         self.process = subprocess.Popen(
             ["taskset", "-c", str(cpu), str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -55,10 +68,14 @@ class Leaves:
         return float(self._answer())
 
 
-def measure_probed(leaves: Leaves, monitor: Monitor) -> float:
+def measure_probed(leaves: Leaves, strategy: str) -> float:
+    """Median ticks of a call while its functions are probed."""
+    family, glob = FAMILIES[strategy]
+    target = Target(leaves.process.pid)
+    monitor = Monitor(target, choose(target, None, [glob], [], strategy), 16 << 20, False, print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
-    leaves.ask("bare")
+    leaves.ask(family)
     monitor.run(MEASURE_S, lambda: None)
     ticks = leaves.read_ticks()
     monitor.detach()
@@ -70,6 +87,18 @@ def measure_probed(leaves: Leaves, monitor: Monitor) -> float:
     return ticks
 
 
+def measure(leaves: Leaves, rounds: int) -> dict[str, float]:
+    """Ticks that each strategy, and the floor, add to a call."""
+    added: dict[str, list[float]] = {name: [] for name in ("bare", "floor", *FAMILIES)}
+    for _ in range(rounds):
+        without = {family: leaves.ticks(family) for family in ("bare", "many", "slots")}
+        added["bare"].append(without["bare"])
+        added["floor"].append(leaves.ticks("floor") - without["bare"])
+        for strategy, (family, _) in FAMILIES.items():
+            added[strategy].append(measure_probed(leaves, strategy) - without[family])
+    return {name: statistics.median(values) for name, values in added.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
@@ -77,30 +106,25 @@ def main() -> None:
     arguments = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[0]})
-    bare, floor, ours = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         leaves = Leaves(folder, cpus[-1])
-        for _ in range(arguments.rounds):
-            bare.append(leaves.ticks("bare"))
-            floor.append(leaves.ticks("floor"))
-            target = Target(leaves.process.pid)
-            choice = choose(target, None, ["leaves:leaf*"], [])
-            ours.append(measure_probed(leaves, Monitor(target, choice, 16 << 20, False, print)))
+        added = measure(leaves, arguments.rounds)
         leaves.ask("quit")
         leaves.process.wait()
-    base = statistics.median(bare)
-    added_floor, added_ours = statistics.median(floor) - base, statistics.median(ours) - base
     ns_per_tick = 1e9 / Clock.start().ticks_per_second
-    rows = {
-        "unprobed call": base,
-        "floor: two time stamps, two records, by hand, undrained": added_floor,
-        "nfprobe entry and exit, unmodified running code, drained": added_ours,
-    }
+    rows = {"unprobed call": added["bare"], "floor: two time stamps, two records, by hand, undrained": added["floor"]}
+    rows |= {f"{STRATEGIES[name]}, unmodified running code, drained": added[name] for name in FAMILIES}
     for name, ticks in rows.items():
-        print(f"{name:60} {ticks:7.1f} ticks  {ticks * ns_per_tick:6.1f} ns")
-    print(f"{'ratio to the floor':60} {added_ours / added_floor:7.3f}")
+        ratio = f"{ticks / added['floor']:7.3f} x the floor" if name.endswith("drained") else ""
+        print(f"{name:60} {ticks:7.1f} ticks  {ticks * ns_per_tick:6.1f} ns {ratio}")
     if arguments.json:
-        figures = {"floor_ticks": added_floor, "probe_ticks": added_ours, "ns_per_tick": ns_per_tick}
+        strategies = {name: added[name] for name in FAMILIES}
+        figures = {
+            "floor_ticks": added["floor"],
+            "probe_ticks": added["in-stack"],
+            "strategies": strategies,
+            "ns_per_tick": ns_per_tick,
+        }
         arguments.json.write_text(json.dumps(figures) + "\n")
 
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The target of the probe benchmark: 100 leaf functions of ten instructions, called in turn, and the same
-// with two hand-written records each, the floor. Reads commands from standard input: `bare` and `floor` time
-// one of them and answer with the median ticks per call; `quit` ends.
+// The target of the probe benchmark: 100 leaf functions of ten instructions, called in turn, the same with two
+// hand-written records each (the floor), with eight arguments each (two on the stack), and through GOT slots.
+// Reads commands from standard input: `bare`, `floor`, `many` and `slots` time one of them and answer with the
+// median ticks per call; `chain` times 20 nested calls; `quit` ends.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,16 +45,34 @@ static inline __attribute__((always_inline)) void record(uint32_t tag)
 		__asm__ volatile(BODY : "+r"(x));                                                                    \
 		record(n | 1u << 24);                                                                                \
 		return x;                                                                                            \
-	}
+	}                                                                                                            \
+	__attribute__((noinline, aligned(16))) uint64_t many##n(uint64_t x, long b, long c, long d, long e, long f,  \
+	                                                        uint64_t g, uint64_t h)                              \
+	{                                                                                                            \
+		__asm__ volatile(BODY : "+r"(x) : "r"(b), "r"(c), "r"(d), "r"(e), "r"(f));                           \
+		return x + g + h;                                                                                    \
+	}                                                                                                            \
+	extern uint64_t slot##n(uint64_t x);
 #define TEN(make, t)                                                                                                 \
 	make(t##0) make(t##1) make(t##2) make(t##3) make(t##4) make(t##5) make(t##6) make(t##7) make(t##8) make(t##9)
 #define HUNDRED(make)                                                                                                \
 	TEN(make, 1) TEN(make, 2) TEN(make, 3) TEN(make, 4) TEN(make, 5) TEN(make, 6) TEN(make, 7) TEN(make, 8)      \
 	TEN(make, 9) TEN(make, 10)
+#ifdef SLOTS // the shared library with the functions that are called through GOT slots
+#define SLOT(n)                                                                                                      \
+	__attribute__((noinline, aligned(16))) uint64_t slot##n(uint64_t x)                                        \
+	{                                                                                                            \
+		__asm__ volatile(BODY : "+r"(x));                                                                    \
+		return x;                                                                                            \
+	}
+HUNDRED(SLOT)
+#else
 HUNDRED(LEAF)
 
 #define CALL_LEAF(n) x = leaf##n(x);
 #define CALL_FLOOR(n) x = floor##n(x);
+#define CALL_MANY(n) x = many##n(x, 2, 3, 4, 5, 6, 7, 8);
+#define CALL_SLOT(n) x = slot##n(x);
 
 static int compare(const void *left, const void *right)
 {
@@ -83,6 +102,49 @@ static uint64_t call_floors(uint64_t x)
 	return x;
 }
 
+static uint64_t call_many(uint64_t x)
+{
+	for (int turn = 0; turn < TURNS; turn++) {
+		HUNDRED(CALL_MANY)
+	}
+	return x;
+}
+
+static uint64_t call_slots(uint64_t x)
+{
+	for (int turn = 0; turn < TURNS; turn++) {
+		HUNDRED(CALL_SLOT)
+	}
+	return x;
+}
+
+// Each level calls the next one and works a little.
+#define CHAIN_END(n) __attribute__((noinline, aligned(16))) uint64_t chain##n(uint64_t x) { return leaf10(x); }
+#define CHAIN(n, next)                                                                                               \
+	__attribute__((noinline, aligned(16))) uint64_t chain##n(uint64_t x)                                       \
+	{                                                                                                            \
+		x = chain##next(x);                                                                                  \
+		__asm__ volatile(BODY : "+r"(x));                                                                    \
+		return x;                                                                                            \
+	}
+CHAIN_END(20)
+CHAIN(19, 20) CHAIN(18, 19) CHAIN(17, 18) CHAIN(16, 17) CHAIN(15, 16) CHAIN(14, 15) CHAIN(13, 14) CHAIN(12, 13)
+CHAIN(11, 12) CHAIN(10, 11) CHAIN(9, 10) CHAIN(8, 9) CHAIN(7, 8) CHAIN(6, 7) CHAIN(5, 6) CHAIN(4, 5) CHAIN(3, 4)
+CHAIN(2, 3) CHAIN(1, 2)
+
+static uint64_t call_chains(uint64_t x)
+{
+	for (int turn = 0; turn < TURNS * 5; turn++)
+		x = chain1(x);
+	return x;
+}
+
+static const struct family {
+	const char *name;
+	uint64_t (*call)(uint64_t);
+} families[] = {{"bare", call_leaves}, {"floor", call_floors}, {"many", call_many},
+                {"slots", call_slots}, {"chain", call_chains}, {NULL, NULL}};
+
 int main(void)
 {
 	static uint64_t ticks[ROUNDS];
@@ -91,10 +153,15 @@ int main(void)
 	printf("ready\n");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin) && strncmp(line, "quit", 4) != 0) {
-		int floor = strncmp(line, "floor", 5) == 0;
+		line[strcspn(line, "\n")] = 0;
+		const struct family *family = families;
+		while (family->name && strcmp(family->name, line) != 0)
+			family++;
+		if (!family->name)
+			return 2;
 		for (int round = 0; round < ROUNDS; round++) {
 			uint64_t start = __builtin_ia32_rdtsc();
-			x = floor ? call_floors(x) : call_leaves(x);
+			x = family->call(x);
 			uint64_t end = __builtin_ia32_rdtsc();
 			ticks[round] = end - start;
 			while (__builtin_ia32_rdtsc() - end < PAUSE_TICKS)
@@ -105,3 +172,4 @@ int main(void)
 	}
 	return (int)(x & 1);
 }
+#endif
