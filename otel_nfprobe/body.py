@@ -22,6 +22,7 @@ from iced_x86 import (
     Decoder,
     FlowControl,
     Instruction,
+    Mnemonic,
     OpKind,
     Register,
 )
@@ -36,6 +37,7 @@ HAS_TABLE = "jumps through a table"
 HAS_HANDLERS = "catches exceptions or cleans up after them"
 TAKES_OWN_ADDRESS = "takes an address inside itself"
 SHARES_CODE = "jumps into the middle of another function"
+RUNS_ON = "runs on behind its end"
 TOO_LONG = "too long to be copied"
 
 BODY_BYTES_MAX = 64 << 10
@@ -43,7 +45,7 @@ PARTS_MAX = 16
 START = 1  # stands for the function's start among the copied instructions: calls to it must reach the probe
 BEHIND = 2  # and the following numbers: for the jumps that are added behind the parts
 _JUMPS = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH)
-_RETURNS = frozenset((Code.RETNQ, Code.RETNQ_IMM16))
+_NO_WAY_ON = (FlowControl.CALL, FlowControl.INDIRECT_CALL, FlowControl.EXCEPTION, FlowControl.INTERRUPT)
 
 
 class Exit(NamedTuple):
@@ -96,6 +98,10 @@ def _refuse_member(scan: ModuleScan, index: int, member: int) -> str:
         return TAKES_OWN_ADDRESS
     if scan.points_into(low + 1, high):
         return HAS_TABLE
+    whole = _decode(scan, member)
+    last = next((item for item in reversed(whole) if item.mnemonic != Mnemonic.NOP), whole[-1])
+    if not ends_flow(last) and (last.flow_control not in _NO_WAY_ON or last.mnemonic == Mnemonic.SYSCALL):
+        return RUNS_ON  # its last part has no frame rules of its own (glibc's clone3): its ret would not be seen
     return ""
 
 
@@ -218,7 +224,9 @@ def _decode(scan: ModuleScan, member: int) -> list[Instruction]:
     return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=frame.start))
 
 
-def _exit_key(scan: ModuleScan, members: Sequence[int], member: int, instruction: Instruction) -> tuple[int, int] | None:
+def _exit_key(
+    scan: ModuleScan, members: Sequence[int], member: int, instruction: Instruction
+) -> tuple[int, int] | None:
     """What tells the ways out apart, or None for an instruction that stays inside."""
     flow = instruction.flow_control
     if flow == FlowControl.RETURN:

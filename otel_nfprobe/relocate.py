@@ -19,6 +19,7 @@ REACH_BYTES = (1 << 31) - 4096
 OUT_OF_REACH = "an operand is too far from the trampoline"
 NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
 
+_NOWHERE = 1  # no instruction refers to this address
 _FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH)
 
 
@@ -69,8 +70,11 @@ def _target_of(instruction: Instruction) -> int | None:
 
 
 def _encode(instruction: Instruction, address: int) -> bytes:
+    # What refers to the encoded instruction itself would follow it: the function's own address must stay.
+    moved = instruction.copy()
+    moved.ip = _NOWHERE
     encoder = BlockEncoder(64)
-    encoder.add(instruction)
+    encoder.add(moved)
     try:
         return bytes(encoder.encode(address))
     except ValueError as error:
