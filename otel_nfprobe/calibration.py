@@ -1,17 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration: the cost of one probed call on this CPU."""
+"""Calibration: what one probed call costs on this CPU, in this target, by strategy.
+
+The helper thread calls a function that does nothing through real trampolines. Of the ticks that a probe adds,
+those between its two time stamps are billed to the function, the others to its caller; reports take both off
+(native/core/calltree.h). Done at every attach, in a few milliseconds, on the helper thread's own CPU.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.arena import Arenas
+from otel_nfprobe.columns import COST, Rows
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.session import GATE_OUTER, Session
+from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
+from otel_nfprobe.trampoline import Probe, fill_template, template_values
+
+ROOM_BYTES = 4096
+ALIGNMENT_BYTES = 64
+NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
+RETURN = b"\xc3"
+COPIED_SHAPE = lib.NFP_SHAPE_COPY_8
+
+
+class Cost(NamedTuple):
+    """Ticks of one probed call: between its time stamps, and in all."""
+
+    inside_ticks: float
+    whole_ticks: float
+
+
+def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iterable[str]) -> dict[str, Cost]:
+    """Measures the strategies in the target. What cannot be measured is left out.
+
+    Args:
+        module: any that trampolines lie near.
+    """
+    costs = {}
+    arena = arenas.near(module, ROOM_BYTES)
+    entry = arenas.entry(arena)
+    used = int(entry.used)
+    start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    for strategy in strategies:
+        address = int(entry.address) + start
+        bare = NOTHING + RETURN
+        code = bare.ljust(ALIGNMENT_BYTES, b"\xcc")
+        code += _probed(session, strategy, address + len(code), address)
+        arenas.mapping(arena)[start : start + len(code)] = code
+        entry.used = start + len(code)  # nobody else may take it until the helper thread is through
+        try:
+            result = session.ask(lib.NFP_COMMAND_CALIBRATE, address, address + ALIGNMENT_BYTES)
+        except NfprobeError:
+            result = -1
+        if result == 0 and session.header.calibrated_calls:
+            calls = int(session.header.calibrated_calls)
+            inside = int(session.header.calibrated_inside_ticks) / calls
+            whole = int(session.header.calibrated_added_ticks) / calls
+            costs[strategy] = Cost(min(inside, whole), whole)
+    entry.used = used
+    return costs
+
+
+def _probed(session: Session, strategy: str, address: int, bare: int) -> bytes:
+    """A function that does nothing at `address`, probed; for a GOT slot the way to the one at `bare`."""
+    values = template_values(session, 0, 0, 0xFFFFFFFF, GATE_OUTER)
+    if strategy == GOT_SLOT:
+        return fill_template(lib.NFP_SHAPE_CALL, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
+    trampoline = address + ALIGNMENT_BYTES
+    site = address
+    if strategy == RELOCATED_BODY:
+        way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + RETURN
+        enter = fill_template(lib.NFP_SHAPE_ENTER, values) + NOTHING
+        entry = trampoline + len(way_out)
+        code = way_out + enter + _jump(entry + len(enter), trampoline)
+    else:
+        shapes = {ENTRY_ONLY: lib.NFP_SHAPE_MARK, COPIED_ARGUMENTS: COPIED_SHAPE}
+        entry = trampoline
+        code = fill_template(shapes.get(strategy, lib.NFP_SHAPE_CALL), values) + NOTHING
+        code += _jump(trampoline + len(code), site + len(NOTHING))
+    return (_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
+
+
+def _jump(place: int, destination: int) -> bytes:
+    return b"\xe9" + struct.pack("<i", destination - (place + 5))
+
+
+def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:
+    """What a call of each function costs (dtype COST, by function id); 0 where it is not known."""
+    known = {probe.id: costs.get(probe.request.plan.strategy or "", Cost(0, 0)) for probe in probes}
+    rows = np.zeros(max(known, default=-1) + 1, COST)
+    for index, cost in known.items():
+        rows[index] = round(cost.inside_ticks), round(cost.whole_ticks)
+    return rows
+
+
+def ticks_per_call(costs: Mapping[str, Cost] = MappingProxyType({})) -> float:
+    """Ticks that an entry and an exit probe add to a call, by the strategy that most functions have.
+
+    Measured in the monitor where the target could not be asked; zero where that cannot be done either.
+    """
+    for strategy in (IN_STACK_CALL, RELOCATED_BODY, COPIED_ARGUMENTS, GOT_SLOT):
+        if strategy in costs:
+            return costs[strategy].whole_ticks
+    return _ticks_in_monitor()
 
 
 @lru_cache(maxsize=1)
-def ticks_per_call() -> float:
-    """Ticks that an entry and an exit probe add to a call, measured now with the real trampoline.
-
-    Zero where the monitor may not make memory executable: then the cost is not known.
-    """
+def _ticks_in_monitor() -> float:
     return max(0.0, float(lib.nfp_calibrate_call()))

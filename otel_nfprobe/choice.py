@@ -1,23 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice: which functions of a target are probed, by the command line and the adapter. Touches nothing."""
+"""Choice: which functions of a target are probed, by the command line and the adapter. Touches nothing.
+
+It remembers what was asked for, so that modules which the target loads later are judged by the same words.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import Adapter, RoleFunction
-from otel_nfprobe.analysis import IN_STACK_CALL, FunctionPlan, find_slots, plan_functions
+from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.modules import Module
 from otel_nfprobe.session import PROGRAM_COUNT
-from otel_nfprobe.symbols import Function, find_functions, function_at
+from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
 from otel_nfprobe.target import Target
 from otel_nfprobe.trampoline import ProbeRequest
 
 NEEDS_STOP = "needs a stop of all threads, and --no-stop was given"
 NO_SLOT = "no GOT slot leads to it"
 ALL_BITS = 0xFFFFFFFF
+
+
+UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for.
+
+    Attributes:
+        globs: functions, by the command line or else by the adapter.
+        excluded: functions that are left out.
+        strategy: the only one, or None.
+        no_stop: the target's threads must not be stopped.
+        waiting: those globs that name a module which is not loaded yet.
+    """
+
+    globs: Sequence[str] = ()
+    excluded: Sequence[str] = ()
+    strategy: str | None = None
+    no_stop: bool = False
+    waiting: Sequence[str] = ()
 
 
 @dataclass
@@ -29,35 +57,101 @@ class Choice:
         roles: receive, transmit and drop functions with what their probes read; the position is the number
             of the capture program.
         plans: strategy or refusal of every function, one for each GOT slot.
+        wish: what was asked for, for modules that are loaded later.
+        modules: what was loaded when this was decided.
+        by_slot: plans of the functions that are probed wherever a GOT slot leads to them.
         refused: number of functions without a probe, by reason.
     """
 
     adapter: Adapter | None
     roles: Sequence[RoleFunction]
     plans: Sequence[FunctionPlan]
+    wish: Wish = field(default_factory=Wish)
+    modules: Sequence[Module] = ()
+    by_slot: Sequence[FunctionPlan] = ()
     refused: dict[str, int] = field(default_factory=dict)
+    _anchors: dict[str, Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for plan in self.plans:
-            if plan.strategy is None:
-                self.refuse(plan.reason)
+        self._count_refused(self.plans)
+        self._paths = {plan.address: plan.module.path for plan in self.plans}
+        self._judged: set[str] = set()
 
     def refuse(self, reason: str, count: int = 1) -> None:
         """Counts functions that get no probe."""
         self.refused[reason] = self.refused.get(reason, 0) + count
 
-    def requests(self) -> list[ProbeRequest]:
-        """One request per site that can be probed."""
+    def _count_refused(self, plans: Sequence[FunctionPlan]) -> None:
+        for plan in plans:
+            if plan.strategy is None:
+                self.refuse(plan.reason)
+
+    def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
+        """One request per site that can be probed, of all plans or of these."""
         programs = {role.address: index for index, role in enumerate(self.roles)}
-        return [self._request(plan, programs.get(plan.address)) for plan in self.plans if plan.strategy is not None]
+        chosen = self.plans if plans is None else plans
+        return [self._request(plan, programs.get(plan.address)) for plan in chosen if plan.strategy is not None]
 
     def _request(self, plan: FunctionPlan, program: int | None) -> ProbeRequest:
-        if program is None:
+        if program is None or self._paths.get(plan.address) != plan.module.path:  # another module came there
             return ProbeRequest(plan)
         role = self.roles[program]
         if role.role != lib.NFP_ROLE_RECEIVE:
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program)
         return ProbeRequest(plan, lib.NFP_SHAPE_RECEIVE, program, int(role.program.get("count_mask", ALL_BITS)))
+
+    # ---- modules that are loaded later ---------------------------------------------------------------------
+
+    def add_modules(self, target: Target, modules: Sequence[Module]) -> list[FunctionPlan]:
+        """Judges the functions of modules that were loaded meanwhile. Returns plans of new sites in code.
+
+        Their functions that are to be probed by GOT slots join `by_slot`: `find_slots` has the sites.
+
+        Raises:
+            NfprobeError: a module is malformed.
+        """
+        functions: dict[int, Function] = {}
+        fresh = [m for m in modules if not (m.name.startswith(UNWINDER) or m.is_probe_library)]
+        for glob in self.wish.globs:
+            for function in self._find_in(fresh, glob):
+                functions.setdefault(function.address, function)
+        plans = _plan(target, list(functions.values()), self.wish)
+        self._count_refused([plan for plan in plans if plan.module.path not in self._judged])
+        self._judged.update(module.path for module in fresh)
+        code = [plan for plan in plans if plan.strategy is not None and not plan.is_slot]
+        self.plans = [*self.plans, *(plan for plan in plans if not plan.is_slot)]
+        self.by_slot = [*self.by_slot, *(plan for plan in plans if plan.is_slot)]
+        return code
+
+    def forget_module(self, module: Module) -> None:
+        """A module was closed: nothing leads to its functions any more, and its own slots are gone."""
+        self.by_slot = [plan for plan in self.by_slot if plan.module is not module]
+        self.plans = [
+            plan
+            for plan in self.plans
+            if plan.module is not module and not (plan.is_slot and module.low <= plan.site < module.high)
+        ]
+
+    def new_slots(self, target: Target, known: set[int]) -> list[FunctionPlan]:
+        """One plan for each GOT slot that is not among the known addresses and leads to a function of `by_slot`."""
+        if not self.by_slot:
+            return []
+        fresh = [plan for plan in find_slots(target, self.by_slot) if plan.site not in known]
+        self.plans = [*self.plans, *fresh]
+        return fresh
+
+    def _find_in(self, modules: Sequence[Module], glob: str) -> list[Function]:
+        """Functions of these modules, silently none: a glob is looked for where it matches something, too."""
+        if glob not in self._anchors:
+            with suppress(UsageError):
+                self._anchors[glob] = find_functions(list(self.modules), [glob])[0].module
+        anchor = self._anchors.get(glob)
+        places = [*modules, anchor] if anchor is not None and anchor not in modules else list(modules)
+        try:
+            found = find_functions(places, [glob], self.wish.excluded)
+        except UsageError:
+            return []
+        return [function for function in found if function.module in modules]
 
 
 def choose(
@@ -67,15 +161,19 @@ def choose(
     excluded: Sequence[str],
     strategy: str | None = None,
     no_stop: bool = False,
+    archives: Sequence[str] = (),
 ) -> Choice:
     """Plans of the adapter's functions and of those that the globs name.
 
-    Without globs the adapter's further functions are probed, too.
+    Without globs the adapter's further functions are probed, too. A glob `module:name` may name a module that
+    is not loaded yet, if there is something to probe already.
 
     Raises:
         UsageError: nothing was chosen, or a glob matches nothing.
         RefusedError: the adapter cannot find its functions in this target.
     """
+    if archives:
+        use_archives(target, archives)
     roles = list(adapter.roles(target)) if adapter else []
     if len(roles) > PROGRAM_COUNT:
         raise UsageError(f"The adapter {adapter.name if adapter else ''} names more than {PROGRAM_COUNT} functions.")
@@ -87,15 +185,45 @@ def choose(
             f"Nothing to probe: no adapter knows process {target.pid}, and no --functions were given.",
             f"nfprobe functions {target.pid}",
         )
+    modules = target.modules()
+    waiting = [glob for glob in wanted if _names_absent_module(glob, modules)]
+    if len(waiting) == len(wanted) and not roles:
+        waiting = []  # nothing could be measured: find_functions says so
+    wish = Wish(wanted, excluded, strategy, no_stop, waiting)
     functions = {role.address: _function_of(target, role) for role in roles}
-    for function in find_functions(target, wanted, excluded) if wanted else []:
+    present = [glob for glob in wanted if glob not in waiting]
+    for function in find_functions(target, present, excluded) if present else []:
         functions.setdefault(function.address, function)
     if not functions:
         raise UsageError("--exclude leaves no function to probe.", f"nfprobe functions {target.pid}")
-    plans = plan_functions(list(functions.values()), target, strategy)
-    if no_stop:
-        plans = [_without_stop(plan) for plan in plans]
-    return Choice(adapter, roles, _with_slots(target, plans))
+    plans = _plan(target, list(functions.values()), wish)
+    served = {role.address for role in roles}
+    by_slot = [plan for plan in plans if plan.is_slot]
+    plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+    return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot)
+
+
+def _plan(target: Target, functions: list[Function], wish: Wish) -> list[FunctionPlan]:
+    plans = [
+        plan
+        for plan in plan_functions(functions, target, wish.strategy)
+        if not plan.is_part  # a cold part is measured with its function
+    ]
+    return [_without_stop(plan) for plan in plans] if wish.no_stop else plans
+
+
+def _callable(plan: FunctionPlan, target: Target) -> FunctionPlan:
+    """What receives, transmits or drops is called from its trampoline: nothing else can read what it returned."""
+    if plan.strategy in (None, IN_STACK_CALL, GOT_SLOT):
+        return plan
+    return plan_function(plan.function, target, "in-stack")
+
+
+def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
+    name, colon, function = glob.partition(":")
+    if not colon or not name or not function or function.startswith(":"):  # C++ names hold "::"
+        return False
+    return not any(fnmatch.fnmatchcase(known, name) for module in modules for known in module.names)
 
 
 def _function_of(target: Target, role: RoleFunction) -> Function:
@@ -107,16 +235,25 @@ def _function_of(target: Target, role: RoleFunction) -> Function:
 
 
 def _without_stop(plan: FunctionPlan) -> FunctionPlan:
-    return replace(plan, strategy=None, reason=NEEDS_STOP) if plan.strategy == IN_STACK_CALL else plan
+    needs_stop = plan.strategy is not None and not plan.is_slot and not plan.single
+    return replace(plan, strategy=None, reason=NEEDS_STOP) if needs_stop else plan
 
 
-def _with_slots(target: Target, plans: Sequence[FunctionPlan]) -> list[FunctionPlan]:
-    """GOT slot plans become one plan for each slot."""
+def _with_slots(target: Target, plans: Sequence[FunctionPlan], wish: Wish) -> list[FunctionPlan]:
+    """GOT slot plans become one plan for each slot; where there is none the last strategy is tried."""
     slots = find_slots(target, plans) if any(plan.is_slot for plan in plans) else []
     served = {slot.address for slot in slots}
     others = [
-        plan if not plan.is_slot else replace(plan, strategy=None, reason=NO_SLOT)
+        plan if not plan.is_slot else _without_slot(plan, target, wish)
         for plan in plans
         if not plan.is_slot or plan.address not in served
     ]
     return others + slots
+
+
+def _without_slot(plan: FunctionPlan, target: Target, wish: Wish) -> FunctionPlan:
+    if wish.strategy is None:
+        last = plan_function(plan.function, target, "entry")
+        if last.strategy is not None and not (wish.no_stop and not last.single):
+            return replace(last, reason=plan.reason)
+    return replace(plan, strategy=None, reason=NO_SLOT)

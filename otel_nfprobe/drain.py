@@ -7,20 +7,22 @@ Collector's sake: a recording that fails and an exporter that is full are counte
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import RECORD, Columns, convert_arrivals
+from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingWriter, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording import FunctionInfo, RecordingWriter, ThreadCounters, ThreadInfo
 from otel_nfprobe.sampling import Sampler, find_latency_ticks
 from otel_nfprobe.session import Session, ThreadCounts
 from otel_nfprobe.span import SpanEncoder
@@ -53,6 +55,25 @@ class SpanPath:
 
 
 @dataclass
+class NewFunctions:
+    """Functions that get probes while the target is measured.
+
+    Attributes:
+        added: the new ones.
+        roles: of all function ids.
+        names: of all function ids.
+        costs: what a probed call of each function id costs (dtype COST).
+        known: set when records of theirs may come.
+    """
+
+    added: Sequence[FunctionInfo]
+    roles: NDArray[np.uint8]
+    names: Sequence[str]
+    costs: Rows
+    known: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
 class Drain:
     """Takes everything that the target writes, until it is told to stop.
 
@@ -78,9 +99,16 @@ class Drain:
 
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
+        self._new: SimpleQueue[NewFunctions] = SimpleQueue()
+
+    def introduce(self, functions: NewFunctions) -> None:
+        """Takes functions for the next round, from any thread; sets `known` when that is done."""
+        self._new.put(functions)
 
     def round(self) -> int:
         """Drains every ring once. Returns the number of records taken."""
+        while not self._new.empty():
+            self._learn(self._new.get())
         taken = 0
         for thread, records in self.session.drain():
             taken += self._feed(thread, records)
@@ -116,6 +144,15 @@ class Drain:
         self.pipeline.finish()
         self._deliver()
         self._keep_house()
+
+    def _learn(self, functions: NewFunctions) -> None:
+        self.pipeline.set_roles(functions.roles)
+        self.pipeline.set_costs(functions.costs)
+        self.statistics.set_costs(functions.costs)
+        self.write(lambda recording: recording.functions(functions.added))
+        if self.spans is not None:
+            self.spans.encoder.set_functions(functions.names)
+        functions.known.set()
 
     def _feed(self, thread: int, records: NDArray[np.void]) -> int:
         self._record(thread, records)

@@ -23,6 +23,7 @@ DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames
 
 _OMITTED = 0xFF
 _REMEMBERED_MAX = 64
+_OFFSET_MAX = (1 << 31) - 1  # of a canonical frame address; no stack is larger
 _FIXED_FORMATS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
 _ADDRESS_MASK = (1 << 64) - 1
 
@@ -112,10 +113,7 @@ class Frame:
             if step is None:
                 pieces[-1][1].extend(self.instructions[before : cursor.position])
             else:
-                code, distance = step
-                address = pieces[-1][0]
-                moved = distance if code == 0x01 else address + distance * self.common.code_alignment
-                pieces.append((moved, bytearray()))
+                pieces.append((state.after(pieces[-1][0], *step), bytearray()))
         return [(address, bytes(operations)) for address, operations in pieces]
 
 
@@ -236,9 +234,15 @@ class _State:
             step = self.take_one(cursor)
             if step is not None:
                 self._emit(address)
-                code, distance = step
-                address = distance if code == 0x01 else address + distance * self.common.code_alignment
+                address = self.after(address, *step)
         self._emit(address)
+
+    def after(self, address: int, code: int, distance: int) -> int:
+        """Where an advance leads."""
+        moved = distance if code == 0x01 else address + distance * self.common.code_alignment
+        if moved < address:
+            raise FrameError("a frame program that goes backwards")
+        return moved
 
     def take_one(self, cursor: _Cursor) -> tuple[int, int] | None:
         """Carries out one instruction. Returns (code, distance) when it is an advance."""
@@ -251,13 +255,16 @@ class _State:
         return None
 
     def _emit(self, address: int) -> None:
+        register, offset = self.register, self.offset
+        if register >= RETURN_ADDRESS or abs(offset) > _OFFSET_MAX:
+            register, offset = EXPRESSION, 0
         if self.rows:
             last = self.rows[-1]
-            if last.register == self.register and last.offset == self.offset:
+            if (last.register, last.offset) == (register, offset):
                 return
             if last.address == address:
                 self.rows.pop()
-        self.rows.append(Row(address, self.register, self.offset))
+        self.rows.append(Row(address, register, offset))
 
     @staticmethod
     def _advance(code: int, cursor: _Cursor) -> int | None:

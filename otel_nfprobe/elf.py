@@ -55,7 +55,9 @@ class Symbol(NamedTuple):
     name: str
     kind: int  # STT_FUNC 2, STT_OBJECT 1, STT_GNU_IFUNC 10
     rank: int  # smaller is the better name among those of one address
-    source: str  # "dynsym" or "symtab"
+    source: str  # one of SOURCES in names.py
+    version: str = ""  # "@@VERSION" what programs bind to, "@VERSION" kept for old ones
+    binding: int = 1  # STB_LOCAL 0, STB_GLOBAL 1, STB_WEAK 2
 
 
 class Slot(NamedTuple):
@@ -151,15 +153,18 @@ class ElfImage:
     def symbols(self) -> list[Symbol]:
         """Defined functions and objects of .dynsym and .symtab."""
         found = []
+        versions: dict[int, str] = {}
         for source, table in (("dynsym", self._elf.dynamic_symbols), ("symtab", self._elf.symtab_symbols)):
             for symbol in table:
                 kind = int(symbol.type) & 0xF
                 address = int(symbol.value)
                 if kind in (1, 2, 10) and address and int(symbol.shndx) != 0:
-                    name = _text(symbol)
+                    name, version = split_version(_text(symbol))
                     if name:
-                        rank = _rank(symbol, name, source)
-                        found.append(Symbol(address, int(symbol.size), name, kind, rank, source))
+                        version = _version_of(symbol, versions) if source == "dynsym" else version
+                        rank = rank_of(name, int(symbol.binding), version)
+                        size, binding = int(symbol.size), int(symbol.binding)
+                        found.append(Symbol(address, size, name, kind, rank, source, version, binding))
         return found
 
     def names_address(self, low: int, high: int) -> bool:
@@ -312,13 +317,29 @@ def _name_of(note: Any) -> str:
     return _text(note).rstrip("\0")
 
 
-def _rank(symbol: Any, name: str, source: str) -> int:
-    binding = int(symbol.binding)  # 0 local, 1 global, 2 weak
-    version = symbol.symbol_version if source == "dynsym" and symbol.has_version else None
-    hidden = version is not None and int(version.value) & 0x8000
+def split_version(text: str) -> tuple[str, str]:
+    """Name and version ("@@V", "@V" or "") of a symbol as .symtab writes it."""
+    at = text.find("@", 1)
+    return (text, "") if at < 0 else (text[:at], text[at:])
+
+
+def rank_of(name: str, binding: int, version: str = "") -> int:
+    """How good a name is among those of one address; smaller is better."""
+    hidden = version.startswith("@") and not version.startswith("@@")
     underscores = len(name) - len(name.lstrip("_"))
-    order = (1, 0, 2)[binding] if binding < 3 else 3
+    order = (1, 0, 2)[binding] if binding < 3 else 3  # local, global, weak
     return (4096 if hidden else 0) + 1024 * min(underscores, 3) + 256 * order + min(len(name), 255)
+
+
+def _version_of(symbol: Any, known: dict[int, str]) -> str:
+    if not symbol.has_version:
+        return ""
+    value = int(symbol.symbol_version.value)
+    if value not in known:
+        version = symbol.symbol_version
+        text = _text(version.symbol_version_auxiliary) if version.has_auxiliary_version else ""
+        known[value] = f"{'@' if value & 0x8000 else '@@'}{text}" if text else "@" if value & 0x8000 else ""
+    return known[value]
 
 
 def _until_terminator(content: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from otel_nfprobe.namespaces import namespace_ids
 from otel_nfprobe.session import THREAD_COUNT, Session
 
 PROC = Path("/proc")
@@ -49,21 +50,13 @@ class EndedThreads:
         """Thread ids as the target sees them."""
         tasks = PROC / str(self._session.pid) / "task"
         if self._is_nested is None:
-            self._is_nested = len(_namespace_ids(tasks.parent)) > 1
+            self._is_nested = len(namespace_ids(tasks.parent)) > 1
         if not self._is_nested:
             return {int(task.name) for task in tasks.iterdir()}
         living = set()
         for task in tasks.iterdir():
             try:
-                living.add(_namespace_ids(task)[-1])
+                living.add(namespace_ids(task)[-1])
             except OSError:
                 continue  # ended meanwhile
         return living
-
-
-def _namespace_ids(folder: Path) -> list[int]:
-    """A task's ids, from the reader's pid namespace to its own."""
-    for line in (folder / "status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return [int(word) for word in line.split()[1:]]
-    return [int(folder.name)]

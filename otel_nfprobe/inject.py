@@ -21,6 +21,8 @@ from typing import Any
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.leftover import find_monitor, refuse_second
+from otel_nfprobe.musl import ThreadWords
+from otel_nfprobe.place import LibraryFile, write_library
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
 from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread
@@ -45,6 +47,8 @@ LIBC_FUNCTIONS = (
 # (native/core/inject.c checks again when the thread has stopped).
 SAFE_SYSTEM_CALLS = (232, 281, 441, 7, 271, 23, 270, 35, 230, 219, 34, 130, 128, 43, 288, 45, 47, 0, 19, 61, 247)
 SYSCALL_INSTRUCTION = b"\x0f\x05"
+FIRST_WORD_SYMBOL = "nfp_null_thread"
+SYSCALL_FUNCTION_BYTES = 128  # of the C library's function `syscall`: 43 in glibc, 134 in musl
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,14 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
             raise NfprobeError(f"Another nfprobe is attached to process {target.pid}.", f"nfprobe status {target.pid}")
         boot = _boot_values(target, ring_bytes)
         request = _request(target)
+        words = _look_at_words(target, bool(boot.entry))
         if refuse is not None:
             refuse()
         thread = _run(target, request, boot)
         try:
             session = _converse(target, request)
+            if words is not None:
+                _fill_words(target, session, words)
         except FileNotFoundError as error:
             raise NfprobeError(f"Process {target.pid} has ended.") from error
     return Injected(session, int(request.stopped_ns), thread, not boot.entry)
@@ -126,14 +133,14 @@ def _try_lock(folder: int) -> bool:
     return True
 
 
-def library_path() -> Path:
-    """The probe library on disk, beside this package's extension module."""
-    return _beside_core("libnfprobe.so")
+def library_path(musl: bool = False) -> Path:
+    """The probe library for this C library on disk, beside this package's extension module."""
+    return _beside_core("libnfprobe-musl.so" if musl else "libnfprobe.so")
 
 
-def library_name() -> str:
+def library_name(musl: bool = False) -> str:
     """Name of the library's memory file in targets. It holds the build id: other builds load beside."""
-    return f"libnfprobe-{build_id_of(library_path())[:12]}.so"
+    return f"libnfprobe-{build_id_of(library_path(musl))[:12]}.so"
 
 
 def session_is_served(target: Target) -> bool:
@@ -173,22 +180,29 @@ def _boot_values(target: Target, ring_bytes: int) -> Any:
     boot.prepared_rings = min(len(threads), PREPARED_RINGS_MAX)
     for word, bits in enumerate(_helper_cpus(threads)):
         boot.cpus[word] = bits
-    ffi.memmove(boot.library_name, library_name().encode(), len(library_name()))
+    memory_file = library_name(target.runs_on_musl).encode()
+    ffi.memmove(boot.library_name, memory_file, len(memory_file))
     return boot
 
 
 def _known_entry(target: Target) -> int:
     """Address of the helper's entry in a library that an earlier attach has loaded, or 0."""
-    marker = f"/memfd:{library_name()}"
-    bases = [mapping.start - mapping.offset for mapping in target.maps() if mapping.path.startswith(marker)]
-    return min(bases) + _entry_offset() if bases else 0
+    return _library_address(target, ENTRY_SYMBOL)
 
 
-@lru_cache(maxsize=1)
-def _entry_offset() -> int:
+def _library_address(target: Target, symbol: str) -> int:
+    """Address of an exported symbol of this build's library in the target, or 0 when it is not loaded."""
+    musl = target.runs_on_musl
+    stem = library_name(musl).removesuffix(".so")  # of a memory file, or of a file that place.py has named
+    bases = [mapping.start - mapping.offset for mapping in target.maps() if stem in os.path.basename(mapping.path)]
+    return min(bases) + _library_offset(musl, symbol) if bases else 0
+
+
+@lru_cache(maxsize=4)
+def _library_offset(musl: bool, symbol: str) -> int:
     from otel_nfprobe.symbols import exported_offset
 
-    offset = exported_offset(library_path(), ENTRY_SYMBOL)
+    offset = exported_offset(library_path(musl), symbol)
     if offset is None:
         raise NfprobeError("The probe library of this installation is damaged.", "make build")
     return offset
@@ -209,16 +223,21 @@ def _request(target: Target) -> Any:
     _KEPT[request] = bootstrap
     request.bootstrap = ffi.cast("uint8_t *", bootstrap)
     request.bootstrap_bytes = len(_bootstrap())
-    request.syscall_address = _syscall_address(target)
+    request.syscall_address = syscall_address(target)
     return request
 
 
 _KEPT: dict[Any, Any] = {}  # buffers that a C structure points to
 
 
-def _syscall_address(target: Target) -> int:
+def syscall_address(target: Target) -> int:
+    """Address of a `syscall` instruction in the target's C library.
+
+    Raises:
+        NfprobeError: there is none.
+    """
     function = exported_address(target, "syscall")
-    found = target.read(function, 64).find(SYSCALL_INSTRUCTION) if function is not None else -1
+    found = target.read(function, SYSCALL_FUNCTION_BYTES).find(SYSCALL_INSTRUCTION) if function is not None else -1
     if function is None or found < 0:
         raise NfprobeError(f"Process {target.pid} has no usable C library.", f"nfprobe doctor {target.pid}")
     return function + found
@@ -227,9 +246,10 @@ def _syscall_address(target: Target) -> int:
 def candidates(target: Target) -> list[Thread]:
     """Threads to inject through, the best first: blocked in a harmless call, then busy ones."""
     rank = {number: position for position, number in enumerate(SAFE_SYSTEM_CALLS)}
-    blocked = [thread for thread in target.threads() if thread.system_call in rank]
+    threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
+    blocked = [thread for thread in threads if thread.system_call in rank]
     blocked.sort(key=lambda thread: rank[int(thread.system_call or 0)])
-    running = [thread for thread in target.threads() if thread.system_call is None]
+    running = [thread for thread in threads if thread.system_call is None]
     return blocked + running
 
 
@@ -255,14 +275,48 @@ def _run(target: Target, request: Any, boot: Any) -> int:
     )
 
 
+def _look_at_words(target: Target, is_loaded: bool) -> ThreadWords | None:
+    """What musl.py needs to know before the library is loaded."""
+    if not target.runs_on_musl:
+        return None
+    words = ThreadWords(target)
+    if not is_loaded:
+        words.look()
+    return words
+
+
+def _fill_words(target: Target, session: Session, words: ThreadWords) -> None:
+    offset = int(ffi.cast("int32_t", session.header.tls_offset))
+    try:
+        words.fill(offset, _library_address(target, FIRST_WORD_SYMBOL))
+    except BaseException:
+        session.leave()
+        session.close()
+        raise
+
+
 def _converse(target: Target, request: Any) -> Session:
-    """Fills the library's memory file when the helper asks for it, opens the session, says go."""
+    """_answer, and what is left of it removed."""
+    files: list[LibraryFile] = []
+    try:
+        return _answer(target, request, files)
+    finally:
+        for file in files:
+            file.remove()
+
+
+def _answer(target: Target, request: Any, files: list[LibraryFile]) -> Session:
+    """Gives the helper the library in the way that it asks for, opens the session, says go."""
     boot_address = int(request.data_address)
+    content = library_path(target.runs_on_musl).read_bytes()
     deadline = time.monotonic() + STAGE_PATIENCE_S
     while time.monotonic() < deadline:
         stage = _read_int(target, boot_address, "stage")
         if stage == lib.NFP_BOOT_WANTS_LIBRARY:
-            _fill(target, _read_int(target, boot_address, "library_fd"))
+            _fill(target, _read_int(target, boot_address, "library_fd"), content)
+            _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
+        elif stage == lib.NFP_BOOT_WANTS_FILE:
+            _send_file(target, boot_address, content, files)
             _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
         elif stage == lib.NFP_BOOT_SESSION_READY:
             session = Session(target.pid, _read_int(target, boot_address, "session_fd"))
@@ -288,12 +342,25 @@ def _read_int(target: Target, boot_address: int, field: str) -> int:
 
 
 def _write_stage(target: Target, boot_address: int, stage: int) -> None:
-    address = boot_address + ffi.offsetof("struct nfp_boot", "stage")
+    _write(target, boot_address, "stage", stage.to_bytes(4, "little"))
+
+
+def _write(target: Target, boot_address: int, field: str, content: bytes) -> None:
     with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
-        memory.seek(address)
-        memory.write(stage.to_bytes(4, "little"))
+        memory.seek(boot_address + ffi.offsetof("struct nfp_boot", field))
+        memory.write(content)
 
 
-def _fill(target: Target, descriptor: int) -> None:
+def _fill(target: Target, descriptor: int, content: bytes) -> None:
     with open(f"/proc/{target.pid}/fd/{descriptor}", "wb", buffering=0) as memory_file:
-        memory_file.write(library_path().read_bytes())
+        memory_file.write(content)
+
+
+def _send_file(target: Target, boot_address: int, content: bytes, files: list[LibraryFile]) -> None:
+    """Writes the library where a target without /proc can open it. No path says that there is no such place."""
+    try:
+        files.append(write_library(target, content, library_name(target.runs_on_musl)))
+    except NfprobeError:
+        _write(target, boot_address, "library_path", b"\0")
+        return
+    _write(target, boot_address, "library_path", files[-1].path.encode() + b"\0")

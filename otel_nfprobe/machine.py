@@ -17,11 +17,24 @@ MFD_CLOEXEC, MFD_EXEC = 1, 0x10
 PERF_ATTRIBUTE_BYTES = 112
 PERF_DISABLED_USER_ONLY = 1 | 1 << 5 | 1 << 6  # disabled, exclude_kernel, exclude_hv
 CAPABILITIES = {
+    "CAP_DAC_OVERRIDE": 1,
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_NICE": 23,
     "CAP_PERFMON": 38,
     "CAP_BPF": 39,
     "CAP_CHECKPOINT_RESTORE": 40,
+}
+# What this user can do only with one of these sets of capabilities (docs/targets.md).
+DEEDS = {
+    "other users' processes": (("CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"),),
+    "replaced files": (("CAP_SYS_ADMIN",), ("CAP_CHECKPOINT_RESTORE",)),
+    "seccomp filters": (("CAP_SYS_ADMIN",),),
+}
+CONSEQUENCES = {
+    "other users' processes": "sudo nfprobe ...",
+    "replaced files": "functions of a library whose file was replaced or deleted are not probed",
+    "seccomp filters": "whether a filter forbids the probe library is not known before it is loaded",
 }
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -47,15 +60,18 @@ def describe_machine() -> dict[str, dict[str, str]]:
 def describe_user() -> dict[str, dict[str, str]]:
     """As describe_machine, for the user that runs this."""
     effective = _effective_capabilities()
-    held = [name for name, bit in CAPABILITIES.items() if effective >> bit & 1]
-    may = "CAP_SYS_PTRACE" in held
-    return {
+    held = {name for name, bit in CAPABILITIES.items() if effective >> bit & 1}
+    facts = {
         "user": _fact(f"uid {os.geteuid()}"),
-        "capabilities": _fact(
-            ", ".join(held) or "none of those that matter",
-            "" if may else "processes of other users need root or CAP_SYS_PTRACE: sudo nfprobe ...",
-        ),
+        "capabilities": _fact(", ".join(name for name in CAPABILITIES if name in held) or "none of those that matter"),
     }
+    for deed, ways in DEEDS.items():
+        if any(held.issuperset(way) for way in ways):
+            facts[deed] = _fact("yes")
+        else:
+            needs = " or ".join(" and ".join(way) for way in ways)
+            facts[deed] = _fact(f"no (needs {needs})", CONSEQUENCES[deed])
+    return facts
 
 
 def _fact(value: str, advice: str = "") -> dict[str, str]:

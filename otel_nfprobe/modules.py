@@ -14,6 +14,9 @@ from typing import Any
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import UsageError
 
+MUSL_NAMES = ("libc.so", "libc.musl", "ld-musl")
+MUSL_SYMBOL = "__dls3"  # a stage of its dynamic linker; no other C library has it
+
 
 @dataclass(eq=False)
 class Module:
@@ -69,8 +72,13 @@ class Module:
 
     @property
     def is_dynamic_linker(self) -> bool:
-        """Whether it is ld.so."""
-        return self.name.startswith(("ld-linux", "ld-musl", "ld-2.", "ld.so"))
+        """Whether it is ld.so, and nothing else: musl's is the C library, too (is_musl)."""
+        return self.name.startswith(("ld-linux", "ld-2.", "ld.so"))
+
+    @cached_property
+    def is_musl(self) -> bool:
+        """Whether it is musl: C library and dynamic linker in one file."""
+        return self.name.startswith(MUSL_NAMES) and MUSL_SYMBOL in self.image.exports
 
     @property
     def is_probe_library(self) -> bool:

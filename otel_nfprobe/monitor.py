@@ -2,37 +2,40 @@
 """Monitor: one session from attach to detach. Decides what is probed, puts the parts together, sums up.
 
 Order of an attach: check the target, read its files and decide (nothing is touched) -> inject -> trampolines
--> arm in one batched stop -> open the gates -> drain. Order of a detach: disarm -> let calls that are inside
-end -> close the gates -> drain what is left -> the helper thread leaves.
+-> arm in one batched stop -> open the gates -> drain, and follow what the target loads. Order of a detach: stop
+following -> disarm -> let calls that are inside end -> close the gates -> drain what is left -> the helper
+thread leaves.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.calibration import ticks_per_call
+from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.digest import DEFAULT_KEY
-from otel_nfprobe.drain import Drain, SpanPath
+from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.follow import Follower
 from otel_nfprobe.inject import Injected, inject
-from otel_nfprobe.patch import Patcher, text_digests
+from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.presence import Presence
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter
-from otel_nfprobe.session import GATE_INNER, GATE_OUTER, GATE_PACKETS, LOST_CLASSES, Session
+from otel_nfprobe.session import GATE_INNER, GATE_OUTER, GATE_PACKETS, Session
+from otel_nfprobe.slots import count_stored_pointers
 from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.strategies import STRATEGIES
 from otel_nfprobe.target import Target
+from otel_nfprobe.texts import Texts
 from otel_nfprobe.trampoline import Probe, Trampolines
 
 GRACE_S = 0.03  # for calls that are inside a probe when their function is disarmed
@@ -49,6 +52,9 @@ class Monitor:
         ring_bytes: of each thread's ring.
         packets: write packet records (`--packets=all`).
         say: tells a person what happens.
+        probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
+        target_ended: the process is gone, or runs another program: there is nothing to restore.
+        not_restored: what could not be put back.
     """
 
     target: Target
@@ -60,6 +66,8 @@ class Monitor:
     probes: list[Probe] = field(default_factory=list)
     target_ended: bool = False
     not_restored: list[str] = field(default_factory=list)
+    costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
+    uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _abandoned: bool = True  # nothing of ours is in the target
 
     def attach(self) -> None:
@@ -77,32 +85,80 @@ class Monitor:
                 + ".",
                 f"nfprobe functions {self.target.pid}",
             )
-        self._process = os.pidfd_open(self.target.pid)
-        self.injected: Injected = inject(self.target, self.ring_bytes)
+        self._presence = Presence(self.target)
+        self._texts = Texts(self.target)
+        try:
+            self.injected: Injected = inject(self.target, self.ring_bytes, self._check_same_program)
+        except BaseException:
+            self._presence.close()
+            raise
         self._abandoned = False
         self.session: Session = self.injected.session
         self.patcher = Patcher(self.session, self.target)
         try:
-            leftover = self.patcher.disarm()
-            if leftover:
-                self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
-            self._modules = {request.plan.module.base: request.plan.module for request in requests}.values()
-            self._text_before = text_digests(self.target, self._modules)
-            self._write_programs()
-            made, refused = Trampolines(self.session, self.target).make(requests)
-            self._check_not_stopped()
-            self.probes, differ = self.patcher.arm(made)
-            for reasons in (refused, differ):
-                for reason, count in reasons.items():
-                    self.choice.refuse(reason, count)
-            if not self.probes:
-                raise NfprobeError(
-                    "No function could be probed: " + ", ".join(self.choice.refused) + ".",
-                    f"nfprobe functions {self.target.pid}",
-                )
-        except BaseException:
+            self._arm()
+        except BaseException as error:
+            replaced = self._presence.is_replaced
             self.abandon()
+            if replaced and isinstance(error, NfprobeError):
+                raise NfprobeError(self._replaced(), f"nfprobe attach {self.target.pid}") from error
             raise
+
+    def _arm(self) -> None:
+        leftover = self.patcher.disarm()
+        if leftover:
+            self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
+        requests = self.choice.requests()
+        for request in requests:
+            self._texts.keep(request.plan.module)
+        self._write_programs()
+        trampolines = Trampolines(self.session, self.target)
+        made, refused = trampolines.make(requests)
+        self._check_not_stopped()
+        if made:
+            module = made[0].request.plan.module
+            self.costs = calibrate(self.session, trampolines.arenas, module, STRATEGIES.values())
+        self.probes, differ = self.patcher.arm(made)
+        for reasons in (refused, differ):
+            for reason, count in reasons.items():
+                self.choice.refuse(reason, count)
+        if not self.probes:
+            raise NfprobeError(
+                "No function could be probed: " + ", ".join(self.choice.refused) + ".",
+                f"nfprobe functions {self.target.pid}",
+            )
+        self._count_uncovered()
+        for glob in self.choice.wish.waiting:
+            self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
+        self.follower = Follower(
+            self.target,
+            self._presence,
+            self.choice,
+            self.patcher,
+            trampolines,
+            self._introduce,
+            self._texts.keep,
+            self.say,
+        )
+        self.follower.place(self.probes)
+
+    def _check_same_program(self) -> None:
+        """What was planned was planned for the program that ran then."""
+        program = self.choice.modules[0]
+        if not any(module is program for module in self.target.modules()):
+            raise NfprobeError(self._replaced(), f"nfprobe attach {self.target.pid}")
+
+    def _replaced(self) -> str:
+        return f"Process {self.target.pid} has started another program (exec), which has no probes."
+
+    def _count_uncovered(self) -> None:
+        by_slot = [probe.request.plan.function for probe in self.probes if probe.request.plan.is_slot]
+        if by_slot:
+            self.uncovered = count_stored_pointers(self.target, by_slot)
+            self.say(
+                f"Functions probed by GOT slots are seen only where calls go through a slot: {self.uncovered} stored"
+                " pointers lead to them past it, and what dlsym gives cannot be counted."
+            )
 
     def _check_not_stopped(self) -> None:
         if self.stopping.is_set():
@@ -121,15 +177,22 @@ class Monitor:
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """Role (enum nfp_role) of each function id."""
-        roles = np.zeros(max((probe.id for probe in self.probes), default=-1) + 1, dtype=np.uint8)
-        for probe in self.probes:
+        return self._roles(self.probes)
+
+    def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
+        for probe in probes:
             if probe.request.shape != lib.NFP_SHAPE_CALL:
                 roles[probe.id] = self.choice.roles[probe.request.program].role
         return roles
 
     def functions(self) -> list[FunctionInfo]:
         """The probed functions, for the recording."""
-        roles = self.roles_by_id()
+        return self._infos(self.probes)
+
+    def _infos(self, probes: Sequence[Probe]) -> list[FunctionInfo]:
+        roles = self._roles(probes)
+        unknown = Cost(0.0, 0.0)
         return [
             FunctionInfo(
                 probe.id,
@@ -140,8 +203,9 @@ class Monitor:
                 _name(probe),
                 probe.request.plan.name_source,
                 probe.request.plan.strategy or "",
+                *self.costs.get(probe.request.plan.strategy or "", unknown),
             )
-            for probe in self.probes
+            for probe in probes
         ]
 
     def names_by_id(self) -> list[str]:
@@ -151,10 +215,26 @@ class Monitor:
             names[probe.id] = _name(probe)
         return names
 
+    def _introduce(self, added: Sequence[Probe]) -> bool:
+        """Makes ids known before their probes can write records; called by the follower's thread."""
+        known = {probe.id: probe for probe in [*self.probes, *added]}
+        self.probes = list(known.values())
+        costs = costs_by_id(self.probes, self.costs)
+        functions = NewFunctions(self._infos(added), self.roles_by_id(), self.names_by_id(), costs)
+        self.drain.introduce(functions)
+        while not functions.known.wait(STEP_S):
+            if self.stopping.is_set() or self._presence.is_gone:
+                return False
+        return True
+
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         """Makes the way of the data and opens the gates."""
         names = {thread.tid: thread.name for thread in self.target.threads()}
-        self.drain = Drain(self.session, clock, Pipeline(self.roles_by_id()), Statistics(), recording, spans, names)
+        pipeline, statistics = Pipeline(self.roles_by_id()), Statistics()
+        costs = costs_by_id(self.probes, self.costs)
+        pipeline.set_costs(costs)
+        statistics.set_costs(costs)
+        self.drain = Drain(self.session, clock, pipeline, statistics, recording, spans, names)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.open_gates(GATE_OUTER | GATE_INNER | (GATE_PACKETS if self.packets else 0))
@@ -162,24 +242,34 @@ class Monitor:
     def run(self, seconds: float | None, progress: Callable[[], None]) -> None:
         """Drains until the time is over, someone stops it, or the target ends."""
         until = float("inf") if seconds is None else self.started_at + seconds
+        self.follower.start()
+        try:
+            self._run(until, progress)
+        finally:
+            self.follower.end(lambda: self.drain.run_until(time.monotonic() + GRACE_S))
+
+    def _run(self, until: float, progress: Callable[[], None]) -> None:
         while not self.stopping.is_set() and time.monotonic() < until:
             self.drain.run_until(min(until, time.monotonic() + STEP_S))
             progress()
             if self._has_ended():
-                self.target_ended = True
                 return
             if not self.session.helper_is_there:
                 self.say("The target closed the session's memory file or another monitor took over.")
                 return
 
     def _has_ended(self) -> bool:
-        readable, _, _ = select.select([self._process], [], [], 0)
-        return bool(readable)
+        """Whether nothing of ours is left in the process. A program that was replaced is told of, once."""
+        if not self.target_ended and self._presence.is_gone:
+            self.target_ended = True
+            if self._presence.is_replaced:
+                self.say(self._replaced())
+        return self.target_ended
 
     def detach(self) -> None:
         """Restores the target, drains what is left, ends the helper thread. Never raises for a target that is gone."""
         try:
-            if not self.target_ended:
+            if not self._has_ended():
                 self._disarm()
                 self.drain.run_until(time.monotonic() + GRACE_S)
                 self.session.close_gates()
@@ -187,7 +277,8 @@ class Monitor:
             if not self._has_ended():
                 self.say(error.sentence)
                 self.not_restored.append(error.sentence)
-            self.target_ended = self._has_ended()
+        if self._has_ended():
+            self.not_restored.clear()
         self.drain.run_dry()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
@@ -195,12 +286,14 @@ class Monitor:
             self.session.leave()
 
     def _disarm(self) -> None:
-        for index in self.patcher.disarm():
-            self.not_restored.append(f"probe {index}: its bytes were changed by someone else")
-        after = text_digests(self.target, self._modules)
-        for place, digest in self._text_before.items():
-            if after.get(place) != digest:
-                self.not_restored.append(f"{place} differs from before")
+        self.follower.forget_closed()
+        missing = self.patcher.disarm()
+        self.follower.forget_closed()  # what was closed meanwhile has taken its probes along
+        for index in missing:
+            if self.follower.is_placed(index):
+                self.not_restored.append(f"probe {index}: its bytes were changed by someone else")
+        differing = self._texts.differing(self.follower.modules)
+        self.not_restored += [f"{place} differs from before" for place in differing]
 
     def abandon(self) -> None:
         """Undoes an attach that is followed by no session. Does nothing where nothing was done."""
@@ -217,74 +310,7 @@ class Monitor:
     def close(self) -> None:
         """Unmaps the session and gives up its lock."""
         self.session.close()
-        os.close(self._process)
-
-    # ---- summary -------------------------------------------------------------------------------------------
-
-    def summary(self) -> dict[str, Any]:
-        """The summary object of attach (docs/command-line.md)."""
-        counts = self.drain.pipeline.counts()
-        clock = self.drain.clock
-        ticks = ticks_per_call()
-        elapsed_ticks = max(1.0, self.seconds * clock.ticks_per_second)
-        return {
-            "pid": self.target.pid,
-            "session": f"{self.session.header.epoch}",
-            "seconds": round(self.seconds, 6),
-            "target_ended": self.target_ended,
-            "adapter": self.choice.adapter.name if self.choice.adapter else None,
-            "functions": {"probed": len(self.probes), "refused": dict(self.choice.refused)},
-            "records": {"read": self.drain.records, "lost": self._lost()},
-            "calls": counts.calls,
-            "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
-            "open": counts.open,
-            **self._thread_counts(),
-            "stops": {"count": self.patcher.stops.count + 1, "longest_ns": self._longest_stop_ns()},
-            "injection": {"stopped_ns": self.injected.stopped_ns, "thread": self.injected.thread},
-            "clock": {"error_ns": int(clock.error_ns), "ticks_per_second": round(clock.ticks_per_second)},
-            "overhead": {
-                "ticks_per_call": round(ticks, 1),
-                "share_of_core": round(counts.calls * ticks / elapsed_ticks, 6),
-            },
-            "not_restored": self.not_restored,
-        }
-
-    def _lost(self) -> dict[str, int]:
-        threads = [thread.lost for thread in self.session.thread_counts()]
-        lost = np.array([*threads, self.session.unregistered()]).sum(axis=0).tolist()
-        return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": self.session.torn}
-
-    def _thread_counts(self) -> dict[str, Any]:
-        """What the counters in the threads say: exact even when records were lost."""
-        counts = self.session.thread_counts()
-        names = self.drain.thread_names
-        received = sum(count.received for count in counts)
-        transmitted = sum(count.transmitted for count in counts)
-        dropped = sum(count.dropped for count in counts)
-        return {
-            "threads": [
-                {
-                    "tid": count.tid,
-                    "name": names.get(count.tid, ""),
-                    "polls": count.empty_polls + count.batches,
-                    "empty_polls": count.empty_polls,
-                    "empty_ticks": count.empty_ticks,
-                    "batches": count.batches,
-                    "packets": count.received,
-                }
-                for count in counts
-            ],
-            "batches": sum(count.batches for count in counts),
-            "packets": {
-                "received": received,
-                "transmitted": transmitted,
-                "dropped": dropped,
-                "unknown": max(0, received - transmitted - dropped),
-            },
-        }
-
-    def _longest_stop_ns(self) -> int:
-        return max(self.patcher.stops.longest_ns, self.injected.stopped_ns)
+        self._presence.close()
 
 
 def _name(probe: Probe) -> str:

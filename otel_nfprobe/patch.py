@@ -3,6 +3,9 @@
 
 Every change goes plan -> check the expected bytes -> write -> read back. The probe table in the session's
 memory is written before the target is, so that a monitor that comes after a killed one can undo everything.
+
+Sites where exactly one instruction is displaced are changed while the target runs (native/core/live.h), the
+others in short stops of all threads (native/core/stop.h). docs/patching.md says why.
 """
 
 from __future__ import annotations
@@ -11,19 +14,27 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.session import Session
-from otel_nfprobe.target import Module, Target
+from otel_nfprobe.target import Module, Target, read_status
 from otel_nfprobe.trampoline import Probe
 
 STOP_PATIENCE_NS = 2_000_000_000
 STOP_ATTEMPTS = 50
+STOP_CHANGES_MAX = 1000  # a stop with more takes longer than need be
+SYNC_PATIENCE_NS = 1_000_000_000
 BYTES_DIFFER = "the bytes in memory differ from the file"
+CODE_KINDS = (lib.NFP_SITE_CODE, lib.NFP_SITE_SINGLE)
+NEEDS_STOP = "needs a stop of all threads"
+ISLAND_BYTES = 5
+Moves = Mapping[int, Iterable[tuple[int, int]]]  # by probe: program counters inside displaced bytes -> their copy
+NO_HELPER = "no helper thread is in the target"
+NO_MEMBARRIER = "the kernel or a seccomp filter gives the target no membarrier"
 
 
 @dataclass
@@ -34,53 +45,114 @@ class Stops:
     longest_ns: int = 0
     moved: int = 0  # program counters moved out of changed bytes
 
+    def add(self, stopped_ns: int, moved: int = 0) -> None:
+        """Counts one stop."""
+        self.count += 1
+        self.longest_ns = max(self.longest_ns, stopped_ns)
+        self.moved += moved
+
+
+@dataclass
+class Live:
+    """What was changed while the target ran.
+
+    Attributes:
+        changed: sites, of probes put in place and taken away.
+        traps: how often a thread met a site under change and was sent on.
+        children: processes that the target made meanwhile, which got whole code.
+        refusal: why sites that need no stop were changed in one all the same; "" when they were not.
+    """
+
+    changed: int = 0
+    traps: int = 0
+    children: int = 0
+    refusal: str = ""
+
 
 @dataclass
 class Patcher:
-    """Changes the target of one session."""
+    """Changes the target of one session.
+
+    Attributes:
+        no_stop: sites that could only be changed in a stop of all threads are refused; they are restored
+            in one all the same.
+        membarrier: whether the target may make this system call, when that is known better than by whether
+            it has a seccomp filter.
+    """
 
     session: Session
     target: Target
     stops: Stops = field(default_factory=Stops)
+    live: Live = field(default_factory=Live)
+    no_stop: bool = False
+    membarrier: bool | None = None
+    _is_registered: bool = False
 
     def arm(self, probes: Sequence[Probe]) -> tuple[list[Probe], dict[str, int]]:
-        """Puts the probes in place, code in one batched stop and GOT slots without one.
+        """Puts the probes in place.
 
         Returns the probes that are in place, and the number of refused ones by reason.
         """
-        refused: dict[str, int] = {}
         for probe in probes:
-            self.session.probe(probe.id).armed = 1
-        code = sorted((probe for probe in probes if not probe.request.plan.is_slot), key=_site)
-        slots = [probe for probe in probes if probe.request.plan.is_slot]
-        failed = self._change_code([probe.id for probe in code], True, [probe.moves for probe in code])
-        failed |= {probe.id for probe in slots if not self._change_slot(probe.id, True)}
-        for probe_id in failed:
+            entry = self.session.probe(probe.id)
+            if entry.kind != lib.NFP_SITE_GOT:
+                entry.kind = lib.NFP_SITE_SINGLE if probe.request.plan.single else lib.NFP_SITE_CODE
+            entry.armed = 1
+        slots = [probe.id for probe in probes if probe.request.plan.is_slot]
+        code = [probe for probe in probes if not probe.request.plan.is_slot]
+        single = [probe.id for probe in code if self._is_single(probe.id)]
+        left, failed = self._change_live(single, True)
+        moves = {probe.id: probe.moves for probe in code}
+        stopped = left + [probe.id for probe in code if not self._is_single(probe.id)]
+        reasons = dict.fromkeys(failed, BYTES_DIFFER)
+        if self.no_stop:
+            reasons |= dict.fromkeys(stopped, f"{self.live.refusal or NEEDS_STOP}, and --no-stop was given")
+        else:
+            reasons |= dict.fromkeys(self._change_stopped(stopped, True, moves), BYTES_DIFFER)
+        reasons |= {index: BYTES_DIFFER for index in slots if not self._change_slot(index, True)}
+        refused: dict[str, int] = {}
+        for probe_id, reason in reasons.items():
             self.session.probe(probe_id).armed = 0
-            refused[BYTES_DIFFER] = refused.get(BYTES_DIFFER, 0) + 1
-        return [probe for probe in probes if probe.id not in failed], refused
+            refused[reason] = refused.get(reason, 0) + 1
+        return [probe for probe in probes if probe.id not in reasons], refused
 
     def disarm(self) -> list[int]:
         """Puts back every byte that the probe table says is changed. Returns probes whose bytes were not found."""
         armed = [index for index in range(self.session.probe_count) if self.session.probe(index).armed]
-        code = [index for index in armed if self.session.probe(index).kind == lib.NFP_SITE_CODE]
+        code = [index for index in armed if self.session.probe(index).kind in CODE_KINDS]
         slots = [index for index in armed if self.session.probe(index).kind == lib.NFP_SITE_GOT]
-        code.sort(key=lambda index: int(self.session.probe(index).site))
         missing = [index for index in slots if not self._change_slot(index, False) and not self._is_ours_no_more(index)]
-        # A monitor that was killed between the table and the stop has marked probes that are not in place.
+        # A monitor that was killed between the table and the change has marked probes that are not in place.
         in_place = [index for index in code if self._stands(index, armed=True)]
-        missing += [index for index in code if index not in set(in_place) and not self._stands(index, armed=False)]
-        missing += self._change_code(in_place, False, [()] * len(in_place))
+        gone = set(code).difference(in_place)
+        missing += [index for index in gone if not self._stands(index, armed=False)]
+        single = [index for index in in_place if self._is_single(index)]
+        left, failed = self._change_live(single, False)
+        stopped = left + [index for index in in_place if not self._is_single(index)]
+        missing += failed + self._change_stopped(stopped, False, {})
+        self._restore_islands([index for index in code if self._island_stands(index)])
         for index in armed:
             self.session.probe(index).armed = 0
         return missing
 
+    # ---- the probe table -----------------------------------------------------------------------------------
+
+    def _is_single(self, index: int) -> bool:
+        return bool(self.session.probe(index).kind == lib.NFP_SITE_SINGLE)
+
     def _stands(self, index: int, armed: bool) -> bool:
         entry = self.session.probe(index)
-        length = min(int(entry.length), 32)
-        expected = bytes(ffi.buffer(entry.new_bytes if armed else entry.old_bytes, 32))[:length]
+        return self._holds(int(entry.site), entry.new_bytes if armed else entry.old_bytes, min(int(entry.length), 32))
+
+    def _island_stands(self, index: int) -> bool:
+        """Whether a site that is as it was still has the jump in its island."""
+        entry = self.session.probe(index)
+        is_there = bool(entry.island) and self._holds(int(entry.island), entry.island_new, ISLAND_BYTES)
+        return is_there and self._stands(index, armed=False)
+
+    def _holds(self, address: int, content: Any, length: int) -> bool:
         try:
-            return self.target.read(int(entry.site), length) == expected
+            return self.target.read(address, length) == bytes(ffi.buffer(content))[:length]
         except NfprobeError:
             return False
 
@@ -94,30 +166,97 @@ class Patcher:
         except NfprobeError:
             return False
 
-    def _change_code(self, indexes: Sequence[int], arm: bool, moves: Sequence[Iterable[tuple[int, int]]]) -> set[int]:
-        if not indexes:
-            return set()
+    # ---- code ----------------------------------------------------------------------------------------------
+
+    def _changes(self, indexes: Sequence[int], arm: bool, moves: Moves) -> tuple[Any, Any]:
+        """Arrays of struct nfp_change and struct nfp_move."""
         changes = ffi.new("struct nfp_change[]", len(indexes))
         flat: list[tuple[int, int]] = []
-        for change, index, own_moves in zip(changes, indexes, moves, strict=True):
+        for change, index in zip(changes, indexes, strict=True):
             entry = self.session.probe(index)
-            own = list(own_moves)
+            own = list(moves.get(index, ()))
             change.address, change.bytes = entry.site, min(int(entry.length), 32)
+            change.trampoline, change.island = entry.trampoline, entry.island
             change.first_move, change.moves = len(flat), len(own)
             ffi.memmove(change.expected, entry.old_bytes if arm else entry.new_bytes, 32)
             ffi.memmove(change.replacement, entry.new_bytes if arm else entry.old_bytes, 32)
+            ffi.memmove(change.island_expected, entry.island_old if arm else entry.island_new, 8)
+            ffi.memmove(change.island_replacement, entry.island_new if arm else entry.island_old, 8)
             flat += own
-        self._stop_and_change(changes, len(indexes), ffi.new("struct nfp_move[]", flat or [(0, 0)]))
-        return {index for change, index in zip(changes, indexes, strict=True) if change.failed}
+        return changes, ffi.new("struct nfp_move[]", flat or [(0, 0)])
+
+    def _change_live(self, indexes: Sequence[int], arm: bool) -> tuple[list[int], list[int]]:
+        """Changes sites while the target runs.
+
+        Returns those that were left as they are, since it cannot be done in this target now, and those
+        whose bytes differ.
+        """
+        if not indexes or not self._may_change_live():
+            return list(indexes), []
+        indexes = sorted(indexes, key=self._site)
+        changes, _ = self._changes(indexes, arm, {})
+        live = ffi.new(
+            "struct nfp_live *", {"pid": self.target.pid, "restores": not arm, "patience_ns": SYNC_PATIENCE_NS}
+        )
+        if lib.nfp_change_live(live, self.session.header, changes, len(indexes)) != 0:
+            self.live.refusal = ffi.string(live.message).decode(errors="replace")
+        self.live.changed += int(live.changed)
+        self.live.traps += int(live.traps)
+        self.live.children += int(live.children)
+        if live.stops:
+            self.stops.add(int(live.stopped_ns), int(live.moved))
+        results = dict(zip(indexes, [int(change.failed) for change in changes], strict=True))
+        left = [index for index, result in results.items() if result == lib.NFP_CHANGE_LEFT]
+        differ = (lib.NFP_CHANGE_UNEXPECTED, lib.NFP_CHANGE_UNREAD)
+        return left, [index for index, result in results.items() if result in differ]
+
+    def _may_change_live(self) -> bool:
+        if not self.session.helper_is_there:
+            self.live.refusal = NO_HELPER
+            return False
+        if not self._is_registered:
+            allowed = self.membarrier
+            if allowed is None:
+                allowed = read_status(self.target.pid).get("Seccomp", "0") == "0"
+            self._is_registered = allowed and self.session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_REGISTER) == 0
+            if not self._is_registered:
+                self.live.refusal = NO_MEMBARRIER
+        return self._is_registered
+
+    def _change_stopped(self, indexes: Sequence[int], arm: bool, moves: Moves) -> list[int]:
+        """Changes sites in as many stops as keep each short. Returns those whose bytes differ."""
+        indexes = sorted(indexes, key=self._site)
+        failed: list[int] = []
+        for start in range(0, len(indexes), STOP_CHANGES_MAX):
+            chunk = indexes[start : start + STOP_CHANGES_MAX]
+            changes, flat = self._changes(chunk, arm, moves)
+            self._stop_and_change(changes, len(chunk), flat)
+            failed += [index for change, index in zip(changes, chunk, strict=True) if change.failed]
+        return failed
+
+    def _restore_islands(self, indexes: Sequence[int]) -> None:
+        """Islands of sites that are as they were, when a thread could not be visited or a monitor was killed."""
+        if not indexes:
+            return
+        changes = ffi.new("struct nfp_change[]", len(indexes))
+        moves = ffi.new("struct nfp_move[]", len(indexes))
+        for position, index in enumerate(sorted(indexes, key=lambda index: int(self.session.probe(index).island))):
+            entry, change = self.session.probe(index), changes[position]
+            change.address, change.bytes = entry.island, ISLAND_BYTES
+            change.first_move, change.moves = position, 1
+            moves[position] = (entry.island, entry.trampoline)
+            ffi.memmove(change.expected, entry.island_new, 8)
+            ffi.memmove(change.replacement, entry.island_old, 8)
+        self._stop_and_change(changes, len(indexes), moves)
+
+    def _site(self, index: int) -> int:
+        return int(self.session.probe(index).site)
 
     def _stop_and_change(self, changes: Any, count: int, moves: Any) -> None:
         stop = ffi.new("struct nfp_stop *", {"pid": self.target.pid})
-        result = 0
         for attempt in range(STOP_ATTEMPTS):
             result = lib.nfp_stop_and_change(stop, changes, count, moves, STOP_PATIENCE_NS)
-            self.stops.count += 1
-            self.stops.longest_ns = max(self.stops.longest_ns, int(stop.stopped_ns))
-            self.stops.moved += int(stop.moved)
+            self.stops.add(int(stop.stopped_ns), int(stop.moved))
             if result == 0:
                 return
             if not os.path.exists(f"/proc/{self.target.pid}"):
@@ -144,7 +283,3 @@ def text_digests(target: Target, modules: Iterable[Module]) -> dict[str, str]:
             body = target.read(start, end - start)
             digests[f"{module.path}@{start:#x}"] = hashlib.blake2b(body, digest_size=16).hexdigest()
     return digests
-
-
-def _site(probe: Probe) -> int:
-    return probe.request.plan.site

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.modules import MUSL_SYMBOL
+from otel_nfprobe.place import has_place, no_place
+from otel_nfprobe.seccomp import check_filters
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target
@@ -52,9 +55,11 @@ def check_target(target: Target) -> list[str]:
     image = _read_executable(target)
     _check_program(target, image)
     _check_shell(target)
-    notes = _check_seccomp(target, status)
-    _check_libc(target)
-    return notes
+    musl = _check_libc(target)
+    notes = check_filters(target, musl)
+    if not has_place(target):
+        raise RefusedError(no_place(target), f"ls -l /proc/{target.pid}/root")
+    return notes + _note_unreadable(target)
 
 
 def _check_life(target: Target, status: dict[str, str]) -> None:
@@ -95,13 +100,13 @@ def _missing_right(target: Target) -> str:
     if scope == "3":
         return f"{YAMA_PATH} is 3, which forbids it to everyone until a reboot"
     if not os.geteuid():
-        return "root without CAP_SYS_PTRACE in its user namespace"
+        return "root without CAP_SYS_PTRACE and CAP_DAC_OVERRIDE in its user namespace"
     owner = read_status(target.pid).get("Uid", "?").split()[0]
     if owner != str(os.geteuid()):
-        return f"it belongs to user {owner}; that takes root or CAP_SYS_PTRACE"
+        return f"it belongs to user {owner}; that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
     if scope in ("1", "2"):
         return f"{YAMA_PATH} is {scope}, so that takes root or CAP_SYS_PTRACE"
-    return "it is not dumpable (it has changed its user, say); that takes root or CAP_SYS_PTRACE"
+    return "it is not dumpable (it has changed its user, say); that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
 
 
 def _check_tracer(target: Target, status: dict[str, str]) -> None:
@@ -141,7 +146,8 @@ def _check_program(target: Target, image: ElfImage) -> None:
             f"{who} is a Go program; Go moves stacks and checks return addresses: probes would break it.",
             f"perf top -p {target.pid}",
         )
-    if not image.has_interpreter:
+    is_linker = image.soname.startswith("ld-linux") or MUSL_SYMBOL in image.exports  # ld.so PROGRAM
+    if not (image.has_interpreter or is_linker):
         raise RefusedError(
             f"{who} is statically linked; a library cannot be loaded into it.",
             f"nfprobe functions {target.executable}",
@@ -192,26 +198,21 @@ def _descendants(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-def _check_seccomp(target: Target, status: dict[str, str]) -> list[str]:
-    mode = status.get("Seccomp", "0")
-    if mode == "1":
-        raise RefusedError(
-            f"Process {target.pid} ({target.name}) is in strict seccomp mode; "
-            "the kernel kills it at the first system call that loading a library needs.",
-            f"grep Seccomp /proc/{target.pid}/status",
-        )
-    if mode == "2":
-        return [
-            f"Process {target.pid} has a seccomp filter; "
-            "if that forbids memfd_create, mmap or clone, the probe library does not load."
-        ]
-    return []
+def _note_unreadable(target: Target) -> list[str]:
+    return [
+        f"Functions of {path} are not probed: its file cannot be read ({reason}); "
+        "reading it through the process takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
+        for path, reason in target.unreadable.items()
+        if "libnfprobe-" not in path
+    ]
 
 
-def _check_libc(target: Target) -> None:
+def _check_libc(target: Target) -> bool:
+    """Whether it is musl."""
     names = [os.path.basename(mapping.path) for mapping in target.maps() if mapping.is_executable]
     if not any(name.startswith(LIBC_NAMES) for name in names):
         raise RefusedError(
             f"Process {target.pid} ({target.name}) has loaded no C library (neither glibc nor musl).",
             f"nfprobe functions {target.executable}",
         )
+    return target.runs_on_musl

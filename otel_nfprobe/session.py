@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.columns import RECORD
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.namespaces import OuterThreads
 
 FIXED_BYTES = 16 << 20  # header and tables: NFP_ARENA_OFFSET
 THREAD_TABLE_OFFSET = 8192
@@ -56,7 +57,7 @@ HOLE_PATIENCE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Counters of one thread of the target, exact even when records were lost."""
+    """Counters of one thread of the target, exact even when records were lost. Its tid is the monitor's."""
 
     index: int
     tid: int
@@ -103,6 +104,7 @@ class Session:
         self._rings: Any = None
         self._positions: dict[int, Any] = {}
         self._holes: dict[int, float] = {}
+        self._threads = OuterThreads(pid)
         self._room = np.empty(DRAIN_ROOM_RECORDS, dtype=RECORD)
         self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
         self.torn = 0
@@ -222,7 +224,7 @@ class Session:
                 counts.append(
                     ThreadCounts(
                         index,
-                        int(entry.tid),
+                        self._threads.outer(int(entry.tid)),
                         int(entry.empty_polls),
                         int(entry.empty_ticks),
                         int(entry.batches),

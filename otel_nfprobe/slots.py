@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GOT slots of a process that lead to given functions. Reads only. Called by analysis.py."""
+"""GOT slots of a process that lead to given functions, those that were changed back, and pointers beside them.
+
+Reads only. Called by analysis.py, follow.py and monitor.py.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from otel_nfprobe.branches import scan_module
 from otel_nfprobe.elf import Slot
+from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import Function
 from otel_nfprobe.target import Target
 
 GAP_BYTES_MAX = 4096  # slots that lie nearer together are read at once
+ABSOLUTE = 1  # R_X86_64_64: a word that holds the address of a named function or object
+RELOCATION = np.dtype([("address", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 
 class LiveSlot(NamedTuple):
@@ -39,7 +48,8 @@ def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[
             continue
         for slot, value in _values(target, module):
             if value in functions:
-                found.append(LiveSlot(module.base + slot.address, value, value, True, module))
+                if slot.lazy or slot.address in scan_module(module.image).slots_only_called():
+                    found.append(LiveSlot(module.base + slot.address, value, value, True, module))
             elif slot.lazy and slot.name in names and _is_lazy(module, value):
                 address = names[slot.name]
                 if _binds_to(modules, slot.name) == address:
@@ -47,22 +57,68 @@ def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[
     return found
 
 
+def changed_slots(target: Target, expected: Mapping[int, int]) -> dict[int, int]:
+    """Slots that hold something else than expected, with what they hold. Slots that are not mapped are left out.
+
+    Args:
+        expected: value by address.
+    """
+    return {address: value for address, value in _words(target, sorted(expected)) if value != expected[address]}
+
+
+def count_stored_pointers(target: Target, functions: Iterable[Function]) -> int:
+    """How many words of data lead to one of the functions: calls through them use no GOT slot that is probed.
+
+    Counted are words that the dynamic linker has filled in: tables of functions, and slots that code reads
+    and does not only call. What the program copies or asks dlsym for cannot be counted.
+    """
+    wanted = {function.address: function for function in functions}
+    count = 0
+    for module in {id(function.module): function.module for function in wanted.values()}.values():
+        own = {function.offset for function in wanted.values() if function.module is module}
+        count += sum(pointer in own for pointer in module.image.code_pointers)
+    for module in target.modules():
+        if not (module.is_dynamic_linker or module.is_probe_library):
+            words = _words(target, [module.base + address for address in _absolute(module)])
+            count += sum(value in wanted for _, value in [*words, *_values(target, module)])
+    return count
+
+
+def _absolute(module: Module) -> list[int]:
+    """Addresses of the words that hold named addresses, in the file."""
+    for name, start, size_bytes in module.image.sections:
+        if name == ".rela.dyn":
+            content = module.image.read(start, size_bytes)
+            rows = np.frombuffer(content[: len(content) // RELOCATION.itemsize * RELOCATION.itemsize], RELOCATION)
+            found: list[int] = np.sort(rows["address"][rows["kind"] == ABSOLUTE]).tolist()
+            return found
+    return []
+
+
 def _values(target: Target, module: Module) -> list[tuple[Slot, int]]:
-    values = []
-    for run in _runs(module.image.slots):
-        start, end = run[0].address, run[-1].address + 8
-        content = target.read(module.base + start, end - start)
-        values += [(slot, struct.unpack_from("<Q", content, slot.address - start)[0]) for slot in run]
-    return values
+    slots = {module.base + slot.address: slot for slot in module.image.slots}
+    return [(slots[address], value) for address, value in _words(target, sorted(slots))]
 
 
-def _runs(slots: list[Slot]) -> list[list[Slot]]:
-    runs: list[list[Slot]] = []
-    for slot in slots:
-        if runs and slot.address - runs[-1][-1].address <= GAP_BYTES_MAX:
-            runs[-1].append(slot)
+def _words(target: Target, addresses: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Address and content of 64-bit words, given in ascending order; those that cannot be read are left out."""
+    for run in _runs(addresses):
+        start = run[0]
+        try:
+            content = target.read(start, run[-1] + 8 - start)
+        except NfprobeError:
+            continue
+        for address in run:
+            yield address, struct.unpack_from("<Q", content, address - start)[0]
+
+
+def _runs(addresses: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for address in addresses:
+        if runs and address - runs[-1][-1] <= GAP_BYTES_MAX:
+            runs[-1].append(address)
         else:
-            runs.append([slot])
+            runs.append([address])
     return runs
 
 

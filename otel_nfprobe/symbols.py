@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of a module and their names, and the globs that choose among them.
 
-Ranges come from `.eh_frame` always, names from .dynsym, then .symtab; a function without a name is called by
-its offset. Reads files only. Called by the command line, the adapters and analysis.py.
+Ranges come from `.eh_frame` always, names from where names.py finds them; a function without a name is called
+by its offset. Reads files only. Called by the command line, the adapters and analysis.py.
 """
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_nfprobe.demangle import demangle
 from otel_nfprobe.ehframe import Frame
 from otel_nfprobe.elf import Symbol
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.inlined import inlined_in
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names import SLOT, Names, names_of
+from otel_nfprobe.pattern import Pattern, near_names
+from otel_nfprobe.slotnames import imported_names
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target
 
-FUNCTION_KINDS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
-NAMES_COMPARED_MAX = 20_000
+IFUNC_RESOLVER = "ifunc resolver"
+NO_FRAME = "no frame describes it"
+ALIASES_COMPARED = 32
+INLINED_SHOWN = 4  # enclosing functions in an error
 C_LIBRARIES = (
     "libc.so",
     "ld-musl",
@@ -38,26 +45,29 @@ C_LIBRARIES = (
 
 
 @dataclass(eq=False, slots=True)
-class Function:
-    """One function of a module.
+class Named:
+    """A piece of code that has a name, or could have one.
 
     Attributes:
         offset: the file's own address of its first byte.
         size: bytes.
-        name: the best of its names, or "0xOFFSET" when it has none.
-        name_source: "dynsym", "symtab" or "offset".
+        name: the best of its names as a linker sees it, or "0xOFFSET" when it has none.
+        name_source: one of SOURCES in names.py, or "offset", or "section".
         aliases: all its names.
         exported: other modules can bind to one of its names.
+        kind: "function", or "ifunc resolver": code that chooses the function of that name when programs start.
+        version: "@@VERSION" when programs bind to this one, "@VERSION" when only old programs do, else "".
     """
 
     module: Module
-    frame: Frame
     offset: int
     size: int
     name: str
     name_source: str
     aliases: tuple[str, ...]
     exported: bool
+    kind: str = "function"
+    version: str = ""
 
     @property
     def address(self) -> int:
@@ -71,20 +81,83 @@ class Function:
             return f"{self.module.name}+{self.offset:#x}"
         return f"{self.module.name}:{self.name}"
 
+    @property
+    def display_name(self) -> str:
+        """The name for people: demangled. Programs use `name`."""
+        return demangle(self.name)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether it has names that have nothing in common: several functions that are one piece of code."""
+        bare = [demangle(alias).strip("_") for alias in self.aliases]
+        return any(one not in other and other not in one for one, other in combinations(bare[:ALIASES_COMPARED], 2))
+
+
+@dataclass(eq=False, slots=True)
+class Function(Named):
+    """One function of a module: what one frame of `.eh_frame` describes."""
+
+    frame: Frame = field(kw_only=True, repr=False)
+
+
+@dataclass(eq=False, slots=True)
+class Unframed(Named):
+    """A function that a symbol names and that no frame starts at.
+
+    Attributes:
+        reason: why it is no Function.
+    """
+
+    reason: str = field(kw_only=True)
+
 
 def functions_of(module: Module) -> list[Function]:
     """All functions of a module, by offset.
 
     Raises:
         NfprobeError: the module's `.eh_frame` is malformed.
+        UsageError: an archive that somebody named cannot be used.
     """
     known: list[Function] | None = module.cache.get("functions")
     if known is None:
-        names = _names_by_address(module)
+        names = _names(module)
         known = [_function(module, frame, names.get(frame.start, ())) for frame in module.image.frames.frames]
         module.cache["functions"] = known
         module.cache["starts"] = [function.offset for function in known]
     return known
+
+
+def functions_without_frame(module: Module) -> list[Unframed]:
+    """Functions with a size that symbols name where no frame starts: mostly code written by hand.
+
+    Raises: as functions_of.
+    """
+    known: list[Unframed] | None = module.cache.get("unframed")
+    if known is not None:
+        return known
+    frames = module.image.frames
+    starts = frozenset(frames.starts)
+    found: list[Unframed] = []
+    module.cache["unframed"] = found
+    for address, symbols in sorted(_names(module).items()):
+        size = max(symbol.size for symbol in symbols)
+        if address in starts or not size or module.image.section_of(address).startswith(".plt"):
+            continue
+        around = frames.find(address)
+        reason = NO_FRAME if around is None else f"inside the function at {around.start:#x}, which has the frame"
+        name, source, aliases, exported, kind, version = _naming(symbols)
+        found.append(Unframed(module, address, size, name, source, aliases, exported, kind, version, reason=reason))
+    return found
+
+
+def use_archives(source: Target | Module | list[Module], archives: Sequence[str | Path]) -> None:
+    """Lets functions without a name be named by static archives that hold the same code."""
+    modules = [source] if isinstance(source, Module) else source if isinstance(source, list) else source.modules()
+    for module in modules:
+        if module.cache.get("archives", ()) != tuple(archives):
+            module.cache["archives"] = tuple(archives)
+            for key in ("names", "functions", "starts", "slot names", "unframed"):
+                module.cache.pop(key, None)
 
 
 def function_at(module: Module, offset: int) -> Function | None:
@@ -111,20 +184,36 @@ def find_functions(
     Raises:
         UsageError: a glob matches nothing; names what is near it.
     """
-    modules, next_command = _modules_of(source)
-    excluded = [_Pattern(text) for text in exclude]
-    found: dict[int, Function] = {}
+    found, unframed = list_functions(source, globs, exclude)
+    if not found and unframed:
+        raise UsageError(f"{unframed[0].label} cannot be probed: {unframed[0].reason}.", modules_of(source)[1])
+    return found
+
+
+def list_functions(
+    source: Target | Module | str | Path | list[Module],
+    globs: Iterable[str],
+    exclude: Iterable[str] = (),
+) -> tuple[list[Function], list[Unframed]]:
+    """As find_functions, and beside them the functions that no frame describes. Raises as find_functions."""
+    modules, next_command = modules_of(source)
+    target = None if isinstance(source, str | Path | Module | list) else source
+    excluded = [Pattern(text) for text in exclude]
+    found: dict[int, Named] = {}
     for text in globs:
-        pattern = _Pattern(text)
-        matches = pattern.select(modules)
+        pattern = Pattern(text)
+        matches = _select(pattern, modules, target)
         if not matches:
-            raise UsageError(_nothing_matches(pattern, modules), next_command)
+            sentence, options = _nothing_matches(pattern, modules)
+            raise UsageError(sentence, next_command + options)
         found.update((id(function), function) for function in matches)
-    return [
+    kept = [
         function
         for function in sorted(found.values(), key=lambda item: (item.module.low, item.offset))
         if not any(pattern.matches(function) for pattern in excluded)
     ]
+    framed = [item for item in kept if isinstance(item, Function)]
+    return framed, [item for item in kept if isinstance(item, Unframed)]
 
 
 def exported_address(target: Target, name: str) -> int | None:
@@ -149,110 +238,101 @@ def build_id_of(path: str | Path) -> str:
     return Module.from_file(path).build_id
 
 
-class _Pattern:
-    """One glob of the command line."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        module, colon, name = text.partition(":")
-        if not colon or name.startswith(":"):  # C++ names hold "::"
-            module, name = "*", text
-        self.module, self.name = module, name
-        self.offset = _offset_of(name)
-        if not name or not module:
-            raise UsageError(f"{text!r} is not a function: write module:name, module:0xoffset or a name.")
-
-    def matches_module(self, module: Module) -> bool:
-        return self.module == "*" or any(fnmatch.fnmatchcase(name, self.module) for name in module.names)
-
-    def matches_name(self, function: Function) -> bool:
-        if self.offset is not None:
-            return function.offset == self.offset
-        if self.name == "*":
-            return True
-        if any(fnmatch.fnmatchcase(alias, self.name) for alias in function.aliases):
-            return True
-        return fnmatch.fnmatchcase(function.name, self.name)
-
-    def matches(self, function: Function) -> bool:
-        return self.matches_module(function.module) and self.matches_name(function)
-
-    def select(self, modules: Sequence[Module]) -> list[Function]:
-        return [
-            function
-            for module in modules
-            if self.matches_module(module)
-            for function in functions_of(module)
-            if self.matches_name(function)
-        ]
-
-
-def _modules_of(source: Target | Module | str | Path | list[Module]) -> tuple[Sequence[Module], str]:
+def modules_of(source: Target | Module | str | Path | list[Module]) -> tuple[Sequence[Module], str]:
+    """The modules of a source of functions, and the command that lists its functions."""
     if isinstance(source, str | Path):
         return [Module.from_file(source)], f"nfprobe functions {source}"
     if isinstance(source, Module):
         return [source], f"nfprobe functions {source.path}"
     if not isinstance(source, list):
-        return source.modules(), f"nfprobe functions {source.pid}"
+        modules = source.modules()
+        for module in modules:
+            module.cache.setdefault("root", f"/proc/{source.pid}/root")
+        return modules, f"nfprobe functions {source.pid}"
     return source, "nfprobe functions PID"
 
 
-def _names_by_address(module: Module) -> dict[int, list[Symbol]]:
-    names: dict[int, list[Symbol]] = {}
-    for symbol in module.image.symbols:
-        if symbol.kind in FUNCTION_KINDS:
-            names.setdefault(symbol.address, []).append(symbol)
-    for symbols in names.values():
-        symbols.sort(key=lambda symbol: (symbol.source, symbol.rank, symbol.name))
-    return names
+def _select(pattern: Pattern, modules: Sequence[Module], target: Target | None) -> list[Named]:
+    chosen = [module for module in modules if pattern.matches_module(module)]
+    if target is not None:
+        _name_by_slots(target, chosen)
+    everything = (item for module in chosen for item in (*functions_of(module), *functions_without_frame(module)))
+    return [item for item in everything if pattern.matches_name(item)]
+
+
+def _names(module: Module) -> Names:
+    known: Names | None = module.cache.get("names")
+    if known is None:
+        known = names_of(module)
+        module.cache["names"] = known
+    return known
 
 
 def _function(module: Module, frame: Frame, symbols: Sequence[Symbol]) -> Function:
     # The start files' .eh_frame describes a PLT as one function.
     section = module.image.section_of(frame.start)
     if section.startswith(".plt"):
-        return Function(module, frame, frame.start, frame.size, section, "section", (section,), False)
+        return Function(module, frame.start, frame.size, section, "section", (section,), False, frame=frame)
     if not symbols:
         name = f"{frame.start:#x}"
-        return Function(module, frame, frame.start, frame.size, name, "offset", (name,), False)
+        return Function(module, frame.start, frame.size, name, "offset", (name,), False, frame=frame)
+    name, source, aliases, exported, kind, version = _naming(symbols)
+    return Function(module, frame.start, frame.size, name, source, aliases, exported, kind, version, frame=frame)
+
+
+def _naming(symbols: Sequence[Symbol]) -> tuple[str, str, tuple[str, ...], bool, str, str]:
+    """Name, source, aliases, exported, kind and version of what symbols stand for; the best one is first."""
     best = symbols[0]
     aliases = tuple(dict.fromkeys(symbol.name for symbol in symbols))
     exported = any(symbol.source == "dynsym" for symbol in symbols)
-    return Function(module, frame, frame.start, frame.size, best.name, best.source, aliases, exported)
+    kind = IFUNC_RESOLVER if any(symbol.kind == 10 for symbol in symbols) else "function"
+    return best.name, best.source, aliases, exported, kind, best.version
 
 
-def _offset_of(text: str) -> int | None:
-    if not text.lower().startswith("0x"):
-        return None
-    try:
-        return int(text, 16)
-    except ValueError:
-        return None
+def _name_by_slots(target: Target, modules: Sequence[Module]) -> None:
+    """Names functions that have none by the slots that lead to them; only where a library chooses among several."""
+    unnamed = {}
+    for module in modules:
+        if "slot names" not in module.cache and any(symbol.kind == 10 for symbol in module.image.symbols):
+            module.cache["slot names"] = True
+            unnamed.update({item.address: item for item in functions_of(module) if item.name_source == "offset"})
+    for address, name in imported_names(target, unnamed).items():
+        function = unnamed[address]
+        function.name, function.name_source, function.aliases = name, SLOT, (name,)
 
 
-def _nothing_matches(pattern: _Pattern, modules: Sequence[Module]) -> str:
+def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, str]:
+    """The sentence, and options for a next command that shows more."""
     chosen = [module for module in modules if pattern.matches_module(module)]
     if not chosen:
         names = sorted({name for module in modules for name in module.names})
-        near = difflib.get_close_matches(pattern.module, names, 3, 0.5) or sorted(m.name for m in modules)[:3]
-        return f"No module matches {pattern.text!r}; near it: {', '.join(near)}."
+        near = near_names(pattern.module, names) or sorted(module.name for module in modules)[:3]
+        return f"No module matches {pattern.text!r}; near it: {', '.join(near)}.", ""
     if pattern.offset is not None:
         inside = [function_at(module, pattern.offset) for module in chosen]
         near = [function.label for function in inside if function is not None]
         if near:
-            return f"No function starts at {pattern.text!r}; that address is inside {near[0]}."
-        return f"No function starts at {pattern.text!r}."
+            return f"No function starts at {pattern.text!r}; that address is inside {near[0]}.", ""
+        return f"No function starts at {pattern.text!r}.", ""
+    sentence = _inlined_sentence(pattern, chosen)
+    if sentence:
+        return sentence, f" --inlined --functions {shlex.quote(pattern.text)}"
     candidates = list(
         dict.fromkeys(name for module in chosen for function in functions_of(module) for name in function.aliases)
     )
-    near = _near_names(pattern.name.strip("*"), candidates)
+    near = near_names(pattern.name, candidates)
     hint = f"; near it: {', '.join(near)}" if near else ""
-    return f"No function matches {pattern.text!r}{hint}."
+    return f"No function matches {pattern.text!r}{hint}.", ""
 
 
-def _near_names(name: str, candidates: list[str]) -> list[str]:
-    lower = name.lower()
-    close = [candidate for candidate in candidates if lower and lower in candidate.lower()]
-    if len(close) < 3:
-        close += difflib.get_close_matches(name, candidates[:NAMES_COMPARED_MAX], 3, 0.5)
-    return list(dict.fromkeys(close))[:3]
+def _inlined_sentence(pattern: Pattern, modules: Sequence[Module]) -> str:
+    found = inlined_in(modules, pattern.matches_text)
+    if not found:
+        return ""
+    enclosing = [function_at(item.module, item.call.enclosing) for item in found]
+    labels = list(dict.fromkeys(function.label for function in enclosing if function is not None))
+    more = f" and {len(labels) - INLINED_SHOWN} more" if len(labels) > INLINED_SHOWN else ""
+    names = sorted({demangle(item.call.name) for item in found})
+    what = names[0] if len(names) == 1 else f"{len(names)} functions that match {pattern.text!r}"
+    verb = "is" if len(names) == 1 else "are"
+    return f"{what} {verb} inlined into {', '.join(labels[:INLINED_SHOWN])}{more}: probe those instead."

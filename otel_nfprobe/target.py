@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from otel_nfprobe.elf import PAGE_BYTES, ElfImage, read_image
@@ -84,6 +85,8 @@ class Target:
         self._modules: dict[tuple[str, str, int, int], Module] = {}
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
         self._memory: Any = None
+        self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
+        self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (seccomp.py)
 
     # ---- memory ------------------------------------------------------------------------------------------
 
@@ -135,8 +138,11 @@ class Target:
     def modules(self) -> list[Module]:
         """The ELF files that the process has loaded with executable code, the program itself first.
 
+        Files that are gone or replaced, and that this user may not read through the process, are left out and
+        named in `unreadable`.
+
         Raises:
-            NfprobeError: a file is gone or is not the one that is mapped.
+            NfprobeError: the program's own file cannot be read.
         """
         maps = self.maps()
         first_pages = {(item.path, item.inode): item for item in reversed(maps) if item.offset == 0}
@@ -154,10 +160,16 @@ class Target:
                     mapping.path, base, image, [], mapping.device, mapping.inode
                 )
                 found[key].executable_ranges = []
+                found[key].cache.setdefault("root", f"/proc/{self.pid}/root")  # for its debug files
             found[key].executable_ranges.append((mapping.start, mapping.end))
         self._modules = found
         executable = self.executable
         return sorted(found.values(), key=lambda module: (module.path != executable, module.low))
+
+    @cached_property
+    def runs_on_musl(self) -> bool:
+        """Whether its C library is musl."""
+        return any(module.is_musl for module in self.modules())
 
     def _image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
         key = (mapping.path, mapping.device, mapping.inode)
@@ -166,20 +178,33 @@ class Target:
         return self._images[key]
 
     def _open_image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
-        in_root = f"/proc/{self.pid}/root{mapping.path.removesuffix(' (deleted)')}"
+        # The first is right by itself, but takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. A path may be meant in
+        # the target's root directory (another mount namespace) or in this process's own (chroot).
+        plain = mapping.path.removesuffix(" (deleted)")
+        by_name = (f"/proc/{self.pid}/root{plain}", plain)
+        paths = [f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}", *by_name]
+        is_program = mapping.path == self.executable
+        if is_program:
+            paths.append(f"/proc/{self.pid}/exe")
         reason = "it is gone"
-        for path in (f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}", in_root):
+        for path in paths:
             try:
                 with open(path, "rb") as file:
-                    if file.read(4) != b"\x7fELF":
-                        return None
-                    if path == in_root and not self._is_mapped_file(file, mapping, first):
+                    if path in by_name and not self._is_mapped_file(file, mapping, first):
                         reason = "the file has been replaced since"
                         continue
                     file.seek(0)
+                    if file.read(4) != b"\x7fELF":
+                        return None
+                    file.seek(0)
                     return read_image(file, mapping.path)
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 reason = error.strerror or str(error)
+        if not is_program:
+            self.unreadable[mapping.path] = reason
+            return None
         raise NfprobeError(
             f"{mapping.path}, which process {self.pid} has loaded, cannot be read: {reason}.",
             f"sudo nfprobe doctor {self.pid}",
@@ -240,7 +265,7 @@ class Target:
 
     def _thread(self, tid: int) -> Thread | None:
         folder = f"/proc/{self.pid}/task/{tid}"
-        status = _parse_status(read_text(f"{folder}/status"))
+        status = read_task_status(self.pid, tid)
         if "State" not in status:
             return None
         call = read_text(f"{folder}/syscall").split()
@@ -297,6 +322,11 @@ class Target:
 def read_status(pid: int) -> dict[str, str]:
     """/proc/PID/status as names and values; empty when the process has ended."""
     return _parse_status(read_text(f"/proc/{pid}/status"))
+
+
+def read_task_status(pid: int, tid: int) -> dict[str, str]:
+    """/proc/PID/task/TID/status as names and values; empty when the thread has ended."""
+    return _parse_status(read_text(f"/proc/{pid}/task/{tid}/status"))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from traffic import make_frames, write_pcap
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ROOT / "tests" / "targets"
+
+
+# What is cached of files that were analysed goes to a folder of this test run.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="nfprobe-cache-")
 
 
 class Nfprobe:

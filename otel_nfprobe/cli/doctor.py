@@ -10,6 +10,8 @@ from otel_nfprobe.adapters.base import adapter_names, choose_adapter
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.machine import describe_machine, describe_user
+from otel_nfprobe.namespaces import foreign_namespaces, root_directory
+from otel_nfprobe.place import sees_proc
 from otel_nfprobe.target import Target, Thread
 
 
@@ -52,7 +54,9 @@ def examine_target(target: Target) -> dict[str, Any]:
         facts["modules"] = len(modules)
         facts["build_id"] = modules[0].build_id if modules else ""
         facts["threads"] = [_describe_thread(thread) for thread in target.threads()]
-        facts["blocked_thread"] = _blocked_thread(target.threads())
+        fit = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
+        facts["blocked_thread"] = _blocked_thread(fit)
+        facts["place"] = _describe_place(target)
         facts["adapter"], notes = _find_adapter(target)
         facts["notes"] += notes
     except NfprobeError as error:
@@ -63,6 +67,15 @@ def examine_target(target: Target) -> dict[str, Any]:
             next_command=error.next_command,
         )
     return facts
+
+
+def _describe_place(target: Target) -> dict[str, Any]:
+    return {
+        "c_library": "musl" if target.runs_on_musl else "glibc",
+        "namespaces": foreign_namespaces(target.pid),
+        "root": root_directory(target.pid),
+        "sees_proc": sees_proc(target),
+    }
 
 
 def _describe_thread(thread: Thread) -> dict[str, Any]:
@@ -114,9 +127,21 @@ def _print(found: dict[str, Any]) -> None:
         return
     counts = f"{target['modules']} modules, {len(target['threads'])} threads"
     print(f"  can be probed; {counts}, build id {target['build_id']}")
+    _print_place(target["place"])
     through = target["blocked_thread"]
     where = f"thread {through}, which is blocked" if through else "a busy thread's next harmless system call"
     print(f"  the probe library would be loaded through {where}")
     print(f"  adapter: {target['adapter'] or 'none'}")
     for note in target["notes"]:
         print(f"  note: {note}")
+
+
+def _print_place(place: dict[str, Any]) -> None:
+    lives = (
+        f"in other namespaces than nfprobe: {', '.join(place['namespaces'])}"
+        if place["namespaces"]
+        else "in the same namespaces as nfprobe"
+    )
+    root = f"; root directory {place['root']}" if place["root"] not in ("", "/") else ""
+    way = "" if place["sees_proc"] else "; it sees no /proc, so the probe library comes as a file that is removed again"
+    print(f"  {place['c_library']}; {lives}{root}{way}")

@@ -9,22 +9,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from otel_nfprobe.analysis import STRATEGIES, FunctionPlan, plan_functions, refused
+from otel_nfprobe.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
+from otel_nfprobe.cli.inlined import show_inlined
+from otel_nfprobe.cli.listing import print_columns, shown_names
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.symbols import find_functions
+from otel_nfprobe.signatures import Signature, signatures_of
+from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
 from otel_nfprobe.target import Target
 
-HEADINGS = ("module", "offset", "size", "strategy", "name", "reason")
-MODULE_WIDTH_MAX = 32
-NAME_WIDTH_MAX = 48
+HEADINGS = ("module", "offset", "size", "strategy", "name", "from", "reason")
+WIDTHS_MAX = (32, 18, 9, 16, 48, 10)
 
 
 class FunctionsCommand:
     """Lists the functions of a process or ELF file: where each is, what it is called and where that name is
     from, which strategy would probe it, or the reason why none can. Changes nothing.
 
-    Without --functions these are all functions of all modules; `--functions 'NAME:*'` shows one module.
+    Without --functions these are all functions of all modules; `--functions 'NAME:*'` shows one module. What a
+    compiler inlined is no function: --inlined lists it, from debug information.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -33,22 +36,43 @@ class FunctionsCommand:
             "--functions",
             action="append",
             metavar="GLOB",
-            help="module:name, module:0xoffset, name or *; repeatable",
+            help="module:name, module:0xoffset, name or *; repeatable; C++ and Rust names as people write them, too",
         )
         parser.add_argument(
             "--exclude", action="append", default=[], metavar="GLOB", help="leave these out; repeatable"
         )
         parser.add_argument("--strategy", choices=sorted(STRATEGIES), help="only this strategy")
+        parser.add_argument(
+            "--archive",
+            action="append",
+            default=[],
+            metavar="FILE.a",
+            help="name functions without a name after the equal code in this static archive; repeatable",
+        )
+        parser.add_argument("--inlined", action="store_true", help="list inlined functions and where they are instead")
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
     def run(self, arguments: argparse.Namespace) -> int:
         target = _open(arguments.what)
-        found = find_functions(target or str(arguments.what), arguments.functions or ["*"], arguments.exclude)
-        plans = plan_functions(found, target, arguments.strategy)
-        if arguments.json:
-            print_json([_as_json(plan) for plan in plans])
-        else:
-            _print_table(plans)
+        modules = list(modules_of(target or str(arguments.what))[0])
+        use_archives(modules, arguments.archive)
+        globs = arguments.functions or ["*"]
+        try:
+            if arguments.inlined:
+                show_inlined(modules, globs, arguments.exclude, arguments.what, arguments.json)
+                return EXIT_DONE
+            found, unframed = list_functions(target or modules[0], globs, arguments.exclude)
+            plans = plan_functions(found, target, arguments.strategy)
+            listed = [plan for plan in plans if not _is_part(plan)]
+            if arguments.json:
+                signatures = signatures_of(plan.function for plan in listed)
+                rows = [_as_json(plan, signatures[plan.function]) for plan in listed]
+                print_json(rows + [_unframed_as_json(item) for item in unframed])
+            else:
+                _print_table(listed, unframed, len(plans) - len(listed))
+        finally:
+            for text in dict.fromkeys(text for module in modules for text in module.cache.get("notes", ())):
+                print(f"nfprobe: {text}", file=sys.stderr)
         return EXIT_DONE
 
 
@@ -63,7 +87,12 @@ def _open(what: str) -> Target | None:
     return None
 
 
-def _as_json(plan: FunctionPlan) -> dict[str, Any]:
+def _is_part(plan: FunctionPlan) -> bool:
+    """Whether it is a piece of another function, or the entries of a PLT."""
+    return bool(getattr(plan, "is_part", False)) or plan.name_source == "section"
+
+
+def _as_json(plan: FunctionPlan, signature: Signature) -> dict[str, Any]:
     return {
         "module": plan.module.name,
         "offset": plan.offset,
@@ -72,31 +101,60 @@ def _as_json(plan: FunctionPlan) -> dict[str, Any]:
         "name_source": plan.name_source,
         "strategy": plan.strategy,
         "reason": plan.reason,
-        "arguments": None,
-        "returns": None,
+        "arguments": signature.arguments,
+        "returns": signature.returns,
+        **_naming_as_json(plan.function),
+        "signature": signature.as_json(),
     }
 
 
-def _print_table(plans: Sequence[FunctionPlan]) -> None:
-    rows = [
-        (
-            plan.module.name,
-            f"{plan.offset:#x}",
-            str(plan.size),
-            plan.strategy or "-",
-            "-" if plan.name_source == "offset" else plan.name,
-            plan.reason,
-        )
-        for plan in plans
-    ]
-    limits = (MODULE_WIDTH_MAX, 18, 9, 14, NAME_WIDTH_MAX)
-    widths = [min(limit, max(len(row[column]) for row in [HEADINGS, *rows])) for column, limit in enumerate(limits)]
-    for row in [HEADINGS, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        cells[2] = row[2].rjust(widths[2])
-        print("  ".join([*cells, row[5]]).rstrip())
+def _unframed_as_json(item: Unframed) -> dict[str, Any]:
+    return {
+        "module": item.module.name,
+        "offset": item.offset,
+        "size": item.size,
+        "name": item.name,
+        "name_source": item.name_source,
+        "strategy": None,
+        "reason": _unframed_reason(item),
+        "arguments": None,
+        "returns": None,
+        **_naming_as_json(item),
+        "signature": None,
+    }
+
+
+def _unframed_reason(item: Unframed) -> str:
+    return IN_LINKER if item.module.is_dynamic_linker else item.reason
+
+
+def _naming_as_json(item: Named) -> dict[str, Any]:
+    return {
+        "display_name": item.display_name,
+        "aliases": list(item.aliases) if item.name_source != "offset" else [],
+        "kind": item.kind,
+        "version": item.version.lstrip("@"),
+        "is_default_version": not item.version.startswith("@") or item.version.startswith("@@"),
+        "folded": item.is_folded,
+    }
+
+
+def _print_table(plans: Sequence[FunctionPlan], unframed: Sequence[Unframed], parts: int) -> None:
+    names = shown_names([*(plan.function for plan in plans), *unframed])
+    rows = [_row(plan.function, names, plan.strategy or "-", plan.reason) for plan in plans]
+    rows += [_row(item, names, "-", _unframed_reason(item)) for item in unframed]
+    print_columns(HEADINGS, rows, WIDTHS_MAX, right=2)
     possible = sum(plan.strategy is not None for plan in plans)
     share = 100 * possible / len(plans) if plans else 0.0
     print(f"\n{len(plans):,} functions, {possible:,} can be probed ({share:.1f} %)")
     for reason, count in refused(plans).items():
         print(f"{count:>9,}  {reason}")
+    if unframed:
+        print(f"{len(unframed):,} more are known by a symbol only: no frame describes them")
+    if parts:
+        print(f"{parts:,} parts of functions and PLT stubs are not listed")
+
+
+def _row(item: Named, names: dict[Named, str], strategy: str, reason: str) -> tuple[str, ...]:
+    source = "" if item.name_source == "offset" else item.name_source
+    return (item.module.name, f"{item.offset:#x}", str(item.size), strategy, names[item], source, reason)

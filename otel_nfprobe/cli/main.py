@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from otel_nfprobe.errors import NfprobeError, UsageError
@@ -28,6 +28,7 @@ EXIT_NOT_DONE = 1
 # verb -> (module in otel_nfprobe.cli, class in it, one line for `nfprobe --help`)
 VERBS: Mapping[str, tuple[str, str, str]] = {
     "attach": ("attach", "AttachCommand", "put probes into a running process, export or record, detach"),
+    "run": ("run", "RunCommand", "start a program with probes on from its first instruction"),
     "detach": ("detach", "DetachCommand", "clean up after a monitor that was killed"),
     "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
@@ -82,6 +83,15 @@ def main(argv: list[str] | None = None) -> int:
 # complain.
 def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tell_error(error: Exception) -> None:
+    """Tells of an error that does not end the verb."""
+    with suppress(OSError):
+        if isinstance(error, NfprobeError):
+            _print_error(error.sentence, error.next_command)
+        else:
+            _print_unexpected(error)
 
 
 def _print_unexpected(error: Exception) -> None:

@@ -13,11 +13,11 @@ from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
 RING_BYTES = 16 << 20
 
 
-def add_session_options(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+def add_session_options(parser: argparse.ArgumentParser, json_to: str = "standard output") -> None:
+    """Declares the options. `json_to` is where the summary object goes."""
     _add_choice(parser)
     _add_selection(parser)
-    _add_outputs(parser)
+    _add_outputs(parser, json_to)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--adapter", default="auto", metavar="NAME", help="auto, none, a name, or a YAML file (default: auto)"
+    )
+    group.add_argument(
+        "--archive",
+        action="append",
+        default=[],
+        metavar="FILE.a",
+        help="name functions after the equal code in this static archive; repeatable",
     )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(
@@ -75,7 +82,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_outputs(parser: argparse.ArgumentParser) -> None:
+def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
     group = parser.add_argument_group("how long, and where to")
     group.add_argument(
         "--for",
@@ -88,18 +95,19 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
-        "--json", action="store_true", help="the last line of standard output is the summary as one JSON object"
+        "--json", action="store_true", help=f"the last line of {json_to} is the summary as one JSON object"
     )
 
 
 def check_session_options(arguments: argparse.Namespace) -> None:
     """Refuses what does not fit together, before anything is touched."""
+    usage = f"nfprobe {arguments.verb} --help"
     size = arguments.ring_size
     if size & (size - 1) or not RING_BYTES_MIN <= size <= RING_BYTES_MAX:
-        raise UsageError("--ring-size must be a power of two from 64KiB to 256MiB.", "nfprobe attach --help")
+        raise UsageError("--ring-size must be a power of two from 64KiB to 256MiB.", usage)
     if arguments.strategy is not None and arguments.strategy not in STRATEGIES:
         sentence = f"No strategy is called {arguments.strategy!r}; there are {' and '.join(STRATEGIES)}."
-        raise UsageError(sentence, "nfprobe attach --help")
+        raise UsageError(sentence, usage)
     if arguments.packets == "none" and arguments.endpoint:
         sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
-        raise UsageError(sentence, "nfprobe attach --help")
+        raise UsageError(sentence, usage)

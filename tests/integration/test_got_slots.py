@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
+from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL
+from otel_nfprobe.analysis import GOT_SLOT
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -96,23 +96,39 @@ def test_attach_again(talker: Talker) -> None:
         assert talker.ask("adler 1") == "right"
 
 
-def test_chosen_where_the_entry_cannot_be_changed(talker: Talker) -> None:
-    with Probed(talker.pid, ["looper-*:count_down", "libz.so*:adler32"]) as probed:
-        strategies = {plan.name: plan.strategy for plan in probed.choice.plans}
-        assert talker.ask("loop 70") == talker.ask("adler 10") == "right"
-    assert strategies == {"count_down": GOT_SLOT, "adler32": IN_STACK_CALL}
+def test_pointers_past_the_slots_are_counted(talker: Talker) -> None:
+    with Probed(talker.pid, ["libz.so*:zlibCompileFlags", "libz.so*:adler32"], strategy="got") as probed:
+        assert talker.ask("direct 30") == talker.ask("stored 20") == "right"
     probed.assert_exact()
-    assert probed.calls == {"count_down": 70, "adler32": 10}
+    assert probed.calls == {"zlibCompileFlags": 30}
+    assert probed.monitor.uncovered == 1
+    assert [sentence for sentence in probed.said if f" {probed.monitor.uncovered} stored pointers" in sentence]
 
 
 def test_slot_bound_over_the_probe(talker: Talker) -> None:
     """A thread inside the dynamic linker may store the function's address after the probe was put there."""
     with Probed(talker.pid, ["libz.so*:adler32"], strategy="got") as probed:
         assert talker.ask("adler 3") == "right"
+        for round_ in range(1, 3):
+            with open(f"/proc/{talker.pid}/mem", "r+b", buffering=0) as memory:
+                for plan in probed.choice.plans:
+                    memory.seek(plan.site)
+                    memory.write(plan.address.to_bytes(8, "little"))
+            wanted = round_ * len(probed.choice.plans)
+            assert wait_until(lambda wanted=wanted: probed.monitor.follower.rebound == wanted)
+            assert talker.ask("adler 4") == "right"
+    probed.assert_exact()
+    assert probed.calls == {"adler32": 3 + 4 + 4}
+    assert not any(is_ours(talker.pid, value) for value in slot_values(talker.pid).values())
+
+
+def test_slot_bound_over_the_probe_at_the_end(talker: Talker) -> None:
+    """Too late for another look: the function's address stays."""
+    with Probed(talker.pid, ["libz.so*:adler32"], strategy="got", drained=False) as probed:
         with open(f"/proc/{talker.pid}/mem", "r+b", buffering=0) as memory:
             for plan in probed.choice.plans:
                 memory.seek(plan.site)
                 memory.write(plan.address.to_bytes(8, "little"))
         assert talker.ask("adler 4") == "right"
     probed.assert_exact()
-    assert probed.calls == {"adler32": 3}
+    assert probed.calls == {}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was worked out about a module, kept on disk by its build id.
+
+    $XDG_CACHE_HOME/nfprobe/BUILD_ID-KIND:   magic | SHA-256 of what follows | key line | zlib of the value
+
+A value decides what is done to a target, so only a folder that this user alone can write is used, and an entry
+that is damaged, or made by another version, counts as absent. Nothing here ever raises: without a cache the
+work is done again. Values are bytes; never put pickles there. Called by whoever does expensive analysis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import zlib
+from functools import cache as once
+from pathlib import Path
+
+from otel_nfprobe import __version__
+
+MAGIC = b"nfprobe\x01"
+FORMAT = 1  # raise it when what any kind of value means changes
+ENTRIES_MAX = 2048
+TOTAL_BYTES_MAX = 1 << 30
+LARGE_ENTRY_BYTES = 1 << 20  # only after such an entry is the total looked at
+ENTRY_BYTES_MAX = 64 << 20
+VALUE_BYTES_MAX = 512 << 20
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_BUILD_ID = re.compile(r"[0-9a-f]{16,128}")
+
+
+def load(build_id: str, kind: str, key: str = "") -> bytes | None:
+    """The value that was stored under the same build id, kind and key, or None.
+
+    Args:
+        build_id: in hex; a module without one has no cache.
+        kind: what the value is: a short word.
+        key: what else it depends on.
+    """
+    path = _path_of(build_id, kind)
+    if path is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _is_private(status) or status.st_size > ENTRY_BYTES_MAX:
+                return None
+            content = file.read(ENTRY_BYTES_MAX)
+    except OSError:
+        return None
+    return _unpack(content, _key_line(kind, key))
+
+
+def store(build_id: str, kind: str, value: bytes, key: str = "") -> None:
+    """Keeps a value. Another writer's value is replaced as a whole; when it cannot be kept nothing happens."""
+    path = _path_of(build_id, kind)
+    if path is None or len(value) > VALUE_BYTES_MAX:
+        return
+    content = _pack(value, _key_line(kind, key))
+    if len(content) > ENTRY_BYTES_MAX:
+        return
+    with contextlib.suppress(OSError):
+        _write(path, content)
+        _prune(path.parent, len(content))
+
+
+def _pack(value: bytes, key_line: bytes) -> bytes:
+    body = key_line + zlib.compress(value, 1)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _unpack(content: bytes, key_line: bytes) -> bytes | None:
+    start = len(MAGIC) + hashlib.sha256().digest_size
+    body = content[start:]
+    if not content.startswith(MAGIC) or hashlib.sha256(body).digest() != content[len(MAGIC) : start]:
+        return None
+    if not body.startswith(key_line):
+        return None
+    decoder = zlib.decompressobj()
+    try:
+        value = decoder.decompress(body[len(key_line) :], VALUE_BYTES_MAX)
+    except zlib.error:
+        return None
+    return value if decoder.eof else None
+
+
+def _key_line(kind: str, key: str) -> bytes:
+    return f"{_code_identity()} {FORMAT} {kind} {hashlib.sha256(key.encode()).hexdigest()}\n".encode()
+
+
+@once
+def _code_identity() -> str:
+    """Changes with every version, and with every edit of a version that is worked on."""
+    digest = hashlib.sha256(__version__.encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _path_of(build_id: str, kind: str) -> Path | None:
+    folder = _folder()
+    if folder is None or not _BUILD_ID.fullmatch(build_id) or not _KIND.fullmatch(kind):
+        return None
+    return folder / f"{build_id}-{kind}"
+
+
+def _folder() -> Path | None:
+    return _prepare(os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", ""))
+
+
+@once
+def _prepare(cache_home: str, home: str) -> Path | None:
+    """The folder, made when it is missing; None when others could write there, or it cannot be made."""
+    if os.path.isabs(cache_home):
+        parent = Path(cache_home)
+    elif os.path.isabs(home):
+        parent = Path(home) / ".cache"
+    else:
+        return None
+    folder = parent / "nfprobe"
+    try:
+        if parent.parent.is_dir() and not parent.exists():
+            parent.mkdir(mode=0o700, exist_ok=True)
+        # Root with another user's home directory leaves nothing there and believes nothing from there.
+        if parent.stat().st_uid != os.geteuid():
+            return None
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = os.lstat(folder)
+    except OSError:
+        return None
+    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _prune(folder: Path, added_bytes: int) -> None:
+    """Removes the oldest entries when there are too many, or they are too large together."""
+    names = os.listdir(folder)
+    if len(names) <= ENTRIES_MAX and added_bytes < LARGE_ENTRY_BYTES:
+        return
+    entries = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = os.stat(folder / name)
+            entries.append((status.st_mtime_ns, name, status.st_size))
+    kept_bytes = 0
+    for position, (_, name, size) in enumerate(sorted(entries, reverse=True)):
+        kept_bytes += size
+        if position >= ENTRIES_MAX or kept_bytes > TOTAL_BYTES_MAX:
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attach and run share: one session from its plan to its summary, and the words that are said about it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from otel_nfprobe.adapters.base import Adapter
+from otel_nfprobe.choice import choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.drain import SpanPath
+from otel_nfprobe.endpoint import Endpoint
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
+from otel_nfprobe.sampling import Sampler, format_trace_state
+from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.summary import summarise
+from otel_nfprobe.target import Target
+
+PROGRESS_S = 1.0
+EXPORT_CLOSE_S = 10.0
+SECRETS = ("command",)  # arguments that are not recorded: a command line may hold passwords
+
+
+def say(sentence: str, next_command: str = "") -> None:
+    """Tells a person what happens, on standard error."""
+    print_line(f"nfprobe: {sentence}" + (f"\nnext: {next_command}" if next_command else ""))
+
+
+def print_line(text: str, end: str = "\n") -> None:
+    """Prints on standard error; a terminal that is gone, or a full disk, must not end a session out of order."""
+    with suppress(OSError):
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def plan(
+    arguments: argparse.Namespace,
+    target: Target,
+    adapter: Adapter | None,
+    stopping: threading.Event,
+) -> Monitor:
+    """Decides what is probed; the target is not touched."""
+    choice = choose(
+        target,
+        adapter,
+        arguments.functions,
+        arguments.exclude,
+        arguments.strategy,
+        arguments.no_stop,
+        arguments.archive,
+    )
+    return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping)
+
+
+class Measurement:
+    """One session of a planned monitor.
+
+    Args:
+        arguments: the options of the verb.
+        monitor: what `plan` made.
+        resource: the target's resource attributes.
+        endpoint: where spans go, or None.
+        again: command that measures this target again, for a next command.
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        monitor: Monitor,
+        resource: dict[str, Any],
+        endpoint: Endpoint | None,
+        again: str,
+    ) -> None:
+        self.arguments = arguments
+        self.monitor = monitor
+        self._again = again
+        self._resource = resource
+        self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
+        self._clock = Clock.start()
+        self._recording = self._open_recording()
+        self._exporter = Exporter(endpoint) if endpoint else None
+
+    def start(self) -> None:
+        """Puts the probes in place and opens the gates. When it fails the target is as it was.
+
+        Raises:
+            NfprobeError: nothing is probed.
+        """
+        try:
+            self.monitor.attach()
+            spans = None
+            if self._exporter is not None:
+                sample = self.arguments.sample
+                state = format_trace_state(sample) if sample and sample < 1 else ""
+                names = self.monitor.names_by_id()
+                encoder = SpanEncoder(self._resource, names, self._session_id, self._clock, state)
+                spans = SpanPath(self._sampler(), encoder, self._exporter)
+            self.monitor.start(self._clock, self._recording, spans)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Undoes a start that is followed by nothing."""
+        self.monitor.abandon()
+        if self._recording is not None:
+            self._recording.discard()
+        if self._exporter is not None:
+            self._exporter.close(0.0)
+
+    def run(self, progress: Callable[[], None]) -> None:
+        """Drains until the time is over, someone stops it, or the target ends; then detaches."""
+        try:
+            self.monitor.run(self.arguments.seconds, progress)
+        finally:
+            self.monitor.detach()
+        if self.monitor.target_ended:
+            self.monitor.not_restored.clear()  # it ended while its bytes were being put back
+
+    def finish(self) -> dict[str, Any]:
+        """Closes what is open. Returns the summary object."""
+        monitor = self.monitor
+        summary: dict[str, Any] = summarise(monitor)
+        summary["spans"] = self._close_exporter()
+        for sentence in monitor.not_restored:
+            say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
+        if self._recording is not None:
+            summary["recording"] = {"file": self._recording.path, "bytes": self._recording.bytes_written}
+            error = monitor.drain.recording_error
+            try:
+                self._recording.finish(summary)
+            except NfprobeError as failed:
+                error = monitor.drain.recording_error = error or failed
+            if error is not None:
+                summary["recording"]["error"] = error.sentence
+                say(error.sentence, error.next_command)
+        monitor.close()
+        return summary
+
+    def progress(self) -> Callable[[], None]:
+        """What shows a line a second, on a terminal the same line again."""
+        shown_at = time.monotonic()
+        terminal = sys.stderr.isatty()
+
+        def show() -> None:
+            nonlocal shown_at
+            if time.monotonic() - shown_at < PROGRESS_S:
+                return
+            shown_at = time.monotonic()
+            counts = self.monitor.session.thread_counts()
+            line = (
+                f"{shown_at - self.monitor.started_at:5.0f} s  {sum(c.batches for c in counts):>12,} batches"
+                f"  {sum(c.received for c in counts):>13,} packets"
+                f"  {sum(sum(c.lost) for c in counts):>9,} records lost"
+            )
+            if self._exporter is not None:
+                line += f"  {self._exporter.read_counters().exported_spans:>10,} spans sent"
+            if self.monitor.drain.recording_error is not None:
+                line += "  NOT RECORDED any more"
+            print_line(line, "\r" if terminal else "\n")
+
+        return show
+
+    def _sampler(self) -> Sampler:
+        """Without a choice the slowest thousandth and a fair thousandth are exported."""
+        arguments = self.arguments
+        chosen = any(value is not None for value in (arguments.slower_than, arguments.slowest, arguments.sample))
+        sample = arguments.sample if chosen else 0.001
+        slowest = arguments.slowest if chosen else 0.001
+        slower = None if arguments.slower_than is None else self._clock.find_ticks(arguments.slower_than)
+        return Sampler(sample or 0.0, slower, slowest)
+
+    def _open_recording(self) -> RecordingWriter | None:
+        if self.arguments.record is None:
+            return None
+        resource = self._resource
+        settings = {name: value for name, value in vars(self.arguments).items() if name not in SECRETS}
+        header = RecordingHeader(
+            nfprobe_version=find_version(),
+            session=f"{self._session_id:016x}",
+            pid=self.monitor.target.pid,
+            executable=str(resource.get("process.executable.path", "")),
+            host=str(resource.get("host.name", "")),
+            start_unix_ns=int(self._clock.anchors["unix_ns"][-1]),
+            ticks_per_second=self._clock.ticks_per_second,
+            resource={name: str(value) for name, value in resource.items()},
+            settings={name: str(value) for name, value in settings.items() if value not in (None, [])},
+        )
+        return RecordingWriter(self.arguments.record, header)
+
+    def _close_exporter(self) -> dict[str, Any]:
+        if self._exporter is None:
+            return {"exported": 0, "dropped": 0, "spooled": 0}
+        arguments = self.arguments
+        counters = self._exporter.close(EXPORT_CLOSE_S)
+        dropped = sum(counters.dropped_spans.values())
+        if dropped:
+            endpoint = f" --endpoint {arguments.endpoint}" if arguments.endpoint else ""
+            again = f"nfprobe export {arguments.record}{endpoint}" if arguments.record else self._again
+            reason = counters.last_error or ", ".join(counters.dropped_spans)
+            say(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
+        return {
+            "exported": counters.exported_spans,
+            "dropped": dropped,
+            "spooled": 0,
+            "dropped_reasons": dict(counters.dropped_spans),
+        }
+
+
+def describe_probes(monitor: Monitor, subject: int | str) -> str:
+    """What is probed, for the first sentence of a session; `subject` is what `nfprobe functions` shows."""
+    choice = monitor.choice
+    refused = sum(choice.refused.values())
+    knows = f", adapter {choice.adapter.name}" if choice.adapter else ""
+    skipped = f", {refused} refused (nfprobe functions {subject})" if refused else ""
+    return f"{len(monitor.probes)} functions probed{skipped}{knows}"
+
+
+def find_resource(arguments: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """The resource attributes of a target."""
+    return make_resource_attributes(describe_target(target.pid), arguments.service)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe run -- COMMAND...`: starts a program with its probes on before its first instruction.
+
+Standard input, output and exit status stay the program's. What nfprobe says goes to standard error, the
+summary last. Signals sent to nfprobe are passed on to the program; how it ends decides how nfprobe ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from otel_nfprobe.adapters.base import Adapter, choose_adapter
+from otel_nfprobe.cli.main import tell_error
+from otel_nfprobe.cli.measure import Measurement, describe_probes, find_resource, plan, print_line, say
+from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.launch import Launch
+from otel_nfprobe.target import Target
+from otel_nfprobe.views.summary import format_summary
+
+ROLES_STABLE_S = 0.25  # ports are started one after the other
+ROLES_LOOK_S = 0.02
+ROLES_SOON_S = 30.0  # what starts later is looked for less often
+ROLES_LATER_LOOK_S = 0.5
+
+
+class RunCommand:
+    """Starts a program with probes on from before its first instruction, and ends as it ends.
+
+    Standard input and output are the program's; what nfprobe says, and last the summary, go to standard error.
+    Programs that it starts itself are not followed.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        add_session_options(parser, json_to="standard error")
+        parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="program and arguments")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        command = _command_of(arguments)
+        check_session_options(arguments)
+        endpoint = find_endpoint(arguments.endpoint, os.environ)
+        with Launch(command) as launch:
+            summary = None
+            try:
+                launch.start()
+                summary = _Run(arguments, command, launch, endpoint).measure()
+            except Exception as error:
+                if not (launch.released or launch.has_ended()):
+                    raise _not_run(error, launch) from error
+                tell_error(error)  # the program goes on, and how it ends is what counts
+            code = launch.wait()
+        _print_summary(arguments, launch, summary, code)
+        return _end_as(code)
+
+
+def _command_of(arguments: argparse.Namespace) -> list[str]:
+    command: list[str] = arguments.command
+    command = command[1:] if command[:1] == ["--"] else command
+    if not command:
+        raise UsageError("Which program is to be run?", "nfprobe run --functions GLOB -- COMMAND")
+    return command
+
+
+class LaunchedTarget(Target):
+    """A process that was started to be probed: a shell that runs a script is what was asked for."""
+
+    @property
+    def command_line(self) -> list[str]:
+        """Without arguments, by which `check` tells a shell that runs a script, and refuses it."""
+        return super().command_line[:1]
+
+
+class _Run:
+    """One launched program that is measured."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, command: list[str], launch: Launch, endpoint: Endpoint | None
+    ) -> None:
+        self.arguments = arguments
+        self.launch = launch
+        self.endpoint = endpoint
+        self.again = f"nfprobe run --record FILE -- {shlex.join(command)}"
+        self.target = LaunchedTarget(launch.pid)
+
+    def measure(self) -> dict[str, Any] | None:
+        """Measures until the program ends or the time is over.
+
+        Returns:
+            The summary object, or None when the program ended before there was anything to probe.
+        """
+        self.target.check()
+        adapter = choose_adapter(self.arguments.adapter, self.target)
+        if adapter is not None and not _roles_of(adapter, self.target):
+            if self.arguments.functions and self.arguments.adapter == "auto":
+                say(f"adapter {adapter.name} finds no receive function yet: only --functions are probed.")
+                adapter = None
+            elif not self._wait_for_roles(adapter):
+                return None
+        return self._measure(adapter)
+
+    def _wait_for_roles(self, adapter: Adapter) -> bool:
+        """Lets the program run until the adapter finds what it looks for; False when it ends before that."""
+        say(f"{self.target.name} runs; probes follow when adapter {adapter.name} finds its receive functions.")
+        self.launch.release()
+        found: list[int] = []
+        since = started = time.monotonic()
+        while not self.launch.has_ended():
+            roles = _roles_of(adapter, self.target)
+            if roles != found:
+                found, since = roles, time.monotonic()
+            elif found and time.monotonic() - since >= ROLES_STABLE_S:
+                self.target.check()  # it may have changed its user or its system call filter
+                return True
+            time.sleep(ROLES_LOOK_S if time.monotonic() - started < ROLES_SOON_S else ROLES_LATER_LOOK_S)
+        next_command = f"nfprobe functions {self.launch.path}"
+        say(f"Nothing was measured: adapter {adapter.name} found no receive function.", next_command)
+        return False
+
+    def _measure(self, adapter: Adapter | None) -> dict[str, Any]:
+        monitor = plan(self.arguments, self.target, adapter, threading.Event())
+        attributes = find_resource(self.arguments, self.target)
+        measurement = Measurement(self.arguments, monitor, attributes, self.endpoint, self.again)
+        measurement.start()
+        if not self.launch.released:
+            try:
+                self.launch.release()
+            except BaseException:
+                measurement.abandon()
+                raise
+        say(f"started {self.launch.pid}: {describe_probes(monitor, self.launch.path)}.")
+        measurement.run(lambda: None)
+        if not monitor.target_ended:
+            say(f"Measured for {monitor.seconds:.1f} s; the program runs on, nfprobe ends when it does.")
+        return measurement.finish()
+
+
+def _roles_of(adapter: Adapter, target: Target) -> list[int]:
+    """Addresses of the functions that the adapter knows in the target as it stands; empty when it finds none yet.
+
+    Raises:
+        UsageError: the adapter itself is wrong.
+    """
+    try:
+        return sorted(role.address for role in adapter.roles(target))
+    except UsageError:
+        raise
+    except NfprobeError:
+        return []
+
+
+def _not_run(error: Exception, launch: Launch) -> Exception:
+    """The same error about a program that was never run: its process is not there for a next command."""
+    if isinstance(error, NfprobeError) and str(launch.pid) in error.next_command.split():
+        error.sentence += f" {launch.path} was not run."
+        error.next_command = f"nfprobe functions {launch.path}"
+    return error
+
+
+def _print_summary(arguments: argparse.Namespace, launch: Launch, summary: dict[str, Any] | None, code: int) -> None:
+    ended = {"exit_status": code} if code >= 0 else {"signal": -code}
+    if arguments.json:
+        nothing = {"pid": launch.pid, "session": None, "seconds": 0, "functions": {"probed": 0, "refused": {}}}
+        print_line(json.dumps({**(summary or nothing), "program": ended}, separators=(",", ":"), allow_nan=False))
+    elif summary is not None:
+        print_line(format_summary(summary))
+
+
+def _end_as(code: int) -> int:
+    """Exit status of the program; a program that a signal has killed is followed in that."""
+    if code >= 0:
+        return code
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's core file, if any, is the one that counts
+    with suppress(OSError, ValueError):
+        signal.signal(-code, signal.SIG_DFL)
+    with suppress(OSError, ValueError):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+    os.kill(os.getpid(), -code)
+    return 128 - code

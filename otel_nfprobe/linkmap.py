@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dynamic linker's list of loaded modules, read out of a process to see whether it has changed.
+
+    _r_debug of ld.so:   version | map ---> link_map: addr | name | ld | next ---> ...      (all words)
+                         brk | state | ldbase | next namespace (version 2)
+
+One read of 40 bytes for each module, nothing is parsed and no lock of the target's is taken. What it says is
+never believed further than "look at /proc/PID/maps again": the list is the target's, may be torn or hostile,
+and every walk is bounded. Called by follow.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.target import Target
+
+NODES_MAX = 4096  # modules of all namespaces together
+NAMESPACES_MAX = 16  # glibc's own limit
+CONSISTENT = 0  # enum r_state; 1 and 2: modules are being added or removed
+_DEBUG = struct.Struct("<i4xQQi4xQ")
+_NODE = struct.Struct("<QQQQQ")
+_SYMBOLS = {"_r_debug": False, "_dl_debug_addr": True}  # glibc: the structure; musl: a pointer to it
+
+
+class LinkMap:
+    """Says whether modules were loaded or closed since it was asked last.
+
+    Args:
+        target: a process with a dynamic linker.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._address = _find_debug(target)
+
+    def read(self) -> tuple[bool, object]:
+        """Whether the dynamic linker is at rest, and what stands for the list: another value when it changed.
+
+        Raises:
+            NfprobeError: the target has ended, or its list cannot be read at this moment.
+        """
+        if not self._address:
+            return True, tuple(sorted((m.start, m.path, m.inode) for m in self._target.maps() if m.is_executable))
+        nodes: list[tuple[int, ...]] = []
+        at_rest = True
+        for version, first, state in self._namespaces():
+            at_rest &= state == CONSISTENT
+            nodes.append((version, state, *self._walk(first, NODES_MAX - len(nodes))))
+        return at_rest, tuple(nodes)
+
+    def _namespaces(self) -> Iterator[tuple[int, int, int]]:
+        address, count = self._address, 0
+        while address and count < NAMESPACES_MAX:
+            version, first, _, state, _ = _DEBUG.unpack(self._target.read(address, _DEBUG.size))
+            yield version, first, state
+            address = self._target.read_word(address + _DEBUG.size) if version >= 2 else 0
+            count += 1
+
+    def _walk(self, node: int, room: int) -> list[int]:
+        found: list[int] = []
+        seen: set[int] = set()
+        while node and node not in seen and len(seen) < room:
+            seen.add(node)
+            base, _, dynamic, following, _ = _NODE.unpack(self._target.read(node, _NODE.size))
+            found += (node, base, dynamic)
+            node = following
+        return found
+
+
+def _find_debug(target: Target) -> int:
+    """Address of the structure, or 0: then the memory map is compared."""
+    for module in target.modules():
+        if not (module.is_dynamic_linker or module.is_musl):
+            continue
+        for name, is_pointer in _SYMBOLS.items():
+            symbol = module.image.exports.get(name)
+            if symbol is None:
+                continue
+            address = module.base + symbol.address
+            try:
+                return target.read_word(address) if is_pointer else address
+            except NfprobeError:
+                return 0
+    return 0

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a session: what was probed, read, lost and counted, and what it cost. Called by the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from otel_nfprobe.calibration import ticks_per_call
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.session import LOST_CLASSES
+
+
+def summarise(monitor: Monitor) -> dict[str, Any]:
+    """The summary object of attach and run (docs/command-line.md), after the detach."""
+    counts = monitor.drain.pipeline.counts()
+    clock = monitor.drain.clock
+    ticks = ticks_per_call(monitor.costs)
+    elapsed_ticks = max(1.0, monitor.seconds * clock.ticks_per_second)
+    return {
+        "pid": monitor.target.pid,
+        "session": f"{monitor.session.header.epoch}",
+        "seconds": round(monitor.seconds, 6),
+        "target_ended": monitor.target_ended,
+        "adapter": monitor.choice.adapter.name if monitor.choice.adapter else None,
+        "functions": {
+            "probed": len(monitor.probes),
+            "refused": dict(monitor.choice.refused),
+            "stored_pointers": monitor.uncovered,
+        },
+        "modules": {
+            "loaded": monitor.follower.loaded,
+            "closed": monitor.follower.closed,
+            "rebound_slots": monitor.follower.rebound,
+        },
+        "records": {"read": monitor.drain.records, "lost": _count_lost(monitor)},
+        "calls": counts.calls,
+        "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
+        "open": counts.open,
+        "marked": counts.marked,
+        **_count_threads(monitor),
+        "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
+        "injection": {"stopped_ns": monitor.injected.stopped_ns, "thread": monitor.injected.thread},
+        "clock": {"error_ns": int(clock.error_ns), "ticks_per_second": round(clock.ticks_per_second)},
+        "overhead": {
+            "ticks_per_call": round(ticks, 1),
+            "share_of_core": round(counts.calls * ticks / elapsed_ticks, 6),
+            "by_strategy": {
+                strategy: {"inside_ticks": round(cost.inside_ticks, 1), "whole_ticks": round(cost.whole_ticks, 1)}
+                for strategy, cost in monitor.costs.items()
+            },
+        },
+        "not_restored": monitor.not_restored,
+    }
+
+
+def _count_lost(monitor: Monitor) -> dict[str, int]:
+    threads = [thread.lost for thread in monitor.session.thread_counts()]
+    lost = np.array([*threads, monitor.session.unregistered()]).sum(axis=0).tolist()
+    return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": monitor.session.torn}
+
+
+def _count_threads(monitor: Monitor) -> dict[str, Any]:
+    """What the counters in the threads say: exact even when records were lost."""
+    counts = monitor.session.thread_counts()
+    names = monitor.drain.thread_names
+    received = sum(count.received for count in counts)
+    transmitted = sum(count.transmitted for count in counts)
+    dropped = sum(count.dropped for count in counts)
+    return {
+        "threads": [
+            {
+                "tid": count.tid,
+                "name": names.get(count.tid, ""),
+                "polls": count.empty_polls + count.batches,
+                "empty_polls": count.empty_polls,
+                "empty_ticks": count.empty_ticks,
+                "batches": count.batches,
+                "packets": count.received,
+            }
+            for count in counts
+        ],
+        "batches": sum(count.batches for count in counts),
+        "packets": {
+            "received": received,
+            "transmitted": transmitted,
+            "dropped": dropped,
+            "unknown": max(0, received - transmitted - dropped),
+        },
+    }
+
+
+def _find_longest_stop_ns(monitor: Monitor) -> int:
+    return max(monitor.patcher.stops.longest_ns, monitor.injected.stopped_ns)
