@@ -67,6 +67,7 @@ _NEVER_RETURNING = re.compile(
 _NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child runs on with the parent's memory
 _RUNTIME = re.compile(
     r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
+    r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
 
