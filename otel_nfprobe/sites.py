@@ -28,7 +28,6 @@ BRANCH_INSIDE = "branch into the displaced bytes"
 CALL_INSIDE = "call among the displaced instructions"
 SYSTEM_CALL_INSIDE = "system call among the displaced instructions"
 
-ISLANDS = False
 ENDBR = b"\xf3\x0f\x1e\xfa"
 SHORT_JUMP_BYTES = 2
 SHORT_REACH = (-128, 127)  # from the end of the short jump
@@ -74,8 +73,6 @@ def find_site(function: Function, catches: bool) -> Site:
     skipped = len(ENDBR) if image.read(start, len(ENDBR)) == ENDBR else 0
     site = _at(scan, function, start + skipped, end, catches)
     if not site.reason and site.length >= JUMP_BYTES and site.single:
-        return site
-    if not ISLANDS:
         return site
     short = _short(scan, function, start + skipped, end, catches)
     if not short.reason:
