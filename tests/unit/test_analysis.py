@@ -84,6 +84,10 @@ CASES: Mapping[str, tuple[str, str]] = {
     "pops_return_address": ("pop %rdx\nmov %rdi,%rax\nadd $7,%rax\njmp *%rdx", RETURN_ADDRESS),
     "jump_into_start": (
         "1: mov %rdi,%rax\n2: dec %rdi\nadd %rdi,%rax\ntest %rdi,%rdi\njne 2b\nret",
+        "",
+    ),
+    "jump_behind_a_byte": (
+        "push %rbx\n.cfi_adjust_cfa_offset 8\n1: dec %rdi\njne 1b\npop %rbx\n.cfi_adjust_cfa_offset -8\nret",
         BRANCH_INSIDE,
     ),
     "loop_to_start": ("1: dec %rdi\nmov %rdi,%rax\njne 1b\nret", OWN_LOOP),
@@ -245,6 +249,19 @@ def test_frame_rows_of_displaced_instructions(plans: dict[str, FunctionPlan]) ->
 def test_an_exported_function_has_slots(plans: dict[str, FunctionPlan]) -> None:
     (slot,) = plan_functions([plans["exported"].function], strategy="got")
     assert (slot.strategy, plans["exported"].reason) == (GOT_SLOT, OWN_LOOP)
+
+
+def test_a_short_jump_leads_to_an_island(plans: dict[str, FunctionPlan]) -> None:
+    plan = plans["jump_into_start"]
+    assert plan.single
+    assert len(plan.site_bytes) == 2
+    assert -128 <= plan.island - (plan.site + 2) <= 127
+    base = plan.module.base
+    assert plan.island_bytes == plan.module.image.read(plan.island - base, 5)
+    islands = sorted(other.island for other in plans.values() if other.island)
+    assert all(after - before >= 5 for before, after in zip(islands, islands[1:], strict=False))
+    bodies = [(other.address, other.address + other.size) for other in plans.values()]
+    assert not any(low < island + 5 and island < high for island in islands for low, high in bodies)
 
 
 def test_a_neighbour_is_not_padding(plans: dict[str, FunctionPlan]) -> None:
