@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from otel_nfprobe.body import check_body
 from otel_nfprobe.branches import scan_module
 from otel_nfprobe.copied import count_words
-from otel_nfprobe.ehframe import RSP, FrameError
+from otel_nfprobe.ehframe import RBP, RSP, FrameError
 from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.relocate import relocate
@@ -41,6 +41,7 @@ from otel_nfprobe.symbols import Function
 from otel_nfprobe.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.target import Target
 
+PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
 PLT_STUB = "PLT stub"
@@ -91,6 +92,7 @@ class FunctionPlan:
         island: address in the process of padding that holds the jump for which the site has no room, or 0.
         island_bytes: what stands there before.
         argument_words: of the caller's stack that are pushed again.
+        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
     """
 
     function: Function
@@ -105,6 +107,7 @@ class FunctionPlan:
     island: int = 0
     island_bytes: bytes = b""
     argument_words: int = 0
+    has_frame_pointer: bool = False
 
     @property
     def module(self) -> Module:
@@ -335,6 +338,7 @@ class _Ladder:
             base + site.island if site.island else 0,
             image.read(site.island, 5) if site.island else b"",
             words,
+            site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(function),
         )
 
 
@@ -346,6 +350,10 @@ def _jumps_into_others(scan: FunctionScan, module: Module) -> bool:
         if inside and not module.image.section_of(target).startswith(".plt"):
             return True
     return False
+
+
+def _sets_frame_pointer(function: Function) -> bool:
+    return any((row.register, row.offset) == (RBP, 16) for row in function.frame.rules().rows)
 
 
 def _rows(function: Function, site: Site) -> tuple[tuple[int, int, int], ...] | None:

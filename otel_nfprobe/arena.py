@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas: where trampolines lie. Each is a part of the session's memory file that the target maps read-execute
-within reach of one module, and that only the monitor maps writable. They are never unmapped while the target
-lives: a thread may be inside. Called by trampoline.py.
+"""Arenas: where trampolines lie. The target maps each read-execute within reach of one module; only the monitor
+maps it writable. An arena is an ELF file that profilers can read (arenafile.py) where the target sees a directory
+for it, else a part of the session's memory file. Arenas are never unmapped while the target lives: a thread may
+be inside. Called by trampoline.py and calibration.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.arenafile import ArenaFile, make_file
+from otel_nfprobe.codemap import HEAD_BYTES, CodeObject, build_head
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import ARENA_BYTES, ARENA_OFFSET, Session
@@ -21,6 +24,7 @@ REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for 
 GUARD_BYTES = 64 << 10
 ARENA_STEP_BYTES = 1 << 20
 ARENA_COUNT = 64
+FILES_MAX = 48  # the others are memory that takes more code at a later attach
 LOWEST_ADDRESS = 1 << 20
 
 
@@ -31,6 +35,7 @@ class Arenas:
         self._session = session
         self._target = target
         self._mapped: dict[int, Any] = {}
+        self._files: dict[int, ArenaFile] = {}
 
     def entry(self, arena: int) -> Any:
         """Its entry in the session's header (struct nfp_arena)."""
@@ -43,8 +48,11 @@ class Arenas:
             self._mapped[arena] = self._session.map_arena(int(entry.offset), int(entry.bytes))
         return self._mapped[arena]
 
-    def near(self, module: Module, size_bytes: int) -> int:
+    def near(self, module: Module, size_bytes: int, in_file: bool = True) -> int:
         """An arena with so much room within reach of a module.
+
+        Args:
+            in_file: it may be a file, which `finish` closes for further code.
 
         Raises:
             NfprobeError: there is no room, or the target may not map executable memory.
@@ -54,11 +62,40 @@ class Arenas:
         for index in range(min(int(header.arenas), ARENA_COUNT)):
             arena = header.arena[index]
             fits = int(arena.used) + size_bytes <= int(arena.bytes)
-            if fits and _within_reach(int(arena.address), int(arena.bytes), low, high):
+            # A file is written by one monitor, once.
+            mine = int(arena.offset) != 0 or (in_file and index in self._files)
+            if fits and mine and _within_reach(int(arena.address), int(arena.bytes), low, high):
                 return index
-        return self._make(low, high, -(-size_bytes // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
+        size_bytes = -(-(size_bytes + HEAD_BYTES) // ARENA_STEP_BYTES) * ARENA_STEP_BYTES
+        return self._make(low, high, size_bytes, in_file)
 
-    def _make(self, low: int, high: int, size_bytes: int) -> int:
+    def _map_file(self, index: int, address: int, size_bytes: int) -> bool:
+        if index >= FILES_MAX:
+            return False
+        file = make_file(self._target, size_bytes)
+        if file is None:
+            return False
+        self._session.write_message(file.path)
+        if self._session.ask(lib.NFP_COMMAND_MAP_FILE, address, size_bytes) != 0:
+            file.remove()
+            return False
+        entry = self.entry(index)
+        entry.address, entry.offset, entry.bytes, entry.used = address, 0, size_bytes, HEAD_BYTES
+        self._session.header.arenas = index + 1
+        self._files[index] = file
+        self._mapped[index] = file.memory
+        return True
+
+    def finish(self, arena: int, code: CodeObject, start: int) -> None:
+        """All code of the arena is described by what stands at offset `start`: a file takes no more."""
+        if arena in self._files:
+            entry = self.entry(arena)
+            used_bytes = -(-int(entry.used) // HEAD_BYTES) * HEAD_BYTES
+            self._files[arena].memory[:HEAD_BYTES] = build_head(code, start, (int(entry.address), used_bytes))
+            self._files.pop(arena).finish(used_bytes)
+            entry.used = entry.bytes
+
+    def _make(self, low: int, high: int, size_bytes: int, in_file: bool) -> int:
         header = self._session.header
         index, offset = int(header.arenas), int(header.arena_used)
         if index >= ARENA_COUNT or offset + size_bytes > ARENA_BYTES:
@@ -66,6 +103,8 @@ class Arenas:
                 "The trampoline memory of this target is used up.", "nfprobe attach PID --functions FEWER"
             )
         for address in find_gaps(self._target.maps(), low, high, size_bytes):
+            if in_file and self._map_file(index, address, size_bytes):
+                return index
             result = self._session.ask(lib.NFP_COMMAND_MAP_ARENA, address, ARENA_OFFSET + offset, size_bytes)
             if result == 0:
                 header.arena_used = offset + size_bytes

@@ -46,7 +46,7 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
         module: any that trampolines lie near.
     """
     costs = {}
-    arena = arenas.near(module, ROOM_BYTES)
+    arena = arenas.near(module, ROOM_BYTES, in_file=False)
     entry = arenas.entry(arena)
     used = int(entry.used)
     start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -17,13 +17,17 @@ from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_sl
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import PROGRAM_COUNT
+from otel_nfprobe.snippet import Capture
+from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
 from otel_nfprobe.target import Target
 from otel_nfprobe.trampoline import ProbeRequest
 
 NEEDS_STOP = "needs a stop of all threads, and --no-stop was given"
 NO_SLOT = "no GOT slot leads to it"
+NO_CAPTURE = "a snippet needs an in-stack call, a relocated body or a GOT slot"
 ALL_BITS = 0xFFFFFFFF
+Snippets = dict[tuple[str, int], bytes]  # code by the function's file and its address there
 
 
 UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
@@ -39,6 +43,7 @@ class Wish:
         strategy: the only one, or None.
         no_stop: the target's threads must not be stopped.
         waiting: those globs that name a module which is not loaded yet.
+        captures: snippets and which functions they are for; their globs are among `globs`.
     """
 
     globs: Sequence[str] = ()
@@ -46,6 +51,7 @@ class Wish:
     strategy: str | None = None
     no_stop: bool = False
     waiting: Sequence[str] = ()
+    captures: Sequence[Capture] = ()
 
 
 @dataclass
@@ -60,6 +66,7 @@ class Choice:
         wish: what was asked for, for modules that are loaded later.
         modules: what was loaded when this was decided.
         by_slot: plans of the functions that are probed wherever a GOT slot leads to them.
+        snippets: which function captures a value.
         refused: number of functions without a probe, by reason.
     """
 
@@ -69,6 +76,7 @@ class Choice:
     wish: Wish = field(default_factory=Wish)
     modules: Sequence[Module] = ()
     by_slot: Sequence[FunctionPlan] = ()
+    snippets: Snippets = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     _anchors: dict[str, Module] = field(default_factory=dict)
 
@@ -94,7 +102,7 @@ class Choice:
 
     def _request(self, plan: FunctionPlan, program: int | None) -> ProbeRequest:
         if program is None or self._paths.get(plan.address) != plan.module.path:  # another module came there
-            return ProbeRequest(plan)
+            return ProbeRequest(plan, snippet=self.snippets.get(_place(plan.function), b""))
         role = self.roles[program]
         if role.role != lib.NFP_ROLE_RECEIVE:
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program)
@@ -115,13 +123,21 @@ class Choice:
         for glob in self.wish.globs:
             for function in self._find_in(fresh, glob):
                 functions.setdefault(function.address, function)
-        plans = _plan(target, list(functions.values()), self.wish)
+        self.snippets.update(self._snippets_in(fresh))
+        plans = _plan(target, list(functions.values()), self.wish, self.snippets)
         self._count_refused([plan for plan in plans if plan.module.path not in self._judged])
         self._judged.update(module.path for module in fresh)
         code = [plan for plan in plans if plan.strategy is not None and not plan.is_slot]
         self.plans = [*self.plans, *(plan for plan in plans if not plan.is_slot)]
         self.by_slot = [*self.by_slot, *(plan for plan in plans if plan.is_slot)]
         return code
+
+    def _snippets_in(self, modules: Sequence[Module]) -> Snippets:
+        found: Snippets = {}
+        for capture in self.wish.captures:
+            for function in self._find_in(modules, capture.glob):
+                found.setdefault(_place(function), capture.snippet.code)
+        return found
 
     def forget_module(self, module: Module) -> None:
         """A module was closed: nothing leads to its functions any more, and its own slots are gone."""
@@ -162,11 +178,12 @@ def choose(
     strategy: str | None = None,
     no_stop: bool = False,
     archives: Sequence[str] = (),
+    captures: Sequence[Capture] = (),
 ) -> Choice:
     """Plans of the adapter's functions and of those that the globs name.
 
-    Without globs the adapter's further functions are probed, too. A glob `module:name` may name a module that
-    is not loaded yet, if there is something to probe already.
+    Without globs the adapter's further functions are probed, too; those with a snippet are in any case. A glob
+    `module:name` may name a module that is not loaded yet, if there is something to probe already.
 
     Raises:
         UsageError: nothing was chosen, or a glob matches nothing.
@@ -180,6 +197,7 @@ def choose(
     wanted = list(globs)
     if not wanted and adapter:
         wanted = list(adapter.inner)
+    wanted += [capture.glob for capture in captures]
     if not wanted and not roles:
         raise UsageError(
             f"Nothing to probe: no adapter knows process {target.pid}, and no --functions were given.",
@@ -189,23 +207,49 @@ def choose(
     waiting = [glob for glob in wanted if _names_absent_module(glob, modules)]
     if len(waiting) == len(wanted) and not roles:
         waiting = []  # nothing could be measured: find_functions says so
-    wish = Wish(wanted, excluded, strategy, no_stop, waiting)
+    wish = Wish(wanted, excluded, strategy, no_stop, waiting, captures)
     functions = {role.address: _function_of(target, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
     for function in find_functions(target, present, excluded) if present else []:
         functions.setdefault(function.address, function)
     if not functions:
         raise UsageError("--exclude leaves no function to probe.", f"nfprobe functions {target.pid}")
-    plans = _plan(target, list(functions.values()), wish)
+    snippets = _find_snippets(target, wish, roles)
+    plans = _plan(target, list(functions.values()), wish, snippets)
     served = {role.address for role in roles}
     by_slot = [plan for plan in plans if plan.is_slot]
     plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
-    return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot)
+    return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
 
 
-def _plan(target: Target, functions: list[Function], wish: Wish) -> list[FunctionPlan]:
+def _find_snippets(target: Target, wish: Wish, roles: Sequence[RoleFunction]) -> Snippets:
+    found: Snippets = {}
+    addresses = {role.address for role in roles}
+    next_command = f"nfprobe functions {target.pid}"
+    for capture in wish.captures:
+        if capture.glob in wish.waiting:
+            continue
+        for function in find_functions(target, [capture.glob], wish.excluded):
+            if function.address in addresses:
+                sentence = f"{function.label} is the adapter's, which reads its packets: it can have no snippet."
+                raise UsageError(sentence, next_command)
+            if found.setdefault(_place(function), capture.snippet.code) != capture.snippet.code:
+                raise UsageError(f"{function.label} has two snippets, and a call captures one value.", next_command)
+    return found
+
+
+def _place(function: Function) -> tuple[str, int]:
+    return function.module.path, function.offset
+
+
+def _without_capture(plan: FunctionPlan, snippets: Snippets) -> FunctionPlan:
+    cannot = plan.strategy in (COPIED_ARGUMENTS, ENTRY_ONLY) and _place(plan.function) in snippets
+    return replace(plan, strategy=None, reason=NO_CAPTURE) if cannot else plan
+
+
+def _plan(target: Target, functions: list[Function], wish: Wish, snippets: Snippets) -> list[FunctionPlan]:
     plans = [
-        plan
+        _without_capture(plan, snippets)
         for plan in plan_functions(functions, target, wish.strategy)
         if not plan.is_part  # a cold part is measured with its function
     ]

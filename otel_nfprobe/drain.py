@@ -81,6 +81,7 @@ class Drain:
         thread_names: comm of each thread of the target by its tid.
         recording_error: what stopped the recording; the session goes on without it.
         records: records taken.
+        pause_s: between rounds.
     """
 
     session: Session
@@ -92,6 +93,7 @@ class Drain:
     thread_names: dict[int, str] = field(default_factory=dict)
     recording_error: NfprobeError | None = None
     records: int = 0
+    pause_s: float = PAUSE_S
     _anchors_written: int = 0
     _threads_written: dict[int, int] = field(default_factory=dict)
     _housekeeping_at: float = 0.0
@@ -130,7 +132,7 @@ class Drain:
         plenty = self.session.ring_bytes // RECORD.itemsize // PLENTY_SHARE
         while (now := time.monotonic()) < deadline:
             if self.round() < plenty:
-                time.sleep(min(PAUSE_S, max(0.0, deadline - now)))
+                time.sleep(min(self.pause_s, max(0.0, deadline - now)))
 
     def run_dry(self, patience_s: float = 2.0) -> None:
         """Drains until two rounds in a row find nothing."""

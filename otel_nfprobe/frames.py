@@ -17,6 +17,7 @@ from iced_x86 import Decoder, Mnemonic, Register
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan
 from otel_nfprobe.body import Body
+from otel_nfprobe.codemap import BODY, DISPLACED, PROBE, CodePart
 from otel_nfprobe.ehframe import CommonEntry, Frame
 
 FRAME_ROOM_BYTES = 512  # for one trampoline that is not a relocated body
@@ -39,6 +40,8 @@ class Frames:
         self._room = ffi.new("uint8_t[]", FRAME_ROOM_BYTES)
         self._rows = bytearray(self._take(lib.nfp_frame_common_write(self._room, FRAME_ROOM_BYTES)))
         self._empty = True
+        self.function = ""  # raw name of the function that is described next
+        self.parts: list[CodePart] = []
         self._commons: dict[tuple[int, bytes], int] = {}
 
     def _take(self, size_bytes: int) -> bytes:
@@ -58,7 +61,13 @@ class Frames:
             plan: whose displaced instructions those are; None for an instruction that leaves the function.
             moves: (address in the function, address in the copy) of the displaced instructions.
         """
-        rows = _displaced_rows(plan, address + int(lib.nfp_trampoline_bytes(shape)), moves) if plan else []
+        template_bytes = int(lib.nfp_trampoline_bytes(shape))
+        displaced_bytes = behind_bytes if plan else 0
+        probe_bytes = template_bytes + behind_bytes - displaced_bytes
+        self.parts.append(CodePart(address, probe_bytes, self.function, PROBE))
+        if displaced_bytes:
+            self.parts.append(CodePart(address + probe_bytes, displaced_bytes, self.function, DISPLACED))
+        rows = _displaced_rows(plan, address + template_bytes, moves) if plan else []
         array = ffi.new("struct nfp_cfa_row[]", rows) if rows else ffi.NULL
         size = lib.nfp_frame_write(
             shape, address, behind_bytes, array, len(rows), len(self._rows), self._room, FRAME_ROOM_BYTES
@@ -71,6 +80,7 @@ class Frames:
         sources = sorted(body.places)
         for frame, offset, size_bytes in body.parts:
             common = self._common(frame.common)
+            self.parts.append(CodePart(address + offset, size_bytes, self.function, BODY))
             pieces = [
                 (body.places[sources[bisect_left(sources, old)]], operations)
                 for old, operations in frame.steps()

@@ -25,6 +25,7 @@ from otel_nfprobe.digest import DEFAULT_KEY
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
+from otel_nfprobe.inherited import remove_inherited
 from otel_nfprobe.inject import Injected, inject
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
@@ -105,6 +106,7 @@ class Monitor:
             raise
 
     def _arm(self) -> None:
+        remove_inherited(self.session, self.target, self.patcher)
         leftover = self.patcher.disarm()
         if leftover:
             self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
@@ -130,6 +132,9 @@ class Monitor:
         self._count_uncovered()
         for glob in self.choice.wish.waiting:
             self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
+        self._begin_to_follow(trampolines)
+
+    def _begin_to_follow(self, trampolines: Trampolines) -> None:
         self.follower = Follower(
             self.target,
             self._presence,

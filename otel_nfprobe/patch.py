@@ -26,7 +26,7 @@ from otel_nfprobe.trampoline import Probe
 
 STOP_PATIENCE_NS = 2_000_000_000
 STOP_ATTEMPTS = 50
-STOP_CHANGES_MAX = 1000  # a stop with more takes longer than need be
+STOP_CHANGES_MAX = 4000  # in one stop: about a millisecond of writing
 SYNC_PATIENCE_NS = 1_000_000_000
 BYTES_DIFFER = "the bytes in memory differ from the file"
 CODE_KINDS = (lib.NFP_SITE_CODE, lib.NFP_SITE_SINGLE)
@@ -136,6 +136,14 @@ class Patcher:
         return missing
 
     # ---- the probe table -----------------------------------------------------------------------------------
+
+    def is_in_place(self, index: int) -> bool:
+        """Whether the changed bytes of a probe stand in the target."""
+        return self._stands(index, armed=True)
+
+    def is_left_behind(self, index: int) -> bool:
+        """Whether the jump in a probe's island stands although the site is as before."""
+        return self._island_stands(index)
 
     def _is_single(self, index: int) -> bool:
         return bool(self.session.probe(index).kind == lib.NFP_SITE_SINGLE)

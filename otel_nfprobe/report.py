@@ -22,6 +22,7 @@ from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_
 from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.tail import CauseKind, Typical, find_causes
+from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
@@ -92,11 +93,13 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
+    captured = CapturedValues()
     statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
         pipeline.set_costs(facts.costs)
         for columns in replay(reader, facts, pipeline):
             statistics.add(columns)
+            captured.add(columns)
             kept.add(columns)
             extent.add(columns)
         counts = pipeline.counts()
@@ -110,7 +113,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
         scene.draw(number, slow, row, cause)
         for number, ((slow, row), cause) in enumerate(zip(packets, causes, strict=True))
     ]
-    document = _make_document(facts, statistics, counts, ns_per_tick)
+    document = _make_document(facts, statistics, counts, captured, ns_per_tick)
     document["packets"]["slowest"] = described
     return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
 
@@ -242,11 +245,15 @@ def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:
 
 
 def _make_document(
-    facts: RecordingFacts, statistics: Statistics, counts: PipelineCounts, ns_per_tick: float
+    facts: RecordingFacts,
+    statistics: Statistics,
+    counts: PipelineCounts,
+    captured: CapturedValues,
+    ns_per_tick: float,
 ) -> dict[str, Any]:
     sizes = statistics.histogram(Distribution.BATCH_SIZE)
     return {
-        "functions": _list_functions(facts, statistics.functions(), ns_per_tick),
+        "functions": _list_functions(facts, statistics.functions(), captured, ns_per_tick),
         "batches": {
             "count": counts.batches,
             "size_histogram": [[int(size), int(count)] for size, count in sizes],
@@ -275,7 +282,9 @@ def _make_document(
     }
 
 
-def _list_functions(facts: RecordingFacts, rows: Rows, ns_per_tick: float) -> list[dict[str, Any]]:
+def _list_functions(
+    facts: RecordingFacts, rows: Rows, captured: CapturedValues, ns_per_tick: float
+) -> list[dict[str, Any]]:
     called = {int(row["function"]): row for row in rows}
     functions = []
     for id in sorted(facts.functions.keys() | called.keys()):
@@ -289,7 +298,8 @@ def _list_functions(facts: RecordingFacts, rows: Rows, ns_per_tick: float) -> li
         }
         for name in ("total", "self", "min", "p50", "p90", "p99", "max"):
             entry[f"{name}_ns"] = round(int(row[f"{name}_ticks"]) * ns_per_tick) if row is not None else 0
-        functions.append(entry | _describe_cost(function, row, ns_per_tick) | {"counters": {}})
+        entry |= _describe_cost(function, row, ns_per_tick) | {"counters": {}}
+        functions.append(entry | captured.describe(id))
     return functions
 
 

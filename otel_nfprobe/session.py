@@ -105,6 +105,7 @@ class Session:
         self._positions: dict[int, Any] = {}
         self._holes: dict[int, float] = {}
         self._threads = OuterThreads(pid)
+        self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
         self._room = np.empty(DRAIN_ROOM_RECORDS, dtype=RECORD)
         self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
         self.torn = 0
@@ -160,6 +161,10 @@ class Session:
                 f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
             )
         return int(result[0])
+
+    def write_message(self, text: str) -> None:
+        """Leaves a text for the next command."""
+        ffi.memmove(self.header.message, text.encode()[:511] + b"\0", min(len(text.encode()), 511) + 1)
 
     def open_gates(self, gates: int) -> None:
         """Lets the probes whose gate bits are given write records."""

@@ -147,6 +147,7 @@ class Target:
         maps = self.maps()
         first_pages = {(item.path, item.inode): item for item in reversed(maps) if item.offset == 0}
         found: dict[tuple[str, str, int, int], Module] = {}
+        ranges: dict[tuple[str, str, int, int], list[tuple[int, int]]] = {}
         for mapping in maps:
             if not (mapping.is_executable and mapping.path.startswith("/")) or _is_skipped(mapping):
                 continue
@@ -159,9 +160,10 @@ class Target:
                 found[key] = self._modules.get(key) or Module(
                     mapping.path, base, image, [], mapping.device, mapping.inode
                 )
-                found[key].executable_ranges = []
                 found[key].cache.setdefault("root", f"/proc/{self.pid}/root")  # for its debug files
-            found[key].executable_ranges.append((mapping.start, mapping.end))
+            ranges.setdefault(key, []).append((mapping.start, mapping.end))
+        for key, module in found.items():  # forked children share modules: a change must never be seen half done
+            module.executable_ranges = ranges[key]
         self._modules = found
         executable = self.executable
         return sorted(found.values(), key=lambda module: (module.path != executable, module.low))
@@ -170,6 +172,11 @@ class Target:
     def runs_on_musl(self) -> bool:
         """Whether its C library is musl."""
         return any(module.is_musl for module in self.modules())
+
+    def take_modules(self, parent: Target) -> None:
+        """Takes over the modules of the process that this one was forked from, with all that is known of them."""
+        self._images.update(parent._images)
+        self._modules.update(parent._modules)
 
     def _image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
         key = (mapping.path, mapping.device, mapping.inode)

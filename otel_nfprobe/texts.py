@@ -29,6 +29,10 @@ class Texts:
             same = replace(module, executable_ranges=list(module.executable_ranges))
             self._before[id(module)] = (same, text_digests(self._target, [same]))
 
+    def adopt(self, parent: Texts) -> None:
+        """Takes over what is known of the process that this one was forked from: code here may be changed already."""
+        self._before.update(parent._before)
+
     def differing(self, modules: Iterable[Module]) -> list[str]:
         """Places, as path@address, where the code of these modules is not what it was.
 

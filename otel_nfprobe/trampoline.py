@@ -19,8 +19,9 @@ from typing import Any
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
 from otel_nfprobe.arena import Arenas
-from otel_nfprobe.body import Body, Exit, build_body, encode_exit, find_exits, find_members
+from otel_nfprobe.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
 from otel_nfprobe.branches import scan_module
+from otel_nfprobe.codemap import build_object, object_room_bytes, publish
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
 from otel_nfprobe.relocate import JUMP_BYTES
@@ -51,6 +52,7 @@ class ProbeRequest:
         program: capture program index of a receive, transmit or drop function.
         return_mask: valid bits of a receive function's return value.
         gate: gate bits that open the probe.
+        snippet: code that captures a value at the entry (snippet.py), or b"".
     """
 
     plan: FunctionPlan
@@ -58,18 +60,23 @@ class ProbeRequest:
     program: int = 0
     return_mask: int = 0xFFFFFFFF
     gate: int = GATE_OUTER
+    snippet: bytes = b""
 
     @property
     def template(self) -> int:
         """Template of the entry, enum nfp_shape."""
         if self.shape != lib.NFP_SHAPE_CALL:
             return self.shape
+        if self.snippet:
+            return int(lib.NFP_SHAPE_ENTER_VALUE if _is_relocated(self) else lib.NFP_SHAPE_CALL_VALUE)
         if self.plan.strategy == RELOCATED_BODY:
             return int(lib.NFP_SHAPE_ENTER)
         if self.plan.strategy == ENTRY_ONLY:
             return int(lib.NFP_SHAPE_MARK)
         if self.plan.argument_words:
             return int(next(shape for words, shape in COPY_SHAPES.items() if words >= self.plan.argument_words))
+        if self.plan.has_frame_pointer:
+            return int(lib.NFP_SHAPE_COPY_0)
         return self.shape
 
 
@@ -132,6 +139,7 @@ class Trampolines:
         if not fresh:
             return probes, reasons
         need = sum(_room_for(request) for request in fresh) + FRAME_ROOM_BYTES
+        need += object_room_bytes((request.plan.name, _symbols_of(request)) for request in fresh)
         arena = self.arenas.near(fresh[0].plan.module, need)
         frames = Frames()
         for request in fresh:
@@ -177,12 +185,15 @@ class Trampolines:
         self._session.header.probes = index + 1
         self.arenas.mapping(arena)[start : start + len(code.image)] = code.image
         entry.used = start + len(code.image)
+        frames.function = request.plan.name
         code.describe(frames)
         self._describe(index, request, address + code.entry)
         return Probe(index, request, address + code.entry, code.moves)
 
     def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
-        values = template_values(self._session, index, request.program, request.return_mask, request.gate)
+        values = template_values(
+            self._session, index, request.program, request.return_mask, request.gate, request.snippet
+        )
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
     def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
@@ -191,7 +202,7 @@ class Trampolines:
         entry.function = plan.address
         entry.site = plan.site
         entry.trampoline = trampoline
-        entry.module = _module_hash(plan)
+        entry.module = _module_hash(request)
         entry.id = index
         entry.kind = lib.NFP_SITE_GOT if plan.is_slot else lib.NFP_SITE_CODE
         entry.length = len(plan.site_bytes)
@@ -211,17 +222,24 @@ class Trampolines:
         rows = frames.encode()
         entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // 8) * 8
-        if not rows or start + len(rows) > int(entry.bytes):
+        if not rows:
             return
-        self.arenas.mapping(arena)[start : start + len(rows)] = rows
-        entry.used = start + len(rows)
-        self._session.ask(lib.NFP_COMMAND_REGISTER_FRAMES, int(entry.address) + start)
+        address = int(entry.address) + start
+        described = build_object(frames.parts, rows, address)
+        if start + len(described.image) > int(entry.bytes):
+            return
+        self.arenas.mapping(arena)[start : start + len(described.image)] = described.image
+        entry.used = start + len(described.image)
+        self.arenas.finish(arena, described, start)
+        publish(self._session, address, described)
 
 
 # ---- code for one address ----------------------------------------------------------------------------------------
 
 
-def template_values(session: Session, function: int, program: int, return_mask: int, gate: int) -> Any:
+def template_values(
+    session: Session, function: int, program: int, return_mask: int, gate: int, snippet: bytes = b""
+) -> Any:
     """What templates are filled in with (struct nfp_trampoline)."""
     return ffi.new(
         "struct nfp_trampoline *",
@@ -231,6 +249,8 @@ def template_values(session: Session, function: int, program: int, return_mask: 
             "program": program,
             "return_mask": return_mask,
             "gate": gate,
+            "snippet_bytes": len(snippet),
+            "snippet": snippet,
         },
     )
 
@@ -272,7 +292,8 @@ def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
         places.append((place, len(last)))
     image += b"\xcc" * (_exits_bytes(exits) - len(image))
     entry = len(image)
-    image += fill_template(lib.NFP_SHAPE_ENTER, values)
+    enter = int(lib.NFP_SHAPE_ENTER_VALUE if request.snippet else lib.NFP_SHAPE_ENTER)
+    image += fill_template(enter, values)
     start = address + len(image)
     scan = scan_module(plan.module.image)
     body = build_body(scan, scan.index_of(plan.offset), base, start, lambda number: places[number][0])
@@ -281,7 +302,7 @@ def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
     def describe(frames: Frames) -> None:
         for place, last_bytes in places:
             frames.add(lib.NFP_SHAPE_EXIT, place, last_bytes)
-        frames.add(lib.NFP_SHAPE_ENTER, address + entry, 0)
+        frames.add(enter, address + entry, 0)
         frames.add_body(start, body)
 
     return _Code(bytes(image) + body.code, entry, moves, describe)
@@ -311,6 +332,11 @@ def _exits_bytes(exits: Iterable[Exit]) -> int:
 
 def _is_relocated(request: ProbeRequest) -> bool:
     return request.plan.strategy == RELOCATED_BODY
+
+
+def _symbols_of(request: ProbeRequest) -> int:
+    """Parts of a trampoline that debuggers see: probe, and displaced instructions or the parts of a body."""
+    return 1 + (PARTS_MAX + 1 if _is_relocated(request) else 1)
 
 
 def _room_for(request: ProbeRequest) -> int:
@@ -343,7 +369,7 @@ def _old_bytes(entry: Any) -> bytes:
 
 def _key(request: ProbeRequest) -> tuple[int, int, int, bytes]:
     plan = request.plan
-    return plan.site, _shape_key(request), _module_hash(plan), plan.site_bytes
+    return plan.site, _shape_key(request), _module_hash(request), plan.site_bytes
 
 
 def _shape_key(request: ProbeRequest) -> int:
@@ -353,6 +379,7 @@ def _shape_key(request: ProbeRequest) -> int:
     return request.template | gate << 4 | mask << 6
 
 
-def _module_hash(plan: FunctionPlan) -> int:
-    text = f"{plan.module.build_id}|{plan.module.path}|{plan.module.base:#x}|{plan.strategy}"
+def _module_hash(request: ProbeRequest) -> int:
+    plan = request.plan
+    text = f"{plan.module.build_id}|{plan.module.path}|{plan.module.base:#x}|{plan.strategy}|{request.snippet.hex()}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

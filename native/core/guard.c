@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "guard.h"
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -23,6 +24,17 @@ static int wait_for(pid_t child, struct guarded *guarded)
 	return guarded->finished ? guarded->result : -ECHILD;
 }
 
+// A signal to the monitor's process group, such as Ctrl-C, is not for the guard, nor one that is meant to end the
+// monitor: the work is a matter of milliseconds, and half of it would kill the target.
+static void shield(void)
+{
+	sigset_t all;
+	setsid();
+	sigfillset(&all);
+	sigdelset(&all, SIGCHLD); // watch.c waits for it
+	sigprocmask(SIG_SETMASK, &all, NULL);
+}
+
 int nfp_guard(int (*work)(void *shared), void *shared, size_t bytes)
 {
 	size_t size = sizeof(struct guarded) + bytes;
@@ -32,7 +44,7 @@ int nfp_guard(int (*work)(void *shared), void *shared, size_t bytes)
 	memcpy(guarded->shared, shared, bytes);
 	pid_t child = fork();
 	if (child == 0) {
-		setsid(); // a signal to the monitor's process group, such as Ctrl-C, is not for it
+		shield();
 		guarded->result = work(guarded->shared);
 		guarded->finished = 1;
 		_exit(0);

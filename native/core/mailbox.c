@@ -20,22 +20,30 @@ static uint32_t post(struct nfp_session_header *header, uint32_t command)
 	return request;
 }
 
+uint32_t nfp_mailbox_post(struct nfp_session_header *header, uint32_t command, const uint64_t arguments[4])
+{
+	memcpy(header->argument, arguments, sizeof(header->argument));
+	return post(header, command);
+}
+
+int nfp_mailbox_answered(struct nfp_session_header *header, uint32_t request, uint64_t pause_ns)
+{
+	uint32_t reply = __atomic_load_n(&header->reply, __ATOMIC_ACQUIRE); // partner: serve() in helper.c
+	if (reply == request)
+		return 1;
+	struct timespec pause = {0, (long)pause_ns};
+	syscall(SYS_futex, &header->reply, FUTEX_WAIT, reply, &pause, NULL, 0);
+	return __atomic_load_n(&header->reply, __ATOMIC_ACQUIRE) == request;
+}
+
 int nfp_mailbox_ask(struct nfp_session_header *header, uint32_t command, const uint64_t arguments[4],
                     uint64_t patience_ns, int32_t *result)
 {
-	memcpy(header->argument, arguments, sizeof(header->argument));
-	uint32_t request = post(header, command);
+	uint32_t request = nfp_mailbox_post(header, command, arguments);
 	uint64_t deadline_ns = nfp_now_ns() + patience_ns;
-	for (;;) {
-		uint32_t reply =
-		    __atomic_load_n(&header->reply, __ATOMIC_ACQUIRE); // partner: serve() in helper.c
-		if (reply == request)
-			break;
+	while (!nfp_mailbox_answered(header, request, 10000000))
 		if (nfp_now_ns() > deadline_ns)
 			return -ETIMEDOUT;
-		struct timespec pause = {0, 10000000};
-		syscall(SYS_futex, &header->reply, FUTEX_WAIT, reply, &pause, NULL, 0);
-	}
 	*result = header->result;
 	return 0;
 }

@@ -13,4 +13,9 @@ void nfp_mailbox_send(struct nfp_session_header *header, uint32_t command);
 // Now, in ticks of the time stamp counter.
 uint64_t nfp_ticks_now(void);
 // cdef end
+
+// The two halves of nfp_mailbox_ask, for who has other work while it waits.
+uint32_t nfp_mailbox_post(struct nfp_session_header *header, uint32_t command, const uint64_t arguments[4]);
+// Waits up to `pause_ns` for the answer to `request`. Returns whether it is there.
+int nfp_mailbox_answered(struct nfp_session_header *header, uint32_t request, uint64_t pause_ns);
 #endif

@@ -38,8 +38,13 @@ void nfp_haste_end(const struct nfp_haste *before)
 
 int nfp_seize(pid_t tid, struct nfp_seized *thread)
 {
+	return nfp_seize_with(tid, 0, thread);
+}
+
+int nfp_seize_with(pid_t tid, long options, struct nfp_seized *thread)
+{
 	*thread = (struct nfp_seized){.tid = tid};
-	return ptrace(PTRACE_SEIZE, tid, 0, 0) == 0 ? 0 : -errno;
+	return ptrace(PTRACE_SEIZE, tid, 0, options) == 0 ? 0 : -errno;
 }
 
 int nfp_interrupt(struct nfp_seized *thread)
@@ -78,9 +83,10 @@ int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
 			error = ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 ? 0 : -errno;
 			return error;
 		}
-		// A signal of its own came first: it gets it, and the interrupt stops it after that.
+		// A signal of its own came first: it gets it. The kernel may have forgotten the interrupt.
 		thread->stopped = 0;
 		ptrace(PTRACE_CONT, thread->tid, 0, (long)WSTOPSIG(status));
+		nfp_interrupt(thread);
 	}
 }
 

@@ -12,6 +12,9 @@ struct nfp_seized {
 	int stopped;
 	int gone;   // it exited, or was killed
 	int signal; // taken from it while it was stopped; given back when it goes on
+	int foreign; // another process, which runs in the target's memory
+	int state; // watch.c's own
+	int visited; // it has been seen at a place where it makes no thread
 	struct user_regs_struct registers; // valid while stopped
 };
 
@@ -26,8 +29,10 @@ struct nfp_haste {
 void nfp_haste_begin(struct nfp_haste *before);
 void nfp_haste_end(const struct nfp_haste *before);
 
-// All four return 0 or -errno.
+// All return 0 or -errno.
 int nfp_seize(pid_t tid, struct nfp_seized *thread);
+// The same with PTRACE_O_* options.
+int nfp_seize_with(pid_t tid, long options, struct nfp_seized *thread);
 int nfp_interrupt(struct nfp_seized *thread);
 // Waits until the thread has stopped for the interrupt and reads its registers. -ETIMEDOUT when it does not.
 int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns);

@@ -2,24 +2,10 @@
 // Change code or data bytes of a target while all its threads stand still, once and briefly.
 #ifndef NFPROBE_STOP_H
 #define NFPROBE_STOP_H
+#include "change.h"
 #include <stdint.h>
 
 // cdef begin
-// One change. A thread whose program counter stands inside the old instructions, behind the first, would
-// continue in the middle of the new ones: it is moved to the copy of its instruction.
-struct nfp_change {
-	uint64_t address;
-	uint32_t bytes;      // at most 32
-	uint32_t first_move; // in the moves array
-	uint32_t moves;
-	uint32_t failed; // out: 1 when the bytes found were not `expected`, 2 when they did not read back
-	uint8_t expected[32];
-	uint8_t replacement[32];
-};
-struct nfp_move {
-	uint64_t from;
-	uint64_t to;
-};
 struct nfp_stop {
 	int32_t pid;
 	uint32_t threads; // out: stopped

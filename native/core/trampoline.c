@@ -24,12 +24,17 @@ DECLARE(bare);
 DECLARE(enter);
 DECLARE(mark);
 DECLARE(exit);
+DECLARE(copy_0);
 DECLARE(copy_2);
 DECLARE(copy_4);
 DECLARE(copy_8);
 DECLARE(copy_16);
 DECLARE(copy_32);
 DECLARE(copy_64);
+DECLARE(call_value);
+DECLARE(enter_value);
+
+enum { JUMP_SHORT = 0xeb, JUMP_BYTES = 2 };
 
 struct template {
 	const uint8_t *start, *end;
@@ -46,12 +51,15 @@ static const struct template templates[NFP_SHAPE_COUNT] = {
     [NFP_SHAPE_ENTER] = ENTRY(enter),
     [NFP_SHAPE_MARK] = ENTRY(mark),
     [NFP_SHAPE_EXIT] = ENTRY(exit),
+    [NFP_SHAPE_COPY_0] = ENTRY(copy_0),
     [NFP_SHAPE_COPY_2] = ENTRY(copy_2),
     [NFP_SHAPE_COPY_4] = ENTRY(copy_4),
     [NFP_SHAPE_COPY_8] = ENTRY(copy_8),
     [NFP_SHAPE_COPY_16] = ENTRY(copy_16),
     [NFP_SHAPE_COPY_32] = ENTRY(copy_32),
     [NFP_SHAPE_COPY_64] = ENTRY(copy_64),
+    [NFP_SHAPE_CALL_VALUE] = ENTRY(call_value),
+    [NFP_SHAPE_ENTER_VALUE] = ENTRY(enter_value),
 };
 
 uint32_t nfp_trampoline_bytes(uint32_t shape)
@@ -75,6 +83,17 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 	}
 }
 
+// Puts the snippet at the start of its room, and behind it a jump to the room's end.
+static void put_snippet(uint8_t *room, uint32_t room_bytes, const struct nfp_trampoline *values)
+{
+	uint32_t bytes = values->snippet_bytes;
+	if (bytes > NFP_SNIPPET_BYTES_MAX || bytes + JUMP_BYTES > room_bytes)
+		bytes = 0;
+	memcpy(room, values->snippet, bytes);
+	room[bytes] = JUMP_SHORT;
+	room[bytes + 1] = (uint8_t)(room_bytes - bytes - JUMP_BYTES);
+}
+
 uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *values, uint8_t *out,
                               uint32_t capacity)
 {
@@ -83,6 +102,10 @@ uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *value
 		return 0;
 	memcpy(out, templates[shape].start, bytes);
 	for (const struct field *field = templates[shape].fields; field->kind != 0xffff; field++) {
+		if (field->kind == NFP_FIELD_SNIPPET) {
+			put_snippet(out + field->offset, field->bytes, values);
+			continue;
+		}
 		uint32_t value = field_value(field, values);
 		memcpy(out + field->offset, &value, field->bytes);
 	}

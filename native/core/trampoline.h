@@ -8,6 +8,7 @@
 
 // cdef begin
 enum { NFP_PUSHED_NONE = 255 };
+enum { NFP_SNIPPET_BYTES_MAX = 126 }; // and two for the jump behind it
 
 enum nfp_shape {
 	NFP_SHAPE_CALL = 0,
@@ -23,7 +24,10 @@ enum nfp_shape {
 	NFP_SHAPE_COPY_16 = 10,
 	NFP_SHAPE_COPY_32 = 11,
 	NFP_SHAPE_COPY_64 = 12,
-	NFP_SHAPE_COUNT = 13
+	NFP_SHAPE_CALL_VALUE = 13, // as CALL and ENTER, with a snippet that captures a value
+	NFP_SHAPE_ENTER_VALUE = 14,
+	NFP_SHAPE_COPY_0 = 15, // for functions that begin with push rbp; mov rbp, rsp
+	NFP_SHAPE_COUNT = 16 // a shape has four bits in the probe table
 };
 
 struct nfp_trampoline {
@@ -32,6 +36,8 @@ struct nfp_trampoline {
 	uint32_t program;     // index of its capture program
 	uint32_t return_mask; // valid bits of a receive function's return value
 	uint8_t gate;         // gate bits that open it
+	uint8_t snippet_bytes;
+	uint8_t snippet[NFP_SNIPPET_BYTES_MAX]; // leaves a value in rax, may change rcx, rdx, r11
 };
 
 // A change of the rule for the canonical frame address inside the displaced instructions.
@@ -58,5 +64,12 @@ uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_by
                          uint8_t *out, uint32_t capacity);
 // cdef end
 
-enum nfp_field { NFP_FIELD_TLS, NFP_FIELD_GATE, NFP_FIELD_TAG, NFP_FIELD_PROGRAM, NFP_FIELD_RETURN_MASK };
+enum nfp_field {
+	NFP_FIELD_TLS,
+	NFP_FIELD_GATE,
+	NFP_FIELD_TAG,
+	NFP_FIELD_PROGRAM,
+	NFP_FIELD_RETURN_MASK,
+	NFP_FIELD_SNIPPET
+};
 #endif

@@ -17,6 +17,10 @@ enum nfp_boot_stage {
 	NFP_BOOT_SESSION_READY = 3, // session_fd is the session's memory file
 	NFP_BOOT_GO = 4,            // said by the monitor: it holds the session's lock
 	NFP_BOOT_FAILED = 5,        // message says why; the helper thread is gone
+	// The target has no /proc through which a memory file can be loaded: the monitor writes the library to a
+	// file that the target can see, puts its path into library_path and says LIBRARY_FILLED again. An empty
+	// path: there is no place for one.
+	NFP_BOOT_WANTS_FILE = 6,
 };
 
 struct nfp_boot {
@@ -34,9 +38,10 @@ struct nfp_boot {
 	uint64_t cpus[16]; // NFP_BOOT_CPU_WORDS: where the helper thread may run
 	uint64_t regions[4]; // address and bytes of the two mappings, unmapped by the helper
 	char library_name[64];
+	char library_path[256]; // filled in when the helper wants a file
 	// Answers.
 	int32_t created; // result of pthread_create
-	int32_t stage;   // enum nfp_boot_stage
+	int32_t stage; // enum nfp_boot_stage
 	int32_t library_fd;
 	int32_t session_fd;
 	char message[512];

@@ -72,18 +72,43 @@ static char *append_number(char *to, long number)
 }
 
 // The path names the helper thread, so that no two loads in the life of a target use the same one: the
-// loader takes a known path for a loaded library.
-static void library_path(char *to, int fd)
+// loader takes a known path for a loaded library. The thread's numbers are those of the pid namespace that
+// /proc was mounted for, which need not be the thread's own: hence the link. Returns 0 without such a link.
+static int memory_file_path(char *to, int fd)
 {
-	to = append_text(to, "/proc/self/task/");
-	to = append_number(to, nfp_syscall3(SYS_gettid, 0, 0, 0));
-	append_number(append_text(to, "/fd/"), fd);
+	char link[24], thread[64]; // /proc/thread-self -> PID/task/TID
+	append_text(link, "/proc/thread-self");
+	long length = nfp_syscall3(SYS_readlink, (long)link, (long)thread, sizeof(thread) - 1);
+	if (length <= 0)
+		return 0;
+	thread[length] = 0;
+	append_number(append_text(append_text(append_text(to, "/proc/"), thread), "/fd/"), fd);
+	return 1;
+}
+
+static void *open_library(struct nfp_boot *boot, const char *path)
+{
+	return ((void *(*)(const char *, int))boot->dlopen)(path, NOW_LOCAL_NODELETE);
+}
+
+// Asks the monitor for a file in the target's own root directory.
+static void *load_file(struct nfp_boot *boot)
+{
+	__atomic_store_n(&boot->stage, NFP_BOOT_WANTS_FILE, __ATOMIC_RELEASE);
+	if (!wait_for(boot, NFP_BOOT_LIBRARY_FILLED))
+		return say(boot, "the monitor did not send the library"), NULL;
+	if (!boot->library_path[0])
+		return say(boot, "there is no /proc and no directory for the library's file"), NULL;
+	void *library = open_library(boot, boot->library_path);
+	if (!library)
+		say(boot, ((char *(*)(void))boot->dlerror)());
+	return library;
 }
 
 static void *load(struct nfp_boot *boot)
 {
 	const unsigned int close_on_exec = 1, executable = 0x10;
-	char path[64];
+	char path[128];
 	long fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, close_on_exec | executable, 0);
 	if (fd < 0) // kernels before 6.3 do not know the second flag
 		fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, close_on_exec, 0);
@@ -95,13 +120,15 @@ static void *load(struct nfp_boot *boot)
 		nfp_syscall3(SYS_close, fd, 0, 0);
 		return say(boot, "the monitor did not send the library"), NULL;
 	}
-	library_path(path, (int)fd);
-	void *library = ((void *(*)(const char *, int))boot->dlopen)(path, NOW_LOCAL_NODELETE);
+	void *library = memory_file_path(path, (int)fd) ? open_library(boot, path) : NULL;
+	if (!library) { // else the descriptor stays open: debuggers read the library by it (jit.c)
+		nfp_syscall3(SYS_close, fd, 0, 0);
+		library = load_file(boot);
+	}
 	void *entry =
 	    library ? ((void *(*)(void *, const char *))boot->dlsym)(library, "nfp_helper_main") : NULL;
-	if (!entry)
+	if (library && !entry)
 		say(boot, ((char *(*)(void))boot->dlerror)());
-	nfp_syscall3(SYS_close, fd, 0, 0);
 	return entry;
 }
 

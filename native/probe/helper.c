@@ -5,12 +5,14 @@
 // there is another, blocks all signals, and is the only place where libc is called.
 #define _GNU_SOURCE
 #include "boot.h"
+#include "jit.h"
 #include "library.h"
 #include "x86_64/syscall.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +24,7 @@
 #include <unistd.h>
 
 #define FIXED_BYTES NFP_ARENA_OFFSET // header and tables: what the target maps writable
+#define STACK_BYTES (256 << 10)
 #define WATCH_NS 100000000           // how often the monitor's lock is looked at
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -35,26 +38,32 @@ __attribute__((visibility("default"))) void *nfp_helper_main(struct nfp_boot *bo
 static void leave_dataplane(const struct nfp_boot *boot)
 {
 	struct sched_param normal = {0};
-	sched_setscheduler(0, SCHED_OTHER, &normal);
+	syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &normal); // musl's function does nothing
 	syscall(SYS_sched_setaffinity, 0, sizeof(boot->cpus), boot->cpus);
 	prctl(PR_SET_NAME, "nfprobe");
 }
 
-// Whether the session that is mapped can be taken up again: same process, same ring size, and the file
-// descriptor still names it (a target may close descriptors that it does not know).
-static int session_is_usable(const struct nfp_boot *boot)
+// Whether the file descriptor still names the mapped session: a target may close descriptors that it does not
+// know.
+static int descriptor_is_session(void)
 {
-	struct nfp_session_header *header = nfp_library.header;
 	struct stat by_descriptor;
-	if (!header || nfp_library.pid != getpid() || header->ring_bytes != boot->ring_bytes)
-		return 0;
 	if (fstat(nfp_library.session_fd, &by_descriptor) != 0)
 		return 0;
-	return (uint64_t)by_descriptor.st_size == header->total_bytes &&
+	return (uint64_t)by_descriptor.st_size == nfp_library.header->total_bytes &&
 	       fcntl(nfp_library.session_fd, F_GET_SEALS) > 0;
 }
 
-static const char *make_threads(void)
+// Whether the session that is mapped can be taken up again: same process, same ring size.
+static int session_is_usable(const struct nfp_boot *boot)
+{
+	struct nfp_session_header *header = nfp_library.header;
+	if (!header || nfp_library.pid != getpid() || header->ring_bytes != boot->ring_bytes)
+		return 0;
+	return descriptor_is_session();
+}
+
+static const char *make_threads(struct nfp_thread **ret)
 {
 	size_t bytes = sizeof(struct nfp_thread) * NFP_THREAD_COUNT;
 	void *blocks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -65,29 +74,48 @@ static const char *make_threads(void)
 		munmap(blocks, bytes);
 		return "the kernel has no MADV_WIPEONFORK (Linux 4.14)";
 	}
-	nfp_library.threads = blocks;
-	nfp_library.threads[0].kept = 1;
+	*ret = blocks;
 	return NULL;
 }
 
-// The blocks of the session before stay readable for ever: a thread may be inside a probe that uses them.
+// In a forked child the blocks that its thread may use have become zeros.
+static void revive_former(void)
+{
+	for (int f = 0; f < NFP_FORMER_COUNT && nfp_library.former[f]; f++)
+		for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+			struct nfp_thread *thread = &nfp_library.former[f][i];
+			thread->slow = nfp_null_thread.slow;
+			thread->receive_exit = nfp_null_thread.receive_exit;
+			thread->packets_entry = nfp_null_thread.packets_entry;
+			thread->packets_exit = nfp_null_thread.packets_exit;
+		}
+}
+
+// The blocks of the session before, or of the process that this one was forked from, stay readable for ever: a
+// thread may be inside a probe that uses them.
 static const char *retire_threads(void)
 {
-	if (!nfp_library.threads || nfp_library.pid != getpid())
-		return NULL;
-	for (int i = 0; i < NFP_FORMER_COUNT; i++)
-		if (!nfp_library.former[i]) {
-			nfp_library.former[i] = nfp_library.threads;
-			return NULL;
-		}
-	return "the ring size was changed too often in this target: use one of the sizes used before";
+	int is_forked = nfp_library.pid != getpid(), slot = 0;
+	while (slot < NFP_FORMER_COUNT && nfp_library.former[slot])
+		slot++;
+	if (slot == NFP_FORMER_COUNT)
+		return "too many sessions came before: of other ring sizes, or in processes that led to this one";
+	nfp_library.former[slot] = nfp_library.threads;
+	if (is_forked) {
+		nfp_follow_gate();
+		revive_former();
+		if (descriptor_is_session())
+			close(nfp_library.session_fd); // else it looks like a session of this process
+	}
+	return NULL;
 }
 
 static const char *make_session(const struct nfp_boot *boot)
 {
-	const char *failure = retire_threads();
+	const char *failure = nfp_library.threads ? retire_threads() : NULL;
 	if (failure)
 		return failure;
+	struct nfp_thread *threads;
 	uint64_t total = NFP_RING_OFFSET + NFP_THREAD_COUNT * boot->ring_bytes;
 	int fd = memfd_create("nfprobe-session", MFD_CLOEXEC | MFD_ALLOW_SEALING | 0x10);
 	if (fd < 0)
@@ -100,7 +128,7 @@ static const char *make_session(const struct nfp_boot *boot)
 	void *fixed = mmap(NULL, FIXED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (fixed == MAP_FAILED)
 		return close(fd), "the session's memory cannot be mapped";
-	failure = make_threads();
+	failure = make_threads(&threads);
 	if (failure)
 		return munmap(fixed, FIXED_BYTES), close(fd), failure;
 	struct nfp_session_header *header = fixed;
@@ -111,13 +139,18 @@ static const char *make_session(const struct nfp_boot *boot)
 	header->ring_stride = boot->ring_bytes;
 	header->target_pid = (uint32_t)getpid();
 	header->helper_address = (uint64_t)(uintptr_t)nfp_helper_main;
-	header->tls_offset = (uint32_t)((uintptr_t)&nfp_thread_pointer - nfp_thread_base());
+	header->tls_offset = (uint32_t)nfp_library.word_offset;
+	header->kept_address = (uint64_t)(uintptr_t)&threads[0].kept;
 	memset(nfp_library.rings, 0, sizeof(nfp_library.rings));
 	nfp_library.header = header;
 	nfp_library.table = (void *)((uint8_t *)fixed + NFP_THREAD_TABLE_OFFSET);
 	nfp_library.programs = (void *)((uint8_t *)fixed + NFP_PROGRAM_OFFSET);
 	nfp_library.session_fd = fd;
 	nfp_library.pid = getpid();
+	nfp_library.gate = 0;
+	threads[0].kept = 1;
+	// Partner: nfp_is_forked. From here on threads of a forked child use the rest.
+	__atomic_store_n(&nfp_library.threads, threads, __ATOMIC_RELEASE);
 	return NULL;
 }
 
@@ -165,7 +198,9 @@ static void set_former_gates(uint32_t gate)
 
 static void set_gates(uint32_t gate)
 {
-	nfp_null_thread.gate = gate;
+	__atomic_store_n(&nfp_library.gate, gate, __ATOMIC_SEQ_CST);
+	nfp_claiming_thread.gate = gate;
+	nfp_follow_gate();
 	set_former_gates(gate);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (nfp_library.threads[i].shared)
@@ -186,6 +221,21 @@ static int map_arena(uint64_t address, uint64_t offset, uint64_t bytes)
 		return 0;
 	munmap(mapped, bytes); // a kernel before 4.17 takes the address for a hint
 	return -EEXIST;
+}
+
+// An arena that is a file.
+static int map_file(const char *path, uint64_t address, uint64_t bytes)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return -errno;
+	void *mapped =
+	    mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+	int error = mapped == MAP_FAILED ? -errno : mapped == (void *)address ? 0 : -EEXIST;
+	if (error == -EEXIST && mapped != MAP_FAILED)
+		munmap(mapped, bytes);
+	close(fd);
+	return error;
 }
 
 // The unwinder of gcc finds the rows by __register_frame. It is loaded when the target has not done so:
@@ -209,6 +259,10 @@ static int carry_out(struct nfp_session_header *header)
 		return map_arena(header->argument[0], header->argument[1], header->argument[2]);
 	case NFP_COMMAND_REGISTER_FRAMES:
 		return register_frames((void *)header->argument[0]);
+	case NFP_COMMAND_MAP_FILE:
+		return map_file(header->message, header->argument[0], header->argument[1]);
+	case NFP_COMMAND_REGISTER_CODE:
+		return nfp_jit_register(header->argument[0], header->argument[1]);
 	case NFP_COMMAND_OPEN:
 		set_gates((uint32_t)header->argument[0]);
 		return 0;
@@ -216,6 +270,10 @@ static int carry_out(struct nfp_session_header *header)
 	case NFP_COMMAND_LEAVE:
 		set_gates(0);
 		return 0;
+	case NFP_COMMAND_SYNC_CORE:
+		return (int)nfp_sync(header->argument[0]);
+	case NFP_COMMAND_CALIBRATE:
+		return (int)nfp_calibrate(header->argument[0], header->argument[1]);
 	default:
 		return -ENOSYS;
 	}
@@ -224,7 +282,15 @@ static int carry_out(struct nfp_session_header *header)
 static int monitor_is_there(void)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	return fcntl(nfp_library.session_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+	return nfp_syscall3(SYS_fcntl, nfp_library.session_fd, F_OFD_GETLK, (long)&lock) == 0 &&
+	       lock.l_type != F_UNLCK;
+}
+
+// Raw, as all that this thread executes while it serves: an int3 may stand in a function of the C library
+// (native/core/live.c).
+static void futex(uint32_t *word, int operation, uint32_t value, const struct timespec *patience)
+{
+	nfp_syscall6(SYS_futex, (long)word, operation, value, (long)patience, 0, 0);
 }
 
 static void serve(struct nfp_session_header *header)
@@ -234,7 +300,7 @@ static void serve(struct nfp_session_header *header)
 		uint32_t request =
 		    __atomic_load_n(&header->request, __ATOMIC_ACQUIRE); // partner: Session.command
 		if (request == header->reply) {
-			syscall(SYS_futex, &header->request, FUTEX_WAIT, request, &patience, NULL, 0);
+			futex(&header->request, FUTEX_WAIT, request, &patience);
 			if (!monitor_is_there())
 				return;
 			continue;
@@ -244,7 +310,7 @@ static void serve(struct nfp_session_header *header)
 		if (leave)
 			return;
 		__atomic_store_n(&header->reply, request, __ATOMIC_RELEASE); // partner: Session.command
-		syscall(SYS_futex, &header->reply, FUTEX_WAKE, 1, NULL, NULL, 0);
+		futex(&header->reply, FUTEX_WAKE, 1, NULL);
 	}
 }
 
@@ -265,10 +331,32 @@ static int wait_for_go(struct nfp_boot *boot)
 	return 0;
 }
 
+// The thread that has loaded the library has no thread word (word_musl.c): a thread that is made after that
+// has one, and goes on from here.
+static void *begin_again(struct nfp_boot *boot)
+{
+	uint64_t attributes[16], thread; // pthread_attr_t is 56 bytes in both C libraries
+	if (boot->entry)
+		return fail(boot, "the C library gives new threads no room for the library's storage"), NULL;
+	boot->entry = (uint64_t)(uintptr_t)nfp_helper_main;
+	((int (*)(void *))boot->pthread_attr_init)(attributes);
+	((int (*)(void *, int))boot->pthread_attr_setdetachstate)(attributes, PTHREAD_CREATE_DETACHED);
+	((int (*)(void *, size_t))boot->pthread_attr_setstacksize)(attributes, STACK_BYTES);
+	if (((int (*)(uint64_t *, void *, void *, void *))boot->pthread_create)(
+	        &thread, attributes, (void *)nfp_helper_main, boot) != 0)
+		fail(boot, "pthread_create in the target");
+	return NULL;
+}
+
 // Entered by a jump from the bootstrap: returns to the thread library, the thread ends.
 void *nfp_helper_main(struct nfp_boot *boot)
 {
 	leave_dataplane(boot);
+	nfp_jit_name_library();
+	if (!nfp_library.word_offset)
+		nfp_library.word_offset = nfp_find_word();
+	if (!nfp_library.word_offset)
+		return begin_again(boot);
 	if (!session_is_usable(boot)) {
 		const char *failure = make_session(boot);
 		if (failure)

@@ -20,13 +20,28 @@ struct nfp_library {
 	// gives it a block of this session.
 	struct nfp_thread *former[NFP_FORMER_COUNT];
 	int session_fd;
+	uint32_t gate; // of all threads that may write
 	long pid; // that made the session: a forked child has another
+	int64_t word_offset; // of a thread's word from its thread base, the same for every thread
 };
 
 extern struct nfp_library nfp_library;
-extern struct nfp_thread nfp_null_thread; // of threads that have written nothing yet
-extern struct nfp_thread nfp_silent_thread; // of threads that must never write: its gate stays closed
-extern __thread struct nfp_thread *nfp_thread_pointer __attribute__((tls_model("initial-exec")));
+// Of threads that have written nothing yet. Its address is exported: otel_nfprobe/musl.py stores it.
+extern struct nfp_thread nfp_null_thread __attribute__((visibility("protected")));
+// Of threads of a forked child. Its gate stays closed until the child has a session of its own.
+extern struct nfp_thread nfp_silent_thread;
+extern struct nfp_thread nfp_claiming_thread; // of a thread while it gets a ring: for its signal handlers
+
+// The thread word: eight bytes of thread-local storage that hold the address of the thread's block. Templates
+// address it as a constant offset from %fs, which only static storage has; how a library that is loaded later
+// comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
+// thread is older than the library and has no word yet.
+int64_t nfp_find_word(void);
+
+static inline struct nfp_thread **nfp_thread_word(void)
+{
+	return (struct nfp_thread **)(nfp_thread_base() + (uintptr_t)nfp_library.word_offset);
+}
 
 // Makes room for a record of loss class `loss` in the ring of `thread`, giving the calling thread a ring if
 // it has none. Returns the thread's block, or NULL: the record is lost and counted.
@@ -42,6 +57,15 @@ static inline struct nfp_thread *nfp_thread_ready(struct nfp_thread *thread, uin
 	return __builtin_expect(thread->limit != 0, 1) ? thread : nfp_thread_enter(thread, loss);
 }
 
+// Whether this is a forked child without a session of its own.
+static inline int nfp_is_forked(void)
+{
+	return !nfp_library.header || !nfp_library.threads[0].kept;
+}
+
+// Gives the threads without a ring the gate that they must have.
+void nfp_follow_gate(void);
+
 // Maps ring `index` if it is not. Returns 0 or -errno.
 long nfp_ring_map(uint32_t index);
 
@@ -52,6 +76,13 @@ extern const char nfp_slow_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_
 // The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
 // if not, they are lost and counted.
 int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
+
+// What changing code without a stop needs done in the target. `what` is enum nfp_sync. Returns 0 or -errno.
+long nfp_sync(uint64_t what);
+
+// Measures the probe on the function at `probed` beside the same function without one, at `bare`. The answer is in
+// the session's header. Returns 0 or -errno.
+long nfp_calibrate(uint64_t bare, uint64_t probed);
 
 // Reserves `count` adjacent slots. Returns the position, or NFP_NO_ROOM: lost and counted.
 #define NFP_NO_ROOM UINT64_MAX

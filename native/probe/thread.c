@@ -14,9 +14,18 @@ struct nfp_thread nfp_null_thread = {
     .packets_entry = (void *)nfp_packets_entry_thunk,
     .packets_exit = (void *)nfp_packets_exit_thunk,
 };
-struct nfp_thread nfp_silent_thread;
-__thread struct nfp_thread *nfp_thread_pointer __attribute__((tls_model("initial-exec"))) = &nfp_null_thread;
-static __thread volatile int claiming __attribute__((tls_model("initial-exec")));
+struct nfp_thread nfp_silent_thread = {
+    .slow = (void *)nfp_slow_thunk,
+    .receive_exit = (void *)nfp_receive_exit_thunk,
+    .packets_entry = (void *)nfp_packets_entry_thunk,
+    .packets_exit = (void *)nfp_packets_exit_thunk,
+};
+struct nfp_thread nfp_claiming_thread = {
+    .slow = (void *)nfp_slow_thunk,
+    .receive_exit = (void *)nfp_receive_exit_thunk,
+    .packets_entry = (void *)nfp_packets_entry_thunk,
+    .packets_exit = (void *)nfp_packets_exit_thunk,
+};
 
 long nfp_ring_map(uint32_t index)
 {
@@ -78,20 +87,37 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 		;
 }
 
-static int is_forked(void)
+static uint32_t wanted_gate(void)
 {
-	return !nfp_library.header || !nfp_library.threads[0].kept;
+	return nfp_is_forked() ? 0 : __atomic_load_n(&nfp_library.gate, __ATOMIC_SEQ_CST);
 }
 
-// Gives the calling thread a ring. A forked child has no session: all its threads become silent. A child made
-// by vfork runs on its parent's memory and must leave no trace there: it gets no ring.
-static struct nfp_thread *claim(void)
+// Called by the helper thread and by threads of a forked child that have met their parent's open gate. Who stores
+// an outdated gate last sees it at the second look.
+void nfp_follow_gate(void)
 {
-	if (is_forked()) {
-		nfp_null_thread.gate = 0;
-		nfp_thread_pointer = &nfp_silent_thread;
-		return 0;
-	}
+	uint32_t gate;
+	do {
+		gate = wanted_gate();
+		__atomic_store_n(&nfp_null_thread.gate, gate, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&nfp_silent_thread.gate, gate, __ATOMIC_SEQ_CST);
+	} while (gate != wanted_gate());
+}
+
+// Partner: set_gates in helper.c, which changes the gate for all and then that of each block with a ring.
+static void open_gate(struct nfp_thread *thread)
+{
+	uint32_t gate;
+	do {
+		gate = wanted_gate();
+		__atomic_store_n(&thread->gate, gate, __ATOMIC_SEQ_CST);
+	} while (gate != wanted_gate());
+}
+
+// Gives the calling thread a ring. A child made by vfork runs on its parent's memory and must leave no trace
+// there: it gets none.
+static struct nfp_thread *claim(struct nfp_thread **word)
+{
 	if (nfp_syscall3(SYS_getpid, 0, 0, 0) != nfp_library.pid)
 		return 0;
 	int index = take_any();
@@ -103,8 +129,8 @@ static struct nfp_thread *claim(void)
 	}
 	struct nfp_thread *thread = &nfp_library.threads[index];
 	describe(thread, (uint32_t)index);
-	thread->gate = nfp_null_thread.gate;
-	nfp_thread_pointer = thread;
+	open_gate(thread);
+	*word = thread;
 	return thread;
 }
 
@@ -150,16 +176,24 @@ struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss)
 {
 	if (has_ring(thread))
 		return thread;
+	struct nfp_thread **word = nfp_thread_word();
+	if (nfp_is_forked()) {
+		nfp_follow_gate();
+		*word = &nfp_silent_thread;
+		return 0;
+	}
 	thread = 0;
-	if (!claiming) { // else this is a signal handler inside the lines below
-		claiming = 1;
+	// One instruction: a signal handler of this thread comes before it or after it.
+	struct nfp_thread *before = __atomic_exchange_n(word, &nfp_claiming_thread, __ATOMIC_RELAXED);
+	if (before != &nfp_claiming_thread) { // else this is a signal handler inside the lines below
 		// A signal handler may have claimed since the probe looked.
-		thread = has_ring(nfp_thread_pointer) ? nfp_thread_pointer : claim();
-		claiming = 0;
+		thread = has_ring(before) ? before : claim(word);
+		if (*word == &nfp_claiming_thread)
+			*word = before;
 	}
 	if (thread)
 		make_room(thread);
-	else if (!is_forked())
+	else
 		__atomic_fetch_add(&nfp_library.header->unregistered[loss], 1, __ATOMIC_RELAXED);
 	return thread;
 }

@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.inject import take_turn
 from otel_nfprobe.leftover import find_monitor, open_leftover
+from otel_nfprobe.namespaces import namespace_ids
 from otel_nfprobe.patch import Patcher
+from otel_nfprobe.session import Session
 from otel_nfprobe.target import Target
 
 MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
@@ -72,8 +75,8 @@ def _clean_up(target: Target) -> int:
     if session is None:
         return 0
     try:
-        armed = sum(1 for index in range(session.probe_count) if session.probe(index).armed)
-        missing = Patcher(session, target).disarm()
+        armed = len(_armed(session))
+        missing = _restore(session, target)
         if missing:
             raise NfprobeError(
                 f"{len(missing)} of {armed} probes were not found as they were written; they were left alone.",
@@ -82,3 +85,17 @@ def _clean_up(target: Target) -> int:
         return armed
     finally:
         session.close()
+
+
+def _restore(session: Session, target: Target) -> list[int]:
+    """Restores a process's code. A forked child may have its parent's session, whose code stays as it is."""
+    armed = _armed(session)
+    missing = Patcher(session, target).disarm()
+    if int(session.header.target_pid) != namespace_ids(Path(f"/proc/{target.pid}"))[-1]:
+        for index in armed:
+            session.probe(index).armed = 1
+    return missing
+
+
+def _armed(session: Session) -> list[int]:
+    return [index for index in range(session.probe_count) if session.probe(index).armed]

@@ -18,6 +18,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.forks import Forks
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
@@ -58,6 +59,7 @@ def plan(
         arguments.strategy,
         arguments.no_stop,
         arguments.archive,
+        arguments.captures,
     )
     return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping)
 
@@ -85,6 +87,8 @@ class Measurement:
         self.monitor = monitor
         self._again = again
         self._resource = resource
+        self._endpoint = endpoint
+        self._forks: Forks | None = None
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
@@ -120,20 +124,31 @@ class Measurement:
 
     def run(self, progress: Callable[[], None]) -> None:
         """Drains until the time is over, someone stops it, or the target ends; then detaches."""
+        if self.arguments.follow_forks:
+            self._forks = Forks(self.monitor, self._measure_child, say)
+            self._forks.start()
         try:
             self.monitor.run(self.arguments.seconds, progress)
         finally:
+            if self._forks is not None:
+                self._forks.stop()
             self.monitor.detach()
+            if self._forks is not None:
+                self._forks.end()
         if self.monitor.target_ended:
             self.monitor.not_restored.clear()  # it ended while its bytes were being put back
 
     def finish(self) -> dict[str, Any]:
         """Closes what is open. Returns the summary object."""
         monitor = self.monitor
-        summary: dict[str, Any] = summarise(monitor)
-        summary["spans"] = self._close_exporter()
         for sentence in monitor.not_restored:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
+        summary: dict[str, Any] = summarise(monitor)
+        summary["spans"] = self._close_exporter()
+        if self._forks is not None:
+            summary |= {"children": self._forks.summaries, "children_missed": self._forks.missed}
+            for child in self._forks.summaries:
+                monitor.not_restored += [f"process {child['pid']}: {sentence}" for sentence in child["not_restored"]]
         if self._recording is not None:
             summary["recording"] = {"file": self._recording.path, "bytes": self._recording.bytes_written}
             error = monitor.drain.recording_error
@@ -146,6 +161,15 @@ class Measurement:
                 say(error.sentence, error.next_command)
         monitor.close()
         return summary
+
+    def _measure_child(self, monitor: Monitor) -> Measurement:
+        """A session on a forked child: everything as here, the recording in a file of its own."""
+        pid = monitor.target.pid
+        record = self.arguments.record and f"{self.arguments.record}.{pid}"
+        own = {"seconds": None, "record": record, "follow_forks": False}
+        arguments = argparse.Namespace(**{**vars(self.arguments), **own})
+        resource = find_resource(arguments, monitor.target)
+        return Measurement(arguments, monitor, resource, self._endpoint, self._again)
 
     def progress(self) -> Callable[[], None]:
         """What shows a line a second, on a terminal the same line again."""

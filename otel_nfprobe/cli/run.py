@@ -102,7 +102,7 @@ class _Run:
         self.target.check()
         adapter = choose_adapter(self.arguments.adapter, self.target)
         if adapter is not None and not _roles_of(adapter, self.target):
-            if self.arguments.functions and self.arguments.adapter == "auto":
+            if (self.arguments.functions or self.arguments.capture) and self.arguments.adapter == "auto":
                 say(f"adapter {adapter.name} finds no receive function yet: only --functions are probed.")
                 adapter = None
             elif not self._wait_for_roles(adapter):

@@ -9,6 +9,7 @@ from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
+from otel_nfprobe.snippet import read_capture
 
 RING_BYTES = 16 << 20
 
@@ -42,11 +43,24 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.a",
         help="name functions after the equal code in this static archive; repeatable",
     )
+    group.add_argument(
+        "--capture",
+        action="append",
+        default=[],
+        metavar="'GLOB: SNIPPET'",
+        help="probe these functions and capture a value at their entry: Intel instructions that leave it in rax,"
+        " such as 'libz.so.1:deflate: mov rax, [rdi+8]'; repeatable",
+    )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(
         "--no-stop",
         action="store_true",
         help="never stop the target's threads: functions whose code would change are refused",
+    )
+    group.add_argument(
+        "--follow-forks",
+        action="store_true",
+        help="measure the processes that the target forks, too, each in a recording FILE.PID of its own",
     )
     group.add_argument(
         "--ring-size",
@@ -100,7 +114,7 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
 
 
 def check_session_options(arguments: argparse.Namespace) -> None:
-    """Refuses what does not fit together, before anything is touched."""
+    """Refuses what does not fit together, before anything is touched; snippets are assembled."""
     usage = f"nfprobe {arguments.verb} --help"
     size = arguments.ring_size
     if size & (size - 1) or not RING_BYTES_MIN <= size <= RING_BYTES_MAX:
@@ -111,3 +125,4 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.packets == "none" and arguments.endpoint:
         sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
         raise UsageError(sentence, usage)
+    arguments.captures = [read_capture(text) for text in arguments.capture]

@@ -22,6 +22,7 @@ from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.strategies import STRATEGIES
+from otel_nfprobe.summary import summarise
 from otel_nfprobe.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "leaves.c"
@@ -79,7 +80,7 @@ def measure_probed(leaves: Leaves, strategy: str) -> float:
     monitor.run(MEASURE_S, lambda: None)
     ticks = leaves.read_ticks()
     monitor.detach()
-    summary = monitor.summary()
+    summary = summarise(monitor)
     monitor.close()
     lost, unpaired = summary["records"]["lost"], summary["unpaired"]  # type: ignore[index]
     if any(lost.values()) or any(unpaired.values()):

@@ -49,7 +49,7 @@ def slot_values(pid: int) -> dict[int, int]:
 
 def is_ours(pid: int, address: int) -> bool:
     """Whether an address lies among the trampolines."""
-    mappings = [mapping for mapping in Target(pid).maps() if "nfprobe-session" in mapping.path]
+    mappings = [mapping for mapping in Target(pid).maps() if "nfprobe" in mapping.path]
     return any(mapping.start <= address < mapping.end for mapping in mappings)
 
 

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.integration
 
 ROUNDS = 200
 ROUNDS_LONG = 2000
+ROUNDS_OF_MANY = 10_000
+MANY = 1000
+SOME = ("librte_ethdev.so*:rte_eth_dev_*", "libc.so*:memc*")
 
 
 def memory_kib(pid: int) -> tuple[int, int]:
@@ -54,12 +57,20 @@ def one_session(target: Target, choice: Choice, seconds: float) -> int:
     return received
 
 
-def run_rounds(testpmd: Testpmd, rounds: int) -> None:
+def choose_many(target: Target) -> Choice:
+    """A thousand functions of DPDK's libraries."""
+    choice = choose(target, choose_adapter("auto", target), ["librte_*.so*:*"], [])
+    plans = [plan for plan in choice.plans if plan.strategy is not None and not plan.is_slot]
+    roles = {role.address for role in choice.roles}
+    plans.sort(key=lambda plan: plan.address not in roles)
+    return Choice(choice.adapter, choice.roles, plans[:MANY])
+
+
+def run_rounds(testpmd: Testpmd, rounds: int, many: bool = False) -> None:
     target = Target(testpmd.pid)
     target.check()
     modules = target.modules()
-    adapter = choose_adapter("auto", target)
-    choice = choose(target, adapter, ["librte_ethdev.so*:rte_eth_dev_*", "libc.so*:memc*"], [])
+    choice = choose_many(target) if many else choose(target, choose_adapter("auto", target), SOME, [])
     text, slots = text_digests(target, modules), slot_values(target, modules)
     sizes = []
     for number in range(rounds):
@@ -89,3 +100,11 @@ def test_two_hundred_rounds(capture: Callable[[int], Path], start_testpmd: Calla
 def test_two_thousand_rounds(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
     run_rounds(testpmd, ROUNDS_LONG)
+
+
+@pytest.mark.long
+def test_ten_thousand_rounds_of_a_thousand_functions(
+    capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]
+) -> None:
+    testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
+    run_rounds(testpmd, ROUNDS_OF_MANY, many=True)

@@ -7,6 +7,7 @@ import struct
 import subprocess
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,7 @@ def test_a_short_jump_leads_to_an_island(plans: dict[str, FunctionPlan]) -> None
     base = plan.module.base
     assert plan.island_bytes == plan.module.image.read(plan.island - base, 5)
     islands = sorted(other.island for other in plans.values() if other.island)
-    assert all(after - before >= 5 for before, after in zip(islands, islands[1:], strict=False))
+    assert all(after - before >= 5 for before, after in pairwise(islands))
     bodies = [(other.address, other.address + other.size) for other in plans.values()]
     assert not any(low < island + 5 and island < high for island in islands for low, high in bodies)
 

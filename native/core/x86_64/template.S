@@ -29,6 +29,7 @@
 #define FIELD_TAG 2
 #define FIELD_PROGRAM 3
 #define FIELD_RETURN_MASK 4
+#define FIELD_SNIPPET 5
 
 	.section .text.nfp_templates, "ax", @progbits
 
@@ -141,8 +142,9 @@ nfp_template_end_\name:
 	mov -8(%rsp), %r11
 .endm
 
-// Out of line: the ring is full or not there. The slow path answers with the thread block, or 0: not recorded.
-.macro ENTRY_SLOW name, cfa
+// Out of line: the ring is full or not there. The slow path answers with the thread block, or 0: not recorded;
+// then it goes on at \unrecorded, or where it goes on in any case.
+.macro ENTRY_SLOW name, cfa, unrecorded
 	ROW \name, \cfa
 .Lentry_full_\name:
 	lea -48(%rsp), %rsp
@@ -153,7 +155,11 @@ nfp_template_end_\name:
 	ROW \name, \cfa
 	test %r11, %r11
 	jnz .Lentry_again_\name
+	.ifb \unrecorded
 	jmp .Lentry_done_\name
+	.else
+	jmp \unrecorded
+	.endif
 .endm
 
 // The exit probe. Ends with every register as the function left it.
@@ -239,6 +245,76 @@ nfp_template_end_\name:
 	EXIT_SLOW exit
 	TEMPLATE_END exit
 
+// ---- value: entry with a snippet that the user wrote ---------------------------------------------------------
+// The snippet computes a number in rax from what the function was called with, and may use rcx, rdx and r11, too.
+// What they held stands below rsp since the entry probe saved it there. A call that was not recorded, or whose
+// gate is closed, does not run it. trampoline.c fills the room and jumps from the snippet's end to the room's.
+
+#define SNIPPET_ROOM 128
+
+.macro CAPTURE name
+	.skip SNIPPET_ROOM, 0xcc
+	FIELD \name, FIELD_SNIPPET, SNIPPET_ROOM
+	mov %rax, %rdx
+	THREAD \name
+	TEST_GATE \name
+	jz .Lvalue_done_\name
+.Lvalue_again_\name:
+	RESERVE .Lvalue_full_\name
+	mov %rdx, NFP_RECORD_WORD(%rcx)
+	TAG \name, NFP_VALUE
+	mov %esp, NFP_RECORD_RSP(%rcx)
+	mov %r11d, NFP_RECORD_TAG(%rcx)
+.Lvalue_done_\name:
+	mov -32(%rsp), %rcx
+	mov -24(%rsp), %rdx
+	mov -16(%rsp), %rax
+	mov -8(%rsp), %r11
+.endm
+
+.macro CAPTURE_SLOW name
+	ENTRY_SLOW \name, 8, .Lvalue_done_\name
+.Lvalue_full_\name:
+	lea -48(%rsp), %rsp
+	ROW \name, 56
+	mov $NFP_LOST_CALL, %eax
+	call *NFP_THREAD_SLOW(%r11)
+	lea 48(%rsp), %rsp
+	ROW \name, 8
+	test %r11, %r11
+	jnz .Lvalue_again_\name
+	jmp .Lvalue_done_\name
+.endm
+
+	TEMPLATE call_value
+	ROW call_value, 8
+	ENTRY call_value, .Lcall_value_closed
+	CAPTURE call_value
+.Lcall_value_go:
+	lea -8(%rsp), %rsp
+	ROW call_value, 16
+	call nfp_template_end_call_value
+	lea 8(%rsp), %rsp
+	ROW call_value, 8
+	EXIT call_value
+	ret
+	CAPTURE_SLOW call_value
+	EXIT_SLOW call_value
+.Lcall_value_closed:
+	mov -8(%rsp), %r11
+	jmp .Lcall_value_go
+	TEMPLATE_END call_value
+
+	TEMPLATE enter_value
+	ROW enter_value, 8
+	ENTRY enter_value, .Lenter_value_closed
+	CAPTURE enter_value
+	jmp .Lend_enter_value
+	CAPTURE_SLOW enter_value
+.Lenter_value_closed:
+	mov -8(%rsp), %r11
+	TEMPLATE_END enter_value
+
 // ---- copy: as call, with the caller's stack arguments pushed again --------------------------------------------
 // An even number of words, so that the stack is aligned where the function expects it. No register is needed.
 
@@ -255,8 +331,10 @@ nfp_template_end_\name:
 	.set .Lword, .Lword - 1
 	pushq 16 + 8 * .Lword(%rbp)
 	.endr
+	mov (%rbp), %rbp // hand-written code takes arguments in any register
+	ROW \name, 16+8*\words
 	call nfp_template_end_\name
-	leave
+	lea 8 + 8 * \words(%rsp), %rsp
 	ROW \name, 8, ROW_LEFT
 	EXIT \name
 	ret
@@ -267,6 +345,7 @@ nfp_template_end_\name:
 	TEMPLATE_END \name
 .endm
 
+	COPY copy_0, 0 // keeps the chain of frame pointers whole
 	COPY copy_2, 2
 	COPY copy_4, 4
 	COPY copy_8, 8

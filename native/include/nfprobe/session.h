@@ -69,6 +69,16 @@ enum nfp_command {
 	NFP_COMMAND_OPEN = 3, // argument: gate bits
 	NFP_COMMAND_CLOSE = 4,
 	NFP_COMMAND_LEAVE = 5, // close gates and end the helper thread
+	NFP_COMMAND_SYNC_CORE = 6, // argument: enum nfp_sync. result: 0 or -errno
+	NFP_COMMAND_MAP_FILE = 9, // argument: address, bytes; message: path. result: 0 or -errno
+	NFP_COMMAND_REGISTER_CODE = 7, // argument: address, bytes of an ELF object. result: 0 or -errno
+	NFP_COMMAND_CALIBRATE = 8, // argument: address of a function without probe, and of one with. result: 0 or -errno
+};
+enum nfp_sync {
+	NFP_SYNC_REGISTER = 0, // for the next one; -errno where the kernel has none
+	NFP_SYNC_CORES = 1, // every CPU that runs the target sees the code as it is written
+	NFP_SYNC_KEEP_TRAP = 2, // remember the target's SIGTRAP action
+	NFP_SYNC_MEND_TRAP = 3, // put it back when an int3 of ours made the kernel take it away
 };
 
 struct nfp_session_header {
@@ -96,6 +106,13 @@ struct nfp_session_header {
 	uint64_t arena_used; // bytes of the trampoline region given out
 	uint32_t unregistered[3]; // NFP_LOST_CLASSES: records lost because the thread table was full
 	uint32_t helper_tid;
+	// Answer to NFP_COMMAND_CALIBRATE: of so many calls, ticks between their stamps and ticks added in all.
+	uint32_t calibrated_calls;
+	uint32_t calibrated_inside_ticks;
+	uint32_t calibrated_added_ticks;
+	// Address in the target of a word that is 1 there, and 0 in a forked child: only a process that runs on the
+	// target's own memory reads the 1 as well.
+	uint64_t kept_address;
 	char message[512]; // why the helper failed, one sentence
 	struct nfp_arena {
 		uint64_t address; // in the target
@@ -162,7 +179,11 @@ struct nfp_program {
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.
-enum nfp_site_kind { NFP_SITE_CODE = 0, NFP_SITE_GOT = 1 };
+enum nfp_site_kind {
+	NFP_SITE_CODE = 0,
+	NFP_SITE_GOT = 1,
+	NFP_SITE_SINGLE = 2, // code, exactly one instruction is displaced: needs no stop
+};
 struct nfp_probe {
 	uint64_t function; // address
 	uint64_t site; // address of the first changed byte

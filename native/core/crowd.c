@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds the threads of a target in /proc and seizes them.
+#define _GNU_SOURCE
+#include "crowd.h"
+#include "signal_frame.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/kcmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int nfp_crowd_make(struct nfp_crowd *crowd, int32_t pid, long options)
+{
+	*crowd = (struct nfp_crowd){.pid = pid, .options = options};
+	crowd->threads = calloc(NFP_CROWD_MAX, sizeof(*crowd->threads));
+	return crowd->threads ? 0 : -ENOMEM;
+}
+
+void nfp_crowd_free(struct nfp_crowd *crowd)
+{
+	free(crowd->threads);
+	crowd->threads = NULL;
+}
+
+struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid)
+{
+	for (uint32_t i = crowd->count; i-- > 0;) // the latest first: a number may be used again
+		if (crowd->threads[i].tid == tid && !crowd->threads[i].gone)
+			return &crowd->threads[i];
+	return NULL;
+}
+
+struct nfp_seized *nfp_crowd_add(struct nfp_crowd *crowd, pid_t tid)
+{
+	for (uint32_t i = 0; crowd->count == NFP_CROWD_MAX && i < crowd->count; i++)
+		if (crowd->threads[i].gone) {
+			crowd->threads[i] = (struct nfp_seized){.tid = tid};
+			return &crowd->threads[i];
+		}
+	if (crowd->count == NFP_CROWD_MAX)
+		return NULL;
+	struct nfp_seized *thread = &crowd->threads[crowd->count++];
+	*thread = (struct nfp_seized){.tid = tid};
+	return thread;
+}
+
+static ssize_t read_file(const char *path, char *text, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ssize_t bytes = read(fd, text, size - 1);
+	close(fd);
+	text[bytes > 0 ? bytes : 0] = 0;
+	return bytes;
+}
+
+// A thread that has exited but is still listed (a main thread that called pthread_exit) cannot be seized.
+static int is_dead(int32_t pid, pid_t tid)
+{
+	char path[64], line[512];
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", pid, tid);
+	if (read_file(path, line, sizeof(line)) <= 0)
+		return 1;
+	const char *state = strrchr(line, ')');
+	return !state || state[1] != ' ' || state[2] == 'Z' || state[2] == 'X';
+}
+
+int nfp_is_traced_here(pid_t tid)
+{
+	char path[64], text[4096];
+	snprintf(path, sizeof(path), "/proc/%d/status", tid);
+	if (read_file(path, text, sizeof(text)) <= 0)
+		return 0;
+	const char *tracer = strstr(text, "\nTracerPid:");
+	return tracer && atoi(tracer + 11) == getpid();
+}
+
+static int seize(struct nfp_crowd *crowd, pid_t tid)
+{
+	struct nfp_seized thread;
+	int error = nfp_seize_with(tid, crowd->options, &thread);
+	if (error == -ESRCH || (error && is_dead(crowd->pid, tid)))
+		return 0;
+	if (error) // one that a seized thread has made is traced from its birth, and will report itself
+		return crowd->options && nfp_is_traced_here(tid) ? 0 : error;
+	return nfp_crowd_add(crowd, tid) ? 1 : -E2BIG;
+}
+
+int nfp_crowd_seize_new(struct nfp_crowd *crowd)
+{
+	char path[64];
+	int found = 0;
+	snprintf(path, sizeof(path), "/proc/%d/task", crowd->pid);
+	DIR *directory = opendir(path);
+	if (!directory)
+		return -errno;
+	for (struct dirent *entry; found >= 0 && (entry = readdir(directory));) {
+		pid_t tid = atoi(entry->d_name);
+		if (tid <= 0 || nfp_crowd_find(crowd, tid))
+			continue;
+		int seized = seize(crowd, tid);
+		found = seized < 0 ? seized : found + seized;
+	}
+	closedir(directory);
+	return found;
+}
+
+int nfp_shares_memory(int32_t pid, pid_t other)
+{
+	long differ = syscall(SYS_kcmp, pid, other, KCMP_VM, 0, 0);
+	return differ < 0 ? -errno : differ == 0;
+}
+
+// Calls `visit` for each child of a thread that runs in the target's memory, until it returns a negative number.
+static int each_sharer(int32_t pid, pid_t tid, struct nfp_crowd *crowd,
+                       int (*visit)(struct nfp_crowd *, pid_t))
+{
+	char path[96], text[4096];
+	int found = 0;
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", tid, tid);
+	if (read_file(path, text, sizeof(text)) <= 0)
+		return 0;
+	char *rest = NULL;
+	for (char *word = strtok_r(text, " ", &rest); word && found >= 0; word = strtok_r(NULL, " ", &rest)) {
+		if (nfp_shares_memory(pid, atoi(word)) != 1)
+			continue;
+		int result = visit(crowd, atoi(word));
+		found = result < 0 ? result : found + result;
+	}
+	return found;
+}
+
+static int seize_sharer(struct nfp_crowd *crowd, pid_t child)
+{
+	if (nfp_crowd_find(crowd, child))
+		return 0;
+	int seized = seize(crowd, child);
+	if (seized > 0)
+		nfp_crowd_find(crowd, child)->foreign = 1;
+	return seized;
+}
+
+int nfp_crowd_seize_sharers(struct nfp_crowd *crowd)
+{
+	int found = 0;
+	for (uint32_t i = 0; i < crowd->count && found >= 0; i++) { // grows: children of children, too
+		if (crowd->threads[i].gone)
+			continue;
+		int result = each_sharer(crowd->pid, crowd->threads[i].tid, crowd, seize_sharer);
+		found = result < 0 ? result : found + result;
+	}
+	return found;
+}
+
+static int count_sharer(struct nfp_crowd *crowd, pid_t child)
+{
+	(void)crowd;
+	(void)child;
+	return 1;
+}
+
+int nfp_has_sharer(int32_t pid, pid_t tid)
+{
+	return each_sharer(pid, tid, NULL, count_sharer) > 0;
+}
+
+long nfp_blocked_in(pid_t tid)
+{
+	char path[64], text[256];
+	snprintf(path, sizeof(path), "/proc/%d/syscall", tid);
+	if (read_file(path, text, sizeof(text)) <= 0 || text[0] < '0' || text[0] > '9')
+		return -1; // "running", or -1 for a page fault
+	return atol(text);
+}
+
+int nfp_move_out(struct nfp_seized *thread, int memory, const struct nfp_plan *plan)
+{
+	uint64_t place;
+	int moved = nfp_plan_place(plan, thread->registers.rip, &place);
+	if (moved < 0)
+		return moved;
+	if (moved) {
+		thread->registers.rip = place;
+		if (ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers) != 0)
+			return -errno;
+	}
+	int in_frames = nfp_move_in_frames(memory, thread->registers.rsp, plan);
+	return in_frames < 0 ? in_frames : moved + in_frames;
+}

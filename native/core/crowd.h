@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// All threads of a target, seized: they run on until they are interrupted. Used by stop.c and live.c.
+#ifndef NFPROBE_CROWD_H
+#define NFPROBE_CROWD_H
+#include "change.h"
+#include "ptrace.h"
+#include <stdint.h>
+
+#define NFP_CROWD_MAX 8192
+
+struct nfp_crowd {
+	int32_t pid;
+	long options; // PTRACE_O_*
+	struct nfp_seized *threads;
+	uint32_t count;
+};
+
+// All return 0 or more, or -errno.
+int nfp_crowd_make(struct nfp_crowd *crowd, int32_t pid, long options);
+void nfp_crowd_free(struct nfp_crowd *crowd);
+struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid);
+// A place for one more thread, or NULL.
+struct nfp_seized *nfp_crowd_add(struct nfp_crowd *crowd, pid_t tid);
+// Seizes threads that are not known. Returns how many.
+int nfp_crowd_seize_new(struct nfp_crowd *crowd);
+// Seizes other processes that run in the target's memory: children made by vfork or posix_spawn that have not
+// come to their exec. Returns how many.
+int nfp_crowd_seize_sharers(struct nfp_crowd *crowd);
+// Whether this process traces it.
+int nfp_is_traced_here(pid_t tid);
+// 1 the process runs in the target's memory, 0 in its own, -errno unknown.
+int nfp_shares_memory(int32_t pid, pid_t other);
+
+// The system call that a thread is blocked in, -1 when it is ready to run or blocked elsewhere.
+long nfp_blocked_in(pid_t tid);
+// Whether a thread waits for a process that runs in the target's memory, made by it.
+int nfp_has_sharer(int32_t pid, pid_t tid);
+
+// Moves a stopped thread's program counter, and those that wait in signal frames on its stack, out of bytes
+// that change. Returns how many were moved, or -EBUSY when one has no place to go. Registers must have been read.
+int nfp_move_out(struct nfp_seized *thread, int memory, const struct nfp_plan *plan);
+#endif

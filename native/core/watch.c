@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is watched, from when until when. reaction.c has what is done when a thread reports something.
+#define _GNU_SOURCE
+#include "watch.h"
+#include "reaction.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAUSE_NS 30000
+#define TURNS_TO_LOOK 16 // at a thread that does not come to its stop
+#define STARVED_PATIENCE_NS 60000000000ull
+#define OPTIONS (PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC)
+
+static void wake(int signal)
+{
+	(void)signal;
+}
+
+void nfp_watch_end(struct nfp_watch *watch)
+{
+	nfp_plan_free(&watch->plan);
+	nfp_crowd_free(&watch->crowd);
+	free(watch->stood);
+	if (watch->memory >= 0)
+		close(watch->memory);
+}
+
+int nfp_watch_has_target(const struct nfp_watch *watch)
+{
+	for (uint32_t i = 0; !watch->replaced && i < watch->crowd.count; i++)
+		if (!watch->crowd.threads[i].gone && !watch->crowd.threads[i].foreign)
+			return 1;
+	return 0;
+}
+
+int nfp_watch_events(struct nfp_watch *watch)
+{
+	int status, any = 0;
+	for (pid_t tid; (tid = waitpid(-1, &status, __WALL | __WNOTHREAD | WNOHANG)) > 0; any = 1)
+		nfp_react(watch, tid, status);
+	return any;
+}
+
+void nfp_watch_pause(struct nfp_watch *watch)
+{
+	if (!nfp_watch_events(watch))
+		nanosleep(&(struct timespec){0, PAUSE_NS}, NULL);
+}
+
+static int is_awaited(const struct nfp_seized *thread)
+{
+	return !thread->gone && (thread->state == AWAITED || thread->state == NEWBORN);
+}
+
+// Whether a thread is blocked in the kernel where no signal wakes it, as in vfork: it does not come to its stop,
+// and has met no int3 that it has not reported.
+static int is_blocked(const struct nfp_watch *watch, pid_t tid)
+{
+	char path[64], line[512];
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", watch->crowd.pid, tid);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t bytes = file < 0 ? 0 : read(file, line, sizeof(line) - 1);
+	if (file >= 0)
+		close(file);
+	line[bytes > 0 ? bytes : 0] = 0;
+	const char *state = strrchr(line, ')');
+	return !state || state[2] == 'S' || state[2] == 'D';
+}
+
+// Waits for the stops of all that were interrupted. Returns how many do not come. Threads that wait for a CPU
+// get a stop only when it is their turn: on a busy machine that takes longer than the patience.
+static uint32_t wait_for_all(struct nfp_watch *watch, uint64_t patience_ns)
+{
+	uint64_t start_ns = nfp_now_ns();
+	uint32_t missing = 0;
+	for (uint32_t i = 0; i < watch->crowd.count; i++) {
+		struct nfp_seized *thread = &watch->crowd.threads[i];
+		while (is_awaited(thread) && !watch->replaced) {
+			uint64_t waited_ns = nfp_now_ns() - start_ns;
+			if (waited_ns > STARVED_PATIENCE_NS ||
+			    (waited_ns > patience_ns && is_blocked(watch, thread->tid))) {
+				missing++;
+				break;
+			}
+			nfp_watch_pause(watch);
+		}
+	}
+	return missing;
+}
+
+static void interrupt(struct nfp_watch *watch, struct nfp_seized *thread)
+{
+	if (thread->gone || thread->state == NEWBORN || thread->state >= HELD)
+		return;
+	thread->state = AWAITED;
+	if (ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) != 0)
+		thread->gone = 1;
+	nfp_watch_events(watch); // who has stopped does not stand in a queue
+}
+
+static int makes_others(long number)
+{
+	return number == SYS_clone || number == SYS_fork || number == SYS_vfork || number == SYS_clone3;
+}
+
+// Whether a thread that was seized while it made another one, which is therefore not traced, is through with it: it has
+// stopped since, or is blocked in another system call, or in vfork with its child known.
+static int is_past_birth(struct nfp_watch *watch, struct nfp_seized *thread)
+{
+	if (thread->gone || thread->visited || thread->state >= HELD)
+		return 1;
+	long number = nfp_blocked_in(thread->tid);
+	if (number >= 0 && makes_others(number) && nfp_has_sharer(watch->crowd.pid, thread->tid)) {
+		int found = nfp_crowd_seize_sharers(&watch->crowd);
+		thread->visited = found >= 0;
+	} else if (number >= 0 && !makes_others(number))
+		thread->visited = 1;
+	return thread->visited;
+}
+
+static int visit_all(struct nfp_watch *watch)
+{
+	uint64_t start_ns = nfp_now_ns();
+	for (uint32_t i = 0; i < watch->crowd.count; i++)
+		if (!is_past_birth(watch, &watch->crowd.threads[i]))
+			interrupt(watch, &watch->crowd.threads[i]);
+	for (uint32_t i = 0; i < watch->crowd.count; i++) // grows
+		for (uint32_t turn = 1; !watch->crowd.threads[i].visited && !watch->crowd.threads[i].gone;
+		     turn++) {
+			nfp_watch_pause(watch);
+			if (turn % TURNS_TO_LOOK == 0 && is_past_birth(watch, &watch->crowd.threads[i]))
+				break;
+			if (watch->crowd.threads[i].state == RUNNING)
+				interrupt(watch, &watch->crowd.threads[i]);
+			if (nfp_now_ns() - start_ns > STARVED_PATIENCE_NS)
+				return -ETIMEDOUT;
+		}
+	return 0;
+}
+
+// Until a look finds nobody new, and nobody may be making one without our knowledge.
+static int seize_all(struct nfp_watch *watch)
+{
+	int found;
+	do {
+		found = nfp_crowd_seize_new(&watch->crowd);
+		nfp_watch_events(watch);
+		if (found >= 0) {
+			int sharers = nfp_crowd_seize_sharers(&watch->crowd);
+			found = sharers < 0 ? sharers : found + sharers;
+		}
+		int error = found > 0 ? visit_all(watch) : 0;
+		if (error)
+			return error;
+	} while (found > 0);
+	return found;
+}
+
+int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, struct nfp_change *changes, uint32_t count)
+{
+	char path[64];
+	*watch = (struct nfp_watch){.memory = -1};
+	// Only so that a sleep ends when a thread of the target reports something.
+	struct sigaction action = {.sa_handler = wake};
+	sigaction(SIGCHLD, &action, NULL);
+	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
+	watch->memory = open(path, O_RDWR | O_CLOEXEC);
+	if (watch->memory < 0)
+		return -errno;
+	watch->stood = calloc(count + 1, 1);
+	int error = nfp_plan_make(&watch->plan, changes, count, NULL);
+	if (!error)
+		error = nfp_crowd_make(&watch->crowd, pid, OPTIONS);
+	if (error || !watch->stood)
+		return -ENOMEM;
+	return seize_all(watch);
+}
+
+void nfp_watch_hold(struct nfp_watch *watch, uint64_t patience_ns)
+{
+	watch->mode = NFP_WATCH_HOLD;
+	for (uint32_t i = 0; i < watch->crowd.count; i++)
+		interrupt(watch, &watch->crowd.threads[i]);
+	wait_for_all(watch, patience_ns);
+}
+
+void nfp_watch_resume(struct nfp_watch *watch)
+{
+	watch->mode = NFP_WATCH_FOLLOW;
+	for (uint32_t i = 0; i < watch->crowd.count; i++) {
+		struct nfp_seized *thread = &watch->crowd.threads[i];
+		if (thread->gone)
+			continue;
+		if (thread->state == HELD_LISTENING) { // stopped by a signal of its own: it stays so
+			thread->state = LISTENING;
+			ptrace(PTRACE_LISTEN, thread->tid, 0, 0);
+		}
+		if (thread->state != HELD)
+			continue;
+		if (nfp_rewind_interrupted_call(&thread->registers))
+			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+		nfp_go_on(thread, thread->signal);
+	}
+}
+
+void nfp_watch_release(struct nfp_watch *watch, uint64_t patience_ns)
+{
+	watch->mode = NFP_WATCH_RELEASE;
+	for (uint32_t i = 0; i < watch->crowd.count; i++) // first, since their parents wait for them
+		if (!watch->crowd.threads[i].gone && watch->crowd.threads[i].state == HELD_CHILD)
+			nfp_let_child_go(watch, &watch->crowd.threads[i]);
+	for (uint32_t i = 0; i < watch->crowd.count; i++)
+		if (watch->looks || nfp_blocked_in(watch->crowd.threads[i].tid) < 0)
+			interrupt(watch, &watch->crowd.threads[i]);
+	watch->left += wait_for_all(watch, patience_ns); // the end of this process lets those go
+}

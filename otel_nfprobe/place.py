@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of the probe library in the target's own root directory, for targets that see no /proc.
+
+The target loads the library from a memory file, which takes /proc in its mount namespace. Without that the
+library is written to a directory that the target can see, and removed again when it is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.target import Target, read_status
+
+DIRECTORIES = ("/dev/shm", "/tmp", "/run", "/var/tmp")
+WORKING_DIRECTORY = "."
+FILE_MODE = 0o555
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFile:
+    """A copy of the library that a target can open.
+
+    Attributes:
+        path: as the target sees it.
+        directory: open descriptor of its directory.
+        name: in that directory.
+    """
+
+    path: str
+    directory: int
+    name: str
+
+    def remove(self) -> None:
+        """Removes the file; what is loaded from it stays loaded."""
+        with suppress(OSError):
+            os.unlink(self.name, dir_fd=self.directory)
+        os.close(self.directory)
+
+
+def sees_proc(target: Target) -> bool:
+    """Whether /proc is mounted where the target looks for it."""
+    return os.path.lexists(f"/proc/{target.pid}/root/proc/thread-self")
+
+
+def has_place(target: Target) -> bool:
+    """Whether the library can be brought to where the target can load it. Writes nothing."""
+    if sees_proc(target):
+        return True
+    for _, directory in directories(target):
+        os.close(directory)
+        return True
+    return False
+
+
+def write_library(target: Target, content: bytes, name: str) -> LibraryFile:
+    """Writes the library to the first directory that takes it.
+
+    Args:
+        content: the library.
+        name: its file's name; something random is added to it.
+
+    Raises:
+        NfprobeError: there is no such directory.
+    """
+    stem, _, suffix = name.rpartition(".")
+    name = f"{stem}-{secrets.token_hex(4)}.{suffix}"
+    for path, directory in directories(target):
+        if _write(target, directory, name, content):
+            return LibraryFile(f"{path}/{name}", directory, name)
+        os.close(directory)
+    raise NfprobeError(no_place(target), f"nfprobe doctor {target.pid}")
+
+
+def no_place(target: Target) -> str:
+    """The sentence that says so."""
+    return (
+        f"Process {target.pid} ({target.name}) sees no /proc and no directory from which a library can be loaded: "
+        f"{', '.join(DIRECTORIES)} and its working directory are missing, read-only or mounted noexec."
+    )
+
+
+def directories(target: Target) -> Iterator[tuple[str, int]]:
+    """Directories that may take the file: path as the target sees it, and an open descriptor for the caller."""
+    for path in (*DIRECTORIES, WORKING_DIRECTORY):
+        try:
+            directory = _open_directory(target.pid, path)
+        except OSError:
+            continue
+        flags = os.fstatvfs(directory).f_flag
+        if not flags & (os.ST_RDONLY | os.ST_NOEXEC) and _may_write(directory):
+            yield path, directory
+        else:
+            os.close(directory)
+
+
+def _may_write(directory: int) -> bool:
+    return os.access(f"/proc/self/fd/{directory}", os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _open_directory(pid: int, path: str) -> int:
+    """Opens a directory below the target's root. A link in the path would lead into the monitor's own root."""
+    start = f"/proc/{pid}/cwd" if path == WORKING_DIRECTORY else f"/proc/{pid}/root"
+    directory = os.open(start, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path.strip("./").split("/"):
+        if part:
+            above = directory
+            try:
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                directory = os.open(part, flags, dir_fd=above)
+            finally:
+                os.close(above)
+    return directory
+
+
+def _write(target: Target, directory: int, name: str, content: bytes) -> bool:
+    try:
+        file = _create(directory, name)
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW:
+            return False
+        # The file system belongs to a user namespace that does not know this user: then as the target's user.
+        try:
+            with _file_user(target.pid):
+                file = _create(directory, name)
+        except OSError:
+            return False
+    try:
+        with os.fdopen(file, "wb") as stream:
+            os.fchmod(stream.fileno(), FILE_MODE)
+            stream.write(content)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        return False
+    return True
+
+
+def _create(directory: int, name: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o700, dir_fd=directory)
+
+
+@contextmanager
+def _file_user(pid: int) -> Iterator[None]:
+    """Makes files as the user that the target is; for the calling thread only."""
+    libc = ctypes.CDLL(None)
+    status = read_status(pid)
+    own_user, own_group = os.geteuid(), os.getegid()
+    libc.setfsgid(int(status["Gid"].split()[3]))
+    libc.setfsuid(int(status["Uid"].split()[3]))
+    try:
+        yield
+    finally:
+        libc.setfsuid(own_user)
+        libc.setfsgid(own_group)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets with seccomp filters: a container's profile works, the list of needed calls is whole, and a filter
+that forbids one of them is refused by name before anything is touched."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filters import ALLOW, KILL_PROCESS, LOG, allow_only, answer, container_profile, forbid_only, install
+from other_user import run_as
+from rooms import Room, compile_musl
+
+from otel_nfprobe.bpf import SystemCall
+from otel_nfprobe.calls import injection_calls
+from otel_nfprobe.errors import RefusedError
+from otel_nfprobe.seccomp import judge, read_filters
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+TRACE, TRAP, ASK_USER = 0x7FF00000, 0x00030000, 0x7FC00000
+MMAP, MPROTECT, CLONE, MEMFD_CREATE, CLONE3, RSEQ, BRK = 9, 10, 56, 319, 435, 334, 12
+# What tests/targets/where.c needs itself: its input and output, its threads' semaphores and end.
+OWN_CALLS = {0, 1, 3, 5, 12, 14, 20, 56, 60, 202, 218, 231, 262, 273, 334, 435}
+
+
+@pytest.fixture(scope="module")
+def where(compile_target: Callable[..., Path]) -> Path:
+    return compile_target("where")
+
+
+def test_a_containers_profile(where: Path, spawn: Spawn, tmp_path: Path, nfprobe: Any) -> None:
+    room = Room(spawn, [where, container_profile(tmp_path / "filter")])
+    room.measure()
+    notes = nfprobe.json("doctor", room.pid)["target"]["notes"]
+    assert any("seccomp filter; it allows every system call that is needed" in note for note in notes)
+
+
+@pytest.mark.parametrize("musl", [False, True], ids=["glibc", "musl"])
+def test_the_list_of_calls_is_whole(musl: bool, where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    """A whole session under a filter that kills for every call that is not in the list."""
+    program = compile_musl(tmp_path / "where-musl") if musl else where
+    numbers = {call.number for call in injection_calls(musl, True)} | OWN_CALLS
+    room = Room(spawn, [program, allow_only(tmp_path / "filter", numbers, KILL_PROCESS)])
+    room.measure()
+    room.measure()
+
+
+@pytest.mark.parametrize(
+    ("number", "action", "says"),
+    [
+        (MEMFD_CREATE, answer(errno.EPERM), "answers EPERM to memfd_create"),
+        (MPROTECT, KILL_PROCESS, "kills it for mprotect with PROT_EXEC"),
+        (CLONE, TRAP, "sends it SIGSYS for clone"),
+        (CLONE3, answer(errno.EPERM), "answers EPERM to clone3"),
+        (MMAP, TRACE, "answers ENOSYS to mmap"),
+        (MEMFD_CREATE, ASK_USER, "lets another process decide about memfd_create"),
+        (RSEQ, 0, "kills a thread for rseq"),
+        (RSEQ, answer(errno.EPERM), "answers EPERM to rseq"),
+    ],
+)
+def test_a_refusal_names_the_call(
+    number: int, action: int, says: str, where: Path, spawn: Spawn, tmp_path: Path
+) -> None:
+    # The filter is put on the main thread when the others are there: they need what it forbids.
+    room = Room(spawn, [where, allow_only(tmp_path / "empty", (), ALLOW), forbid_only(tmp_path / "f", number, action)])
+    before = room.maps()
+    with pytest.raises(RefusedError, match=says):
+        Target(room.pid).check()
+    assert room.maps() == before
+    assert room.talker.is_listening()
+
+
+def test_the_command_line_refuses(where: Path, spawn: Spawn, tmp_path: Path, nfprobe: Any) -> None:
+    path = forbid_only(tmp_path / "filter", MEMFD_CREATE, answer(errno.EPERM))
+    room = Room(spawn, [where, path])
+    before = room.maps()
+    done = nfprobe.run("attach", room.pid, "--functions", "*:step")
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"nfprobe: Process {room.pid} ({Target(room.pid).name}) has a seccomp filter that answers EPERM to "
+        "memfd_create, which the probe library needs.",
+        f"next: grep Seccomp /proc/{room.pid}/status",
+    ]
+    assert room.maps() == before
+    room.call(3)
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [(CLONE3, answer(errno.ENOSYS)), (BRK, answer(errno.EPERM)), (MMAP, LOG)],
+)
+def test_what_can_be_done_without(number: int, action: int, where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    Room(spawn, [where, forbid_only(tmp_path / "filter", number, action)]).measure()
+
+
+def test_a_filter_that_cannot_be_read_is_a_note(where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    room = Room(spawn, [where, container_profile(tmp_path / "filter")])
+
+    def check() -> str:
+        return " ".join(Target(room.pid).check())
+
+    assert "cannot read (that takes CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
+    room.call(3)
+
+
+def test_a_filter_from_before_the_program(where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    """glibc's start was refused rseq: then its new threads do not ask for it, and all is well."""
+    path = forbid_only(tmp_path / "filter", RSEQ, answer(errno.EPERM))
+    Room(spawn, [where], preexec_fn=lambda: install(path)).measure()
+
+
+def test_filters_as_the_kernel_gives_them(where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    paths = [container_profile(tmp_path / "first"), forbid_only(tmp_path / "second", BRK, answer(errno.EBUSY))]
+    room = Room(spawn, [where, *paths])
+    programs = read_filters(room.pid)
+    assert programs is not None
+    assert [len(program) * 8 for program in programs] == [path.stat().st_size for path in paths]
+    assert judge(programs, SystemCall(BRK, ())).error == errno.EBUSY
+    assert judge(programs, SystemCall(MMAP, ())).is_allowed
+    assert judge(programs, SystemCall(165, ())).error == errno.EPERM  # mount
+    assert judge(programs, SystemCall(CLONE, (0x10000000,))).error == errno.EPERM  # CLONE_NEWUSER
+    assert judge(programs, SystemCall(CLONE, (0x3D0F00,))).is_allowed
