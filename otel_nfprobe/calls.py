@@ -45,6 +45,13 @@ OPTIONAL, OR_ENOSYS = Need.OPTIONAL, Need.OR_ENOSYS
 
 # By a thread of the target in a probe: its first record, and a ring that looks full; and by the kernel, for a
 # thread that was stopped in a sleep.
+# Only made where filters allow all of them: without, code is changed in a stop of all threads (patch.py).
+SYNC_CORE_CALLS = (
+    Call("membarrier", 324, (64, 0, 0)),  # REGISTER_PRIVATE_EXPEDITED_SYNC_CORE
+    Call("membarrier", 324, (32, 0, 0)),  # PRIVATE_EXPEDITED_SYNC_CORE
+    Call("rt_sigaction", 13, (5, 0, ADDRESS, 8)),  # SIGTRAP
+    Call("rt_sigaction", 13, (5, ADDRESS, 0, 8)),
+)
 PROBE_CALLS = (
     Call("restart_syscall", 219),
     Call("mmap", 9, (0, 1 << 24, RW, SHARED, DESCRIPTOR, FILE_OFFSET)),
@@ -86,7 +93,6 @@ _LIBRARY = (
     Call("mmap", 9, (ADDRESS, 8192, RW, PRIVATE | FIXED | ANONYMOUS, NOWHERE, 0)),
     Call("mprotect", 10, (ADDRESS, 4096, R)),
     Call("close", 3, (DESCRIPTOR,)),
-    Call("membarrier", 324, (8, 0, 0), OPTIONAL),
     Call("madvise", 28, (ADDRESS, 262144, 4), OPTIONAL),  # MADV_DONTNEED of the stack
     Call("exit", 60, (0,)),
 )

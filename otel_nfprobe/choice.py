@@ -272,6 +272,8 @@ def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
 
 def _function_of(target: Target, role: RoleFunction) -> Function:
     for module in target.modules():
+        if not module.low <= role.address < module.high:
+            continue
         function = function_at(module, role.address - module.base)
         if function is not None and function.address == role.address:
             return function

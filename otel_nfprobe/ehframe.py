@@ -23,6 +23,7 @@ DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames
 
 _OMITTED = 0xFF
 _REMEMBERED_MAX = 64
+_PARTIAL = (0x0D, 0x0E, 0x13)  # change the register or the offset only
 _OFFSET_MAX = (1 << 31) - 1  # of a canonical frame address; no stack is larger
 _FIXED_FORMATS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
 _ADDRESS_MASK = (1 << 64) - 1
@@ -106,6 +107,7 @@ class Frame:
         """
         state, cursor = _State(self.common), _Cursor(self.instructions, 0, len(self.instructions))
         state.initial = self.common.initial_state()
+        state.register, state.offset = state.initial.register, state.initial.offset
         pieces = [(self.start, bytearray())]
         while cursor.position < cursor.end:
             before = cursor.position
@@ -281,6 +283,8 @@ class _State:
         return None
 
     def _set_frame(self, code: int, cursor: _Cursor) -> bool:
+        if code in _PARTIAL and self.register < 0:
+            raise FrameError("a frame program that changes a part of an expression")
         if code == 0x0C:
             self.register, self.offset = cursor.uleb(), cursor.uleb()
         elif code == 0x0E:

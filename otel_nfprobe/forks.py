@@ -23,7 +23,7 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.copies import COPY, ENDED, Family, Search
 from otel_nfprobe.drain import PAUSE_S, SpanPath
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.trampoline import Probe, Trampolines
@@ -32,7 +32,7 @@ LOOK_S = 0.05  # how often new processes are looked for
 SETTLE_S = 0.01  # a process that is about to start another program does so before
 CHILDREN_MAX = 64  # measured at the same time
 SAID_MAX = 8  # children that a sentence is said about
-ATTEMPTS = 3  # the live patcher may trace a new child for a moment
+ATTEMPTS = 10  # the live patcher may trace a new child for a moment; a busy machine may let the helper give up
 ATTEMPT_PAUSE_S = 0.05
 SOURCE_PATIENCE_S = 2.0  # until the session of the process that has forked a child is known
 CHILD_PAUSE_S = 0.02  # between rounds of a child's drain, with rings of 16 MiB
@@ -58,12 +58,14 @@ class ChildMonitor(Monitor):
     Args:
         source: the session of the process that forked it.
         pid: of the child.
+        turn: held while the child is changed. Who does that works at the highest priority: several of them at once
+            leave the children no CPU to come to where they can be changed.
 
     Raises:
         NfprobeError: it has ended.
     """
 
-    def __init__(self, source: Monitor, pid: int) -> None:
+    def __init__(self, source: Monitor, pid: int, turn: threading.Lock) -> None:
         target = type(source.target)(pid)
         target.take_modules(source.target)
         choice = replace(
@@ -76,8 +78,18 @@ class ChildMonitor(Monitor):
         )
         super().__init__(target, choice, source.ring_bytes, source.packets, source.say)
         self._source = source
+        self._turn = turn
         self.costs = source.costs
         self.uncovered = source.uncovered
+
+    def attach(self) -> None:
+        """As Monitor.attach, when it is this child's turn."""
+        with self._turn:
+            super().attach()
+
+    def _disarm(self) -> None:
+        with self._turn:
+            super()._disarm()
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         """As Monitor.start; many drains share a CPU, so they pause as long as the rings allow."""
@@ -154,6 +166,7 @@ class Forks:
         self._monitors: dict[int, ChildMonitor] = {}
         self._measured: set[int] = set()
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forks", daemon=True)
         self._said = 0
@@ -246,7 +259,7 @@ class Forks:
         sentence = ""
         for _ in range(ATTEMPTS):
             try:
-                monitor = ChildMonitor(source, pid)
+                monitor = ChildMonitor(source, pid, self._turn)
                 with self._lock:
                     self._monitors[pid] = monitor
                 if self._stopping.is_set():
@@ -260,14 +273,12 @@ class Forks:
                 return measured
             except (NfprobeError, OSError) as error:
                 sentence = error.sentence if isinstance(error, NfprobeError) else str(error)
+                is_final = isinstance(error, RefusedError)
             with self._lock:
                 self._monitors.pop(pid, None)
-            if self._stopping.wait(ATTEMPT_PAUSE_S) or self._family.judge(pid) != COPY:
+            if is_final or self._stopping.wait(ATTEMPT_PAUSE_S) or self._family.judge(pid) != COPY:
                 break
-        if self._family.judge(pid) == COPY:
-            self._miss(sentence)
-        else:
-            self._miss("")
+        self._miss(sentence if self._family.judge(pid) == COPY else "")
         return None
 
     def _miss(self, sentence: str) -> None:

@@ -95,7 +95,12 @@ class Monitor:
             raise
         self._abandoned = False
         self.session: Session = self.injected.session
-        self.patcher = Patcher(self.session, self.target)
+        self.patcher = Patcher(
+            self.session,
+            self.target,
+            no_stop=self.choice.wish.no_stop,
+            membarrier=self.target.may_sync_cores,
+        )
         try:
             self._arm()
         except BaseException as error:

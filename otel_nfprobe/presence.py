@@ -62,7 +62,8 @@ class Presence:
         try:
             fresh = os.open(f"/proc/{self._pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            return error.errno != errno.ENOENT  # a program that this user may not look into
+            # No memory any more, or no process; else a program that this user may not look into.
+            return error.errno not in (errno.ESRCH, errno.ENOENT)
         try:
             return not _is_gone(fresh)  # that of a process which is about to end is gone, too
         finally:

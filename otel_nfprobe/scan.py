@@ -201,7 +201,9 @@ class _Scanner:
             self._touch(instruction, kind, base, distance)
         if kind == _MOVE and instruction.op1_kind == OpKind.MEMORY:
             self.aliases_drop(instruction.op0_register)
-        elif kind not in (_PLAIN, _MOVE):
+        elif kind == _MOVE:
+            self._look_for_frame(instruction)
+        elif kind != _PLAIN:
             self._act(instruction, kind)
 
     def _distance(self, instruction: Instruction, base: int) -> int | None:
@@ -283,6 +285,7 @@ class _Scanner:
             scan.trouble = UNDECODABLE
 
     def _move(self, instruction: Instruction) -> None:
+        self._look_for_frame(instruction)
         if instruction.op0_kind != OpKind.REGISTER:
             return
         source = instruction.op1_register if instruction.op1_kind == OpKind.REGISTER else Register.NONE
@@ -294,6 +297,13 @@ class _Scanner:
             self.scan.takes_address = True
         else:
             self.aliases_drop(instruction.op0_register)
+
+    def _look_for_frame(self, instruction: Instruction) -> None:
+        """Who takes the frame pointer as a value looks at what lies above it: the return address."""
+        if instruction.op1_register != Register.RBP or instruction.op0_register == Register.RSP or not self.rows:
+            return
+        if self._row(instruction.ip).register == RBP:
+            self._blame(RETURN_ADDRESS)
 
     def _pop(self, instruction: Instruction) -> None:
         self.aliases_drop(instruction.op0_register)

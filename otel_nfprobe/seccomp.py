@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
-from otel_nfprobe.calls import PROBE_CALLS, Call, Need, injection_calls
+from otel_nfprobe.calls import PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
 from otel_nfprobe.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     calls = injection_calls(musl, _registers_rseq(target))
     known: dict[tuple[Program, ...], tuple[Call, Verdict] | None] = {}
     unfit: dict[int, tuple[Call, Verdict]] = {}
+    may_sync_cores = True
     for tid in filtered:
         try:
             programs = read_filters(tid)
@@ -158,10 +159,12 @@ def check_filters(target: Target, musl: bool) -> list[str]:
         if key not in known:
             _refuse(target, first_forbidden(programs, PROBE_CALLS))
             known[key] = first_forbidden(programs, calls)
+            may_sync_cores &= first_forbidden(programs, SYNC_CORE_CALLS) is None
         forbidden = known[key]
         if forbidden is not None:
             unfit[tid] = forbidden
     _refuse_without_fit_thread(target, unfit)
+    target.may_sync_cores = may_sync_cores
     return [f"Process {target.pid} has a seccomp filter; it allows every system call that is needed."]
 
 

@@ -41,6 +41,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "marked": counts.marked,
         **_count_threads(monitor),
         "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
+        "live": {"changed": monitor.patcher.live.changed, "traps": monitor.patcher.live.traps},
         "injection": {"stopped_ns": monitor.injected.stopped_ns, "thread": monitor.injected.thread},
         "clock": {"error_ns": int(clock.error_ns), "ticks_per_second": round(clock.ticks_per_second)},
         "overhead": {

@@ -86,6 +86,9 @@ class Target:
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
         self._memory: Any = None
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
+        self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
+        self._seen_maps = ""  # what the modules were found in
+        self._seen_modules: list[Module] = []
         self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (seccomp.py)
 
     # ---- memory ------------------------------------------------------------------------------------------
@@ -124,9 +127,12 @@ class Target:
         Raises:
             NfprobeError: the process has ended, or this user has no right to see it.
         """
+        return [_parse_mapping(line) for line in self._read_maps().split("\n") if line]
+
+    def _read_maps(self) -> str:
         try:
             with open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-                return [_parse_mapping(line) for line in file]
+                return file.read()
         except OSError as error:
             raise NfprobeError(
                 f"The memory map of process {self.pid} cannot be read: {error.strerror}.",
@@ -144,7 +150,10 @@ class Target:
         Raises:
             NfprobeError: the program's own file cannot be read.
         """
-        maps = self.maps()
+        text = self._read_maps()
+        if text == self._seen_maps:
+            return list(self._seen_modules)
+        maps = [_parse_mapping(line) for line in text.split("\n") if line]
         first_pages = {(item.path, item.inode): item for item in reversed(maps) if item.offset == 0}
         found: dict[tuple[str, str, int, int], Module] = {}
         ranges: dict[tuple[str, str, int, int], list[tuple[int, int]]] = {}
@@ -166,7 +175,9 @@ class Target:
             module.executable_ranges = ranges[key]
         self._modules = found
         executable = self.executable
-        return sorted(found.values(), key=lambda module: (module.path != executable, module.low))
+        self._seen_modules = sorted(found.values(), key=lambda module: (module.path != executable, module.low))
+        self._seen_maps = text
+        return list(self._seen_modules)
 
     @cached_property
     def runs_on_musl(self) -> bool:

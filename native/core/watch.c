@@ -45,7 +45,7 @@ int nfp_watch_has_target(const struct nfp_watch *watch)
 int nfp_watch_events(struct nfp_watch *watch)
 {
 	int status, any = 0;
-	for (pid_t tid; (tid = waitpid(-1, &status, __WALL | __WNOTHREAD | WNOHANG)) > 0; any = 1)
+	for (pid_t tid; (tid = waitpid(-1, &status, __WALL | WNOHANG)) > 0; any = 1)
 		nfp_react(watch, tid, status);
 	return any;
 }

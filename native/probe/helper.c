@@ -99,7 +99,7 @@ static const char *retire_threads(void)
 	while (slot < NFP_FORMER_COUNT && nfp_library.former[slot])
 		slot++;
 	if (slot == NFP_FORMER_COUNT)
-		return "too many sessions came before: of other ring sizes, or in processes that led to this one";
+		return "too many sessions came before, of other ring sizes or in processes that led to this";
 	nfp_library.former[slot] = nfp_library.threads;
 	if (is_forked) {
 		nfp_follow_gate();

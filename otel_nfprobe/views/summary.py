@@ -32,5 +32,10 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(
             f"  recording  {recording['file']}, {recording['bytes']:,} bytes: nfprobe report {recording['file']}"
         )
+    if "children" in summary:
+        calls = sum(child["calls"] for child in summary["children"])
+        lines.append(
+            f"  children   {len(summary['children']):,} measured with {calls:,} calls, {summary['children_missed']:,} missed"
+        )
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)

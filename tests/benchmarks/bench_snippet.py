@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a snippet adds to a probed call: the same functions probed with and without one, in turn, in one run.
 
-Target and method are those of bench_probe.py. The figures of docs/capture.md are from here.
+Printed are ticks that the probe adds to a call, those between its two time stamps, and what of both the snippet
+adds. Target and method are those of bench_probe.py. The figures of docs/capture.md are from here.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ SNIPPETS = {
 STRATEGIES = ("in-stack", "relocated")
 
 
-def measure_probed(leaves: Leaves, strategy: str, snippet: str) -> tuple[float, int]:
-    """Median ticks of a call while its functions are probed, and the number of lost records."""
+def measure_probed(leaves: Leaves, strategy: str, snippet: str) -> tuple[float, float]:
+    """Median ticks of a call while its functions are probed, and of those the ones between its time stamps."""
     family, glob = FAMILIES[strategy]
     target = Target(leaves.process.pid)
     captures = [Capture(glob, assemble(snippet))] if snippet else []
@@ -40,9 +41,10 @@ def measure_probed(leaves: Leaves, strategy: str, snippet: str) -> tuple[float, 
     monitor.run(MEASURE_S, lambda: None)
     ticks = leaves.read_ticks()
     monitor.detach()
-    lost = sum(thread.lost[0] for thread in monitor.session.thread_counts())
+    rows = monitor.drain.statistics.functions()
+    inside = statistics.median(row["raw_total_ticks"] / row["count"] for row in rows)
     monitor.close()
-    return ticks, lost
+    return ticks, float(inside)
 
 
 def main() -> None:
@@ -51,27 +53,24 @@ def main() -> None:
     arguments = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[0]})
-    added: dict[tuple[str, str], list[float]] = {}
-    lost = 0
+    added: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         leaves = Leaves(folder, cpus[-1])
         for _ in range(arguments.rounds):
             without = leaves.ticks("bare")
             for strategy in STRATEGIES:
                 for name, snippet in SNIPPETS.items():
-                    ticks, missing = measure_probed(leaves, strategy, snippet)
-                    added.setdefault((strategy, name), []).append(ticks - without)
-                    lost += missing
+                    ticks, inside = measure_probed(leaves, strategy, snippet)
+                    added.setdefault((strategy, name), []).append((ticks - without, inside))
         leaves.ask("quit")
         leaves.process.wait()
     ns_per_tick = 1e9 / Clock.start().ticks_per_second
-    for (strategy, name), values in added.items():
-        ticks = statistics.median(values)
-        beside = ticks - statistics.median(added[strategy, "no snippet"])
-        print(
-            f"{strategy:10} {name:36} {ticks:7.1f} ticks {ticks * ns_per_tick:6.1f} ns {beside * ns_per_tick:+6.1f} ns"
-        )
-    print(f"{lost} records lost")
+    medians = {key: [statistics.median(column) for column in zip(*rows, strict=True)] for key, rows in added.items()}
+    for (strategy, name), (whole, inside) in medians.items():
+        pairs = zip((whole, inside), medians[strategy, "no snippet"], strict=True)
+        more = [f"{(ticks - before) * ns_per_tick:+5.1f} ns" for ticks, before in pairs]
+        figures = f"{whole:6.1f} ticks {more[0]}, between the stamps {inside:6.1f} ticks {more[1]}"
+        print(f"{strategy:10} {name:36} {figures}")
 
 
 if __name__ == "__main__":

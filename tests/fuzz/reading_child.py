@@ -4,7 +4,8 @@
     python reading_child.py FILE FIRST LAST [SECONDS]
 
 Prints the seed before each case, so that the test that started this process knows which one killed it: a case
-that takes too much processor time is ended by SIGPROF, one that asks for too much memory fails to get it. Ends after SECONDS.
+that takes too much processor time is ended by SIGPROF, one that asks for too much memory fails to get it. Stops
+after SECONDS.
 """
 
 from __future__ import annotations

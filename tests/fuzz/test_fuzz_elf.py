@@ -64,7 +64,7 @@ def test_command_line_on_damaged_files(tmp_path: Path, compile_target: Callable[
     damaged = tmp_path / "damaged"
     for seed in seeds(2):
         damaged.write_bytes(mutate(layout, seed + 5000))
-        done = nfprobe.run("functions", damaged)
+        done = nfprobe.run("functions", damaged, timeout=PATIENCE_S)
         assert done.returncode in range(4), (seed, done.stderr)
         assert "Traceback" not in done.stderr, (seed, done.stderr)
         assert "unexpected" not in done.stderr, (seed, done.stderr)

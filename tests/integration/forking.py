@@ -13,7 +13,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.forks import ChildMonitor, Forks
 from otel_nfprobe.target import Target
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 OWN = ["forks-*:step", "forks-*:mixed"]
 
 

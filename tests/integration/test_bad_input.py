@@ -44,7 +44,6 @@ WRONG_OPTIONS: list[tuple[list[str], int, str]] = [
     (["--adapter", "/nonexistent.yaml"], 2, "/nonexistent.yaml"),
     (["--functions", "fw_*", "--strategy", "nonsense"], 2, "nonsense"),
     (["--functions", "fw_*", "--strategy", "got"], 1, "None of the"),
-    (["--functions", "fw_*", "--no-stop"], 1, "None of the"),
     (["--ring-size", "3MiB"], 2, "--ring-size"),
     (["--ring-size", "junk"], 2, "junk"),
     (["--ring-size", "1TiB"], 2, "--ring-size"),

@@ -112,7 +112,6 @@ def registers(compile_target: Callable[..., Path], spawn: Callable[..., subproce
         ("movsxd rax, dword ptr [rdi+16]", lambda i: -i & MASK),
         ("movzx eax, byte ptr [rdi+22]; shl rax, 40; or rax, 5", lambda i: (i & 255) << 40 | 5),
         ("mov rcx, [rdi]; xor eax, eax; cmp rcx, 100; setb al; cmovae rax, rcx", lambda i: 1 if i < 100 else i),
-        ("mov rax, 0x123456789abcdef0", lambda i: 0x123456789ABCDEF0),
     ],
 )
 def test_memory(talker: Talker, strategy: str, snippet: str, expected: Callable[[int], int]) -> None:
@@ -281,7 +280,7 @@ def test_batch_sizes_of_the_firewall(start_firewall: Callable[..., Firewall], nf
     firewall = start_firewall(20_000)
     file, receiver = tmp_path / "firewall.nfp", Receiver()
     words = ["--adapter", DESCRIPTION, "--capture", "firewall:fw_classify: mov eax, edx", "--record", file]
-    words += ["--endpoint", f"http://127.0.0.1:{receiver.port}", "--sample", "0.1", "--for", "1s"]
+    words += ["--endpoint", f"http://127.0.0.1:{receiver.port}", "--sample", "0.05", "--for", "1s"]
     try:
         done = nfprobe.run("attach", firewall.pid, *words)
     finally:
@@ -294,7 +293,7 @@ def test_batch_sizes_of_the_firewall(start_firewall: Callable[..., Firewall], nf
     names = {id: function.name for id, function in facts.functions.items()}
     classify = columns.calls[[names[function] == "fw_classify" for function in columns.calls["function"]]]
     classify = classify[classify["batch"] < len(columns.batches)]
-    assert len(classify) > 100
+    assert len(classify) > 10
     assert (classify["value"] == columns.batches["size"][classify["batch"]]).all()
     captured = span_values(receiver.requests)["fw_classify"]
     assert captured

@@ -19,7 +19,7 @@
 
 #define NOINLINE __attribute__((noinline, noclone, used))
 #define CHILDREN_MAX 256
-#define PAUSE_US 500
+#define PAUSE_US 2000
 #define STATUS 3
 
 // All processes share it.
@@ -185,9 +185,14 @@ static const char *end(long unused)
 int main(void)
 {
 	static const struct command commands[] = {
-	    {"fork", fork_children}, {"grow", grow}, {"go", go},
-	    {"short", fork_short}, {"exec", exec_children}, {"wait", wait_for_killed},
-	    {"end", end}, {NULL, NULL},
+	    {"fork", fork_children},
+	    {"grow", grow},
+	    {"go", go},
+	    {"short", fork_short},
+	    {"exec", exec_children},
+	    {"wait", wait_for_killed},
+	    {"end", end},
+	    {NULL, NULL},
 	};
 	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	return all == MAP_FAILED ? 1 : obey(commands);

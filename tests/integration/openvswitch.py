@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ovs-vswitchd as the tests run it: a private instance whose two ports exist in its memory only.
+
+Frames come in by its control socket, so that their number is exact; its flow and port counters are the oracle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from probed import wait_until
+
+BINARIES = ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "/usr/sbin/ovs-vswitchd")
+SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
+FRAME = (
+    "in_port(1),eth(src=50:54:00:00:00:09,dst=50:54:00:00:00:0a),eth_type(0x0800),"
+    "ipv4(src=10.0.0.{source},dst=10.0.0.1,proto=17,tos=0,ttl=64,frag=no),udp(src=80,dst={port})"
+)
+PATIENCE_S = 20
+
+
+class OpenVswitch:
+    """A running switch that forwards UDP from port 1 to port 2 with one time to live less, and drops the rest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
+        self._environment = {**os.environ, **dict.fromkeys(names, str(folder))}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        database, socket = folder / "conf.db", f"unix:{folder}/db.sock"
+        self._run("ovsdb-tool", "create", database, SCHEMA)
+        self._start("ovsdb-server", database, f"--remote=p{socket}", "db.ctl")
+        self._configure = ("ovs-vsctl", f"--db={socket}", f"--timeout={PATIENCE_S}")
+        self._run(*self._configure, "--no-wait", "init")
+        binary = next(name for name in BINARIES if Path(name).exists())
+        switch = self._start(binary, socket, "--enable-dummy=override", "vs.ctl")
+        self.pid = switch.pid
+        self._add_bridge()
+
+    @staticmethod
+    def is_installed() -> bool:
+        return SCHEMA.exists() and any(Path(name).exists() for name in BINARIES)
+
+    def _start(self, *words: object) -> subprocess.Popen[bytes]:
+        """Starts a daemon, without the last word, the name of its control socket, and waits until it listens."""
+        *command, control = words
+        options = (f"--unixctl={self.folder}/{control}", "--no-chdir", "-vconsole:off", "-vsyslog:off")
+        silent = subprocess.DEVNULL
+        process = subprocess.Popen(
+            [str(word) for word in (*command, *options)],
+            env=self._environment, stdin=silent, stdout=silent, stderr=silent,
+        )  # fmt: skip
+        self._processes.append(process)
+        assert wait_until((self.folder / str(control)).exists, PATIENCE_S)
+        return process
+
+    def _run(self, *words: object) -> str:
+        command = [str(word) for word in words]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _add_bridge(self) -> None:
+        bridge = ["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=dummy", "fail-mode=secure"]
+        for port in (1, 2):
+            bridge += ["--", "add-port", "br0", f"p{port}", "--", "set", "Interface", f"p{port}"]
+            bridge += ["type=dummy", f"ofport_request={port}"]
+        self._run(*self._configure, *bridge)
+        flow = "in_port=1,udp,actions=dec_ttl,mod_dl_src:02:00:00:00:00:01,output:2"
+        self._run("ovs-ofctl", "add-flow", self.folder / "br0.mgmt", flow)
+
+    def receive(self, frames: int) -> str:
+        """Sends so many different frames into port 1; returns its counters: how many there were, and came out."""
+        before = self.counters()
+        for i in range(frames):
+            frame = FRAME.format(source=i % 200 + 1, port=i + 1)
+            self._run("ovs-appctl", "-t", self.folder / "vs.ctl", "netdev-dummy/receive", "p1", frame)
+        wait_until(lambda: self.counters()[0] - before[0] >= frames)  # flow counters come a little later
+        after = self.counters()
+        return repr([late - early for early, late in zip(before, after, strict=True)])
+
+    def counters(self) -> tuple[int, int, int, int]:
+        """Packets and bytes of the flow, packets received by port 1 and sent by port 2."""
+        flow = self._run("ovs-ofctl", "dump-flows", self.folder / "br0.mgmt", "udp")
+        ports = self._run("ovs-ofctl", "dump-ports", self.folder / "br0.mgmt")
+        packets, octets = re.search(r"n_packets=(\d+)", flow), re.search(r"n_bytes=(\d+)", flow)
+        received = re.search(r"port +1: rx pkts=(\d+)", ports)
+        sent = re.search(r"port +2: rx.*\n.*tx pkts=(\d+)", ports)
+        found = [int(match[1]) for match in (packets, octets, received, sent) if match is not None]
+        assert len(found) == 4, flow + ports
+        return found[0], found[1], found[2], found[3]
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
