@@ -33,9 +33,8 @@ def format_summary(summary: dict[str, Any]) -> str:
             f"  recording  {recording['file']}, {recording['bytes']:,} bytes: nfprobe report {recording['file']}"
         )
     if "children" in summary:
-        calls = sum(child["calls"] for child in summary["children"])
-        lines.append(
-            f"  children   {len(summary['children']):,} measured with {calls:,} calls, {summary['children_missed']:,} missed"
-        )
+        children, missed = summary["children"], summary["children_missed"]
+        calls = sum(child["calls"] for child in children)
+        lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from otel_nfprobe.analysis import STRATEGIES
 
 pytestmark = pytest.mark.integration
 
-FRAMES = 25
+FRAMES = 12
 CALLS_OF_THREADS = 60  # six threads, each in a few nested calls
 PACKETS = 5000
 

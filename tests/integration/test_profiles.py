@@ -37,7 +37,7 @@ def profiled_stack(pid: int, mode: str, folder: Path) -> list[str]:
 
 # By frame pointers only what lies on the stack makes a difference.
 @pytest.mark.parametrize(
-    ("strategy", "mode"), [*((strategy, "dwarf") for strategy in OF_ALL), (LADDER, "fp"), ("copied", "fp")]
+    ("strategy", "mode"), [*((strategy, "dwarf") for strategy in OF_ALL), (LADDER, "fp"), ("relocated", "fp")]
 )
 def test_perf(
     compile_target: Callable[..., Path],

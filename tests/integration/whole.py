@@ -11,7 +11,7 @@ from probed import Probed
 
 from otel_nfprobe.analysis import IN_LIBRARY, IN_LINKER, STRATEGIES, FunctionPlan
 
-RING_BYTES = 64 << 20
+RING_BYTES = 128 << 20  # more than any of the work here makes, should the monitor not run at all
 LADDER = "ladder"  # instead of the name of one strategy
 EVERY_WAY = (*STRATEGIES, LADDER)
 SHARE_MIN = 0.99

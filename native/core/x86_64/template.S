@@ -331,10 +331,15 @@ nfp_template_end_\name:
 	.set .Lword, .Lword - 1
 	pushq 16 + 8 * .Lword(%rbp)
 	.endr
+	.if \words
 	mov (%rbp), %rbp // hand-written code takes arguments in any register
 	ROW \name, 16+8*\words
 	call nfp_template_end_\name
 	lea 8 + 8 * \words(%rsp), %rsp
+	.else // for functions to which rbp is a frame pointer: its chain stays whole, as perf follows it
+	call nfp_template_end_\name
+	leave
+	.endif
 	ROW \name, 8, ROW_LEFT
 	EXIT \name
 	ret
@@ -345,7 +350,7 @@ nfp_template_end_\name:
 	TEMPLATE_END \name
 .endm
 
-	COPY copy_0, 0 // keeps the chain of frame pointers whole
+	COPY copy_0, 0
 	COPY copy_2, 2
 	COPY copy_4, 4
 	COPY copy_8, 8
