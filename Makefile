@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 TESTS ?= tests
 
-NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.lds' -o -name 'build_core.py') \
+NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
 .PHONY: help build bench-readme test test-long lint bench demo demo-jaeger stack stack-down stack-build docs clean format

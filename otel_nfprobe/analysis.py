@@ -242,7 +242,10 @@ class _Ladder:
             return ""
         if not self.own.own_entry or any(".cold" in alias for alias in function.aliases):
             return NO_ENTRY
-        if _jumps_into_others(self.own, module) and not self.scan.is_called(function.offset):
+        if self.scan.is_called(function.offset):
+            return ""
+        nameless = function.name_source == "offset"
+        if _jumps_into_others(self.own, module) or (nameless and self.scan.is_branched_to(function.offset)):
             return NO_ENTRY
         return ""
 

@@ -26,6 +26,7 @@ class ModuleScan:
         self._scans: list[FunctionScan | None] = [None] * len(self.frames)
         self._entered: list[int] | None = None
         self._entries: frozenset[int] = frozenset()
+        self._branched: frozenset[int] = frozenset()
         self._callers: dict[int, list[int]] | None = None
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
@@ -63,6 +64,14 @@ class ModuleScan:
         self._complete()
         return address in self._entries
 
+    def is_branched_to(self, address: int) -> bool:
+        """Whether conditional branches of other functions lead to the address, and no other jump does.
+
+        Compilers make no conditional tail calls: what is entered so is a part of the function of the branch.
+        """
+        self._complete()
+        return address in self._branched
+
     def all_call_sites(self) -> dict[int, list[int]]:
         """Where direct calls are, by the address that they call."""
         if self._callers is None:
@@ -98,8 +107,12 @@ class ModuleScan:
             entered: list[int] = list(self.image.code_pointers)
             entries: set[int] = {symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name}
             entries.update(self.image.code_pointers)
+            branched: set[int] = set()
+            jumped: set[int] = set()
             for index in range(len(self.frames)):
                 scan = self.at(index)
+                for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
+                    (branched if self._is_conditional(site) else jumped).add(target)
                 entered += scan.jumps
                 entered += scan.calls
                 entered += scan.near
@@ -109,7 +122,12 @@ class ModuleScan:
                 entered += branch_targets(self.image.read(low, high - low), low)
             self._entered = sorted(set(entered))
             self._entries = frozenset(entries)
+            self._branched = frozenset(branched - jumped)
         return self._entered
+
+    def _is_conditional(self, site: int) -> bool:
+        opcode = self.image.read(site, 2)
+        return opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)
 
     def _gaps(self) -> list[tuple[int, int]]:
         """Executable bytes that no frame describes: hand-written code, and padding."""

@@ -6,14 +6,15 @@
 #include "nfprobe/digest.h"
 #include "x86_64/syscall.h"
 
-// The frame of the receive and packets templates (x86_64/template.S).
+// The frame of the receive and packets templates (x86_64/template_packets.S).
 struct nfp_frame {
 	uint64_t tsc;
 	uint64_t arguments[6];
 	uint64_t rax, r11;
 	uint64_t return_address;
 };
-_Static_assert(sizeof(struct nfp_frame) == 80, "template.S: FRAME is 72, the return address above it");
+_Static_assert(sizeof(struct nfp_frame) == 80,
+               "template_packets.S: FRAME is 72, the return address above it");
 
 // Argument numbers are checked by the monitor (adapters/base.py); a damaged one must not lead outside.
 static uint64_t argument(const struct nfp_frame *frame, uint32_t number)

@@ -72,7 +72,8 @@ enum nfp_command {
 	NFP_COMMAND_SYNC_CORE = 6, // argument: enum nfp_sync. result: 0 or -errno
 	NFP_COMMAND_MAP_FILE = 9, // argument: address, bytes; message: path. result: 0 or -errno
 	NFP_COMMAND_REGISTER_CODE = 7, // argument: address, bytes of an ELF object. result: 0 or -errno
-	NFP_COMMAND_CALIBRATE = 8, // argument: address of a function without probe, and of one with. result: 0 or -errno
+	NFP_COMMAND_CALIBRATE =
+	    8, // argument: address of a function without probe, and of one with. result: 0 or -errno
 };
 enum nfp_sync {
 	NFP_SYNC_REGISTER = 0, // for the next one; -errno where the kernel has none

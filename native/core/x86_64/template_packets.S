@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trampolines of receive, transmit and drop functions: they keep the arguments in a frame of their own and
+// leave the rest to C (native/probe/capture.c). template.S has the others, template_macros.inc the rules.
+#include "template_macros.inc"
+
+// ---- the frame of receive, transmit and drop probes ---------------------------------------------------
+// Above it the return address. In step with struct nfp_frame in native/probe/capture.c.
+
+#define FRAME 72
+#define FRAME_TSC 0
+#define FRAME_RDI 8 // the six arguments, in their order
+#define FRAME_RSI 16
+#define FRAME_RDX 24
+#define FRAME_RCX 32
+#define FRAME_R8 40
+#define FRAME_R9 48
+#define FRAME_RAX 56
+#define FRAME_R11 64
+
+.macro STORE_ARGUMENTS
+	mov %rdi, FRAME_RDI(%rsp)
+	mov %rsi, FRAME_RSI(%rsp)
+	mov %rcx, FRAME_RCX(%rsp)
+	mov %r8, FRAME_R8(%rsp)
+	mov %r9, FRAME_R9(%rsp)
+.endm
+
+// ---- receive: a poll; nothing is written when it returned nothing -----------------------------------------
+
+	TEMPLATE receive
+	ROW receive, 8
+	mov %r11, -8(%rsp)
+	THREAD receive
+	TEST_GATE receive
+	jz .Lreceive_closed
+	lea -FRAME(%rsp), %rsp
+	ROW receive, FRAME + 8
+	mov %rax, FRAME_RAX(%rsp)
+	mov %rdx, FRAME_RDX(%rsp)
+	STORE_ARGUMENTS
+	rdtsc
+	shl $32, %rdx
+	or %rax, %rdx
+	mov %rdx, FRAME_TSC(%rsp)
+	mov FRAME_RDX(%rsp), %rdx
+	mov FRAME_RAX(%rsp), %rax
+	mov FRAME_R11(%rsp), %r11
+	call nfp_template_end_receive
+	// FRAME_RDX holds an argument until the capture has read it: this rdx goes elsewhere.
+	mov %r11, FRAME_R11(%rsp)
+	mov %rax, FRAME_RAX(%rsp)
+	mov %rdx, -8(%rsp)
+	mov %rcx, -16(%rsp)
+	THREAD receive
+	TEST_GATE receive
+	jz .Lreceive_left
+	rdtsc
+	shl $32, %rdx
+	or %rax, %rdx
+	testl $0, FRAME_RAX(%rsp)
+	FIELD receive, FIELD_RETURN_MASK, 4
+	jnz .Lreceive_some
+	cmpq $0, NFP_THREAD_LIMIT(%r11) // this thread has no ring yet: C gives it one and counts
+	je .Lreceive_some
+	mov NFP_THREAD_SHARED(%r11), %r11
+	sub FRAME_TSC(%rsp), %rdx
+	add %rdx, NFP_SHARED_EMPTY_TICKS(%r11)
+	incq NFP_SHARED_EMPTY_POLLS(%r11)
+.Lreceive_left:
+	mov -16(%rsp), %rcx
+	mov -8(%rsp), %rdx
+	mov FRAME_RAX(%rsp), %rax
+	mov FRAME_R11(%rsp), %r11
+	lea FRAME(%rsp), %rsp
+	ROW receive, 8
+	ret
+	ROW receive, FRAME + 8
+.Lreceive_some:
+	lea -16(%rsp), %rsp
+	ROW receive, FRAME + 24
+	mov $0, %ecx
+	FIELD receive, FIELD_PROGRAM, 4
+	lea 16(%rsp), %rax
+	call *NFP_THREAD_RECEIVE_EXIT(%r11)
+	lea 16(%rsp), %rsp
+	ROW receive, FRAME + 8
+	jmp .Lreceive_left
+	ROW receive, 8
+.Lreceive_closed:
+	mov -8(%rsp), %r11
+	TEMPLATE_END receive
+
+// ---- packets: transmit and drop ---------------------------------------------------------------------------
+
+	TEMPLATE packets
+	ROW packets, 8
+	ENTRY packets, .Lpackets_closed
+	mov %r11, -8(%rsp)
+	lea -FRAME(%rsp), %rsp
+	ROW packets, FRAME + 8
+	mov %rax, FRAME_RAX(%rsp)
+	mov %rdx, FRAME_RDX(%rsp)
+	STORE_ARGUMENTS
+	THREAD packets
+	testb $NFP_GATE_PACKETS, NFP_THREAD_GATE(%r11)
+	jnz .Lpackets_describe
+.Lpackets_call:
+	mov FRAME_R11(%rsp), %r11
+	call nfp_template_end_packets
+	mov %r11, FRAME_R11(%rsp)
+	mov %rax, FRAME_RAX(%rsp)
+	mov %rdx, -8(%rsp)
+	mov %rcx, -16(%rsp)
+	THREAD packets
+	TEST_GATE packets
+	jz .Lpackets_left
+	rdtsc
+	shl $32, %rdx
+	or %rax, %rdx
+	lea -16(%rsp), %rsp
+	ROW packets, FRAME + 24
+	mov $0, %ecx
+	FIELD packets, FIELD_PROGRAM, 4
+	lea 16(%rsp), %rax
+	call *NFP_THREAD_PACKETS_EXIT(%r11)
+	lea 16(%rsp), %rsp
+	ROW packets, FRAME + 8
+.Lpackets_left:
+	mov -16(%rsp), %rcx
+	mov -8(%rsp), %rdx
+	mov FRAME_RAX(%rsp), %rax
+	mov FRAME_R11(%rsp), %r11
+	lea FRAME(%rsp), %rsp
+	ROW packets, 8
+	ret
+	ROW packets, FRAME + 8
+.Lpackets_describe:
+	mov $0, %ecx
+	FIELD packets, FIELD_PROGRAM, 4
+	mov %rsp, %rax
+	call *NFP_THREAD_PACKETS_ENTRY(%r11)
+	mov FRAME_RCX(%rsp), %rcx
+	mov FRAME_RDX(%rsp), %rdx
+	mov FRAME_RAX(%rsp), %rax
+	jmp .Lpackets_call
+	ENTRY_SLOW packets, 8
+.Lpackets_closed:
+	mov -8(%rsp), %r11
+	TEMPLATE_END packets
+
+	.section .note.GNU-stack, "", @progbits
