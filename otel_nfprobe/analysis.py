@@ -19,15 +19,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from otel_nfprobe.body import check_body
-from otel_nfprobe.branches import scan_module
-from otel_nfprobe.copied import count_words
 from otel_nfprobe.ehframe import RBP, RSP, FrameError
 from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.relocate import relocate
-from otel_nfprobe.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME, FunctionScan
-from otel_nfprobe.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
 from otel_nfprobe.strategies import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
@@ -38,8 +32,14 @@ from otel_nfprobe.strategies import (
     find_strategy,
 )
 from otel_nfprobe.symbols import Function
-from otel_nfprobe.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.target import Target
+from otel_nfprobe.x86_64.body import check_body
+from otel_nfprobe.x86_64.branches import scan_module
+from otel_nfprobe.x86_64.copied import count_words
+from otel_nfprobe.x86_64.relocate import relocate
+from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME, FunctionScan
+from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
+from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"

@@ -97,7 +97,7 @@ def _key_line(kind: str, key: str) -> bytes:
 def _code_identity() -> str:
     """Changes with every version, and with every edit of a version that is worked on."""
     digest = hashlib.sha256(__version__.encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

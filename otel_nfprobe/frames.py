@@ -16,9 +16,9 @@ from iced_x86 import Decoder, Mnemonic, Register
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan
-from otel_nfprobe.body import Body
 from otel_nfprobe.codemap import BODY, DISPLACED, PROBE, CodePart
 from otel_nfprobe.ehframe import CommonEntry, Frame
+from otel_nfprobe.x86_64.body import Body
 
 FRAME_ROOM_BYTES = 512  # for one trampoline that is not a relocated body
 RETURN_ADDRESS = 16

@@ -8,9 +8,9 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from otel_nfprobe.demangle import demangle, short_name
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.demangle import demangle, short_name
 
 if TYPE_CHECKING:
     from otel_nfprobe.symbols import Named

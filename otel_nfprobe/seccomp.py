@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
-from otel_nfprobe.calls import PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
 from otel_nfprobe.errors import RefusedError
+from otel_nfprobe.x86_64.calls import PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target

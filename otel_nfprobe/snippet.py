@@ -15,7 +15,7 @@ from iced_x86 import Decoder, Formatter, FormatterSyntax, Instruction, MemorySiz
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.snippet_text import (
+from otel_nfprobe.x86_64.snippet_text import (
     HELP,
     Asked,
     Memory,

@@ -15,15 +15,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_nfprobe.demangle import demangle
 from otel_nfprobe.ehframe import Frame
 from otel_nfprobe.elf import Symbol
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.inlined import inlined_in
 from otel_nfprobe.modules import Module
-from otel_nfprobe.names import SLOT, Names, names_of
+from otel_nfprobe.names.demangle import demangle
+from otel_nfprobe.names.inlined import inlined_in
+from otel_nfprobe.names.slotnames import imported_names
+from otel_nfprobe.names.sources import SLOT, Names, names_of
 from otel_nfprobe.pattern import Pattern, near_names
-from otel_nfprobe.slotnames import imported_names
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target

@@ -19,15 +19,15 @@ from typing import Any
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
 from otel_nfprobe.arena import Arenas
-from otel_nfprobe.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
-from otel_nfprobe.branches import scan_module
 from otel_nfprobe.codemap import build_object, object_room_bytes, publish
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
-from otel_nfprobe.relocate import JUMP_BYTES
 from otel_nfprobe.session import GATE_OUTER, PROBE_COUNT, Session
 from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.target import Target
+from otel_nfprobe.x86_64.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
+from otel_nfprobe.x86_64.branches import scan_module
+from otel_nfprobe.x86_64.relocate import JUMP_BYTES
 
 ALIGNMENT_BYTES = 64
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back

@@ -14,7 +14,7 @@ from otel_nfprobe.cli.inlined import show_inlined
 from otel_nfprobe.cli.listing import print_columns, shown_names
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.signatures import Signature, signatures_of
+from otel_nfprobe.names.signatures import Signature, signatures_of
 from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
 from otel_nfprobe.target import Target
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from otel_nfprobe.cli.listing import print_columns
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.demangle import demangle
-from otel_nfprobe.dwarf import open_dwarf
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.inlined import Inlined, inlined_in
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.demangle import demangle
+from otel_nfprobe.names.dwarf import open_dwarf
+from otel_nfprobe.names.inlined import Inlined, inlined_in
 from otel_nfprobe.pattern import Pattern
 from otel_nfprobe.symbols import Function, function_at
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from otel_nfprobe.demangle import demangle
+from otel_nfprobe.names.demangle import demangle
 from otel_nfprobe.symbols import IFUNC_RESOLVER, Named
 
 ALIASES_SHOWN = 3

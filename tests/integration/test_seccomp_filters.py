@@ -16,10 +16,10 @@ from other_user import run_as
 from rooms import Room, compile_musl
 
 from otel_nfprobe.bpf import SystemCall
-from otel_nfprobe.calls import injection_calls
 from otel_nfprobe.errors import RefusedError
 from otel_nfprobe.seccomp import judge, read_filters
 from otel_nfprobe.target import Target
+from otel_nfprobe.x86_64.calls import injection_calls
 
 pytestmark = pytest.mark.integration
 

@@ -55,7 +55,8 @@ class Round:
         counts = self.session.counts
         return (
             f"{self.strategy:10}{len(self.plans):7} functions {100 * self.share:6.2f} %  ({ways}) "
-            f"{counts.calls} calls, {counts.marked} marks, {counts.unpaired_entries + counts.open} without an end; {reasons}"
+            f"{counts.calls} calls, {counts.marked} marks, "
+            f"{counts.unpaired_entries + counts.open} without an end; {reasons}"
         )
 
 

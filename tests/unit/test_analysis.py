@@ -28,7 +28,8 @@ from otel_nfprobe.analysis import (
 )
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.scan import (
+from otel_nfprobe.symbols import Function, find_functions, functions_of
+from otel_nfprobe.x86_64.scan import (
     NO_ENTRY,
     POINTER_TAIL,
     POPS_ARGUMENTS,
@@ -36,9 +37,8 @@ from otel_nfprobe.scan import (
     STACK_ARGUMENTS,
     UNDECODABLE,
 )
-from otel_nfprobe.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
-from otel_nfprobe.symbols import Function, find_functions, functions_of
-from otel_nfprobe.tailcalls import CALLER_TAIL, TWICE_TAIL
+from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
+from otel_nfprobe.x86_64.tailcalls import CALLER_TAIL, TWICE_TAIL
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.demangle import demangle, short_name
-from otel_nfprobe.rustnames import demangle_rust
+from otel_nfprobe.names.demangle import demangle, short_name
+from otel_nfprobe.names.rustnames import demangle_rust
 
 LIBSTDCPP = next(Path("/usr/lib").glob("*/libstdc++.so.6"))
 RUST = """

@@ -17,9 +17,9 @@ from elftools.dwarf.ranges import BaseAddressEntry
 from elftools.elf.elffile import ELFFile
 
 from otel_nfprobe import cache
-from otel_nfprobe.dwarf import open_dwarf
-from otel_nfprobe.inlined import inlined_in
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.dwarf import open_dwarf
+from otel_nfprobe.names.inlined import inlined_in
 from otel_nfprobe.symbols import functions_of
 
 SOURCE = """

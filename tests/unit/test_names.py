@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.archive import archive_names, known_archives
-from otel_nfprobe.dwarf import open_dwarf
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.archive import archive_names, known_archives
+from otel_nfprobe.names.dwarf import open_dwarf
 from otel_nfprobe.symbols import (
     IFUNC_RESOLVER,
     NO_FRAME,

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration"))
 from filters import ALLOW, KILL_PROCESS, answer, install
 
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
-from otel_nfprobe.calls import Call, Need, injection_calls
 from otel_nfprobe.seccomp import first_forbidden, judge
+from otel_nfprobe.x86_64.calls import Call, Need, injection_calls
 
 GETPID = 39
 LOAD_NUMBER = Instruction(0x20, 0, 0, 0)

@@ -13,7 +13,7 @@ from iced_x86 import Decoder, InstructionInfoFactory, Mnemonic, OpAccess, Regist
 
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.snippet import BYTES_MAX, assemble, encode, is_as_asked, read_capture
-from otel_nfprobe.snippet_text import DESTINATIONS, Asked, Memory, Named, Number, normalise_memory, read_snippet
+from otel_nfprobe.x86_64.snippet_text import DESTINATIONS, Asked, Memory, Named, Number, normalise_memory, read_snippet
 
 ACCEPTED = [
     "mov rax, [rdi+8]",

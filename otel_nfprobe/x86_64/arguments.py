@@ -22,8 +22,8 @@ from iced_x86 import (
 )
 from iced_x86 import RegisterExt as Registers
 
-from otel_nfprobe.branches import ModuleScan, stub_slot
-from otel_nfprobe.scan import ARGUMENT_REGISTERS
+from otel_nfprobe.x86_64.branches import ModuleScan, stub_slot
+from otel_nfprobe.x86_64.scan import ARGUMENT_REGISTERS
 
 CALL_SITES_MAX = 16  # looked at for one function
 STEPS_MAX = 64  # instructions looked back from one call

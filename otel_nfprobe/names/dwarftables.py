@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from otel_nfprobe.dwarfunits import BLOCK_FORMS, INDEXED_LIST_FORMS, DwarfError, Unit
+from otel_nfprobe.names.dwarfunits import BLOCK_FORMS, INDEXED_LIST_FORMS, DwarfError, Unit
 
 Ranges = tuple[tuple[int, int], ...]
 

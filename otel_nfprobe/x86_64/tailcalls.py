@@ -12,15 +12,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from otel_nfprobe.arguments import Arguments
-from otel_nfprobe.branches import ModuleScan, scan_module, stub_slot
 from otel_nfprobe.ehframe import RSP, FrameError
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.scan import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
 from otel_nfprobe.symbols import functions_of
 from otel_nfprobe.target import Target
+from otel_nfprobe.x86_64.arguments import Arguments
+from otel_nfprobe.x86_64.branches import ModuleScan, scan_module, stub_slot
+from otel_nfprobe.x86_64.scan import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
 
 RETURNS_TWICE = re.compile(
     r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"

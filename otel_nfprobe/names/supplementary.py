@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 
-from otel_nfprobe.debugfile import DEBUG_FOLDER, FileReader, roots_of
 from otel_nfprobe.modules import Module
-from otel_nfprobe.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.debugfile import DEBUG_FOLDER, FileReader, roots_of
+from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
 
 
 def supplementary_file(module: Module, file: ObjectFile, path: str) -> ObjectFile | None:

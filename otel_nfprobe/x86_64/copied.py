@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from iced_x86 import Decoder, Mnemonic, Register
 
-from otel_nfprobe.branches import ModuleScan, scan_module
 from otel_nfprobe.errors import RefusedError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.scan import POINTER_TAIL, STACK_ARGUMENTS
-from otel_nfprobe.tailcalls import TailCalls
+from otel_nfprobe.x86_64.branches import ModuleScan, scan_module
+from otel_nfprobe.x86_64.scan import POINTER_TAIL, STACK_ARGUMENTS
+from otel_nfprobe.x86_64.tailcalls import TailCalls
 
 COPIED_WORDS_MAX = 64
 VARIABLE_WORDS = 32

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from iced_x86 import Code, Decoder, FlowControl, Register
 
 from otel_nfprobe.elf import ElfImage
-from otel_nfprobe.scan import FunctionScan, branch_targets, scan_function
+from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets, scan_function
 
 
 class ModuleScan:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_nfprobe.dwarftables import DwarfTables, Ranges
-from otel_nfprobe.dwarfunits import (
+from otel_nfprobe.names.dwarftables import DwarfTables, Ranges
+from otel_nfprobe.names.dwarfunits import (
     ABSTRACT_ORIGIN,
     ADDRESS_FORMS,
     CALL_FILE,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from otel_nfprobe.elf import FILE_BYTES_MAX
 from otel_nfprobe.modules import Module
-from otel_nfprobe.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
 
 DEBUG_FOLDER = "/usr/lib/debug"
 CHUNK_BYTES = 1 << 20

@@ -27,11 +27,11 @@ from iced_x86 import (
     Register,
 )
 
-from otel_nfprobe.branches import ModuleScan
 from otel_nfprobe.ehframe import RSP, Frame, FrameError
 from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, ends_flow
-from otel_nfprobe.scan import UNDECODABLE, UNKNOWN_FRAME
+from otel_nfprobe.x86_64.branches import ModuleScan
+from otel_nfprobe.x86_64.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, ends_flow
+from otel_nfprobe.x86_64.scan import UNDECODABLE, UNKNOWN_FRAME
 
 HAS_TABLE = "jumps through a table"
 HAS_HANDLERS = "catches exceptions or cleans up after them"

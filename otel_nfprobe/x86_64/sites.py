@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 
 from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
 
-from otel_nfprobe.branches import ModuleScan, scan_module
 from otel_nfprobe.elf import ElfImage
-from otel_nfprobe.relocate import JUMP_BYTES, ends_flow
-from otel_nfprobe.scan import UNDECODABLE
 from otel_nfprobe.symbols import Function
+from otel_nfprobe.x86_64.branches import ModuleScan, scan_module
+from otel_nfprobe.x86_64.relocate import JUMP_BYTES, ends_flow
+from otel_nfprobe.x86_64.scan import UNDECODABLE
 
 TOO_SHORT = "too short"
 BRANCH_INSIDE = "branch into the displaced bytes"

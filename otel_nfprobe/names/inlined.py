@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from otel_nfprobe.dwarf import InlinedCall, open_dwarf
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.dwarf import InlinedCall, open_dwarf
 
 SEARCH_SECONDS_MAX = 60.0
 

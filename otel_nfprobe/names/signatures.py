@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from otel_nfprobe import cache
-from otel_nfprobe.dataflow import Inferred, infer
-from otel_nfprobe.dwarf import DwarfFunction, Parameter, open_dwarf
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.dwarf import DwarfFunction, Parameter, open_dwarf
 from otel_nfprobe.symbols import Function
+from otel_nfprobe.x86_64.dataflow import Inferred, infer
 
 FROM_DWARF, FROM_CODE = "dwarf", "inferred"
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_nfprobe import cache
-from otel_nfprobe.debugfile import debug_file_of
-from otel_nfprobe.dwarfreader import UnitReader
-from otel_nfprobe.dwarftables import DwarfTables, stream_of
-from otel_nfprobe.dwarfunits import DwarfError, DwarfUnits
 from otel_nfprobe.modules import Module
-from otel_nfprobe.objectfile import ObjectError, ObjectFile
-from otel_nfprobe.supplementary import supplementary_file
+from otel_nfprobe.names.debugfile import debug_file_of
+from otel_nfprobe.names.dwarfreader import UnitReader
+from otel_nfprobe.names.dwarftables import DwarfTables, stream_of
+from otel_nfprobe.names.dwarfunits import DwarfError, DwarfUnits
+from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.supplementary import supplementary_file
 
 READING_SECONDS_MAX = 60.0
 SPLIT_UNITS = (4, 5)

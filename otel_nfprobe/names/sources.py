@@ -12,13 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from otel_nfprobe.archive import archive_names, known_archives
-from otel_nfprobe.debugfile import debug_file_of
 from otel_nfprobe.elf import Symbol, rank_of, split_version
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.minidebug import mini_debug_of
 from otel_nfprobe.modules import Module
-from otel_nfprobe.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.archive import archive_names, known_archives
+from otel_nfprobe.names.debugfile import debug_file_of
+from otel_nfprobe.names.minidebug import mini_debug_of
+from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
 
 FUNCTION_KINDS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 DEBUG_FILE, MINI_DEBUG, DWARF, ARCHIVE, SLOT = "debug file", "debugdata", "dwarf", "archive", "slot"
@@ -95,7 +95,7 @@ def _symbols(module: Module, file: ObjectFile, source: str) -> Iterable[Symbol]:
 
 
 def _add_dwarf(module: Module, names: Names) -> None:
-    from otel_nfprobe.dwarf import open_dwarf
+    from otel_nfprobe.names.dwarf import open_dwarf
 
     dwarf = open_dwarf(module)
     if dwarf is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import lzma
 
-from otel_nfprobe.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
 
 UNPACKED_BYTES_MAX = 256 << 20
 DECODER_BYTES_MAX = 256 << 20

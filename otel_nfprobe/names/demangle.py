@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 
-from otel_nfprobe.rustnames import demangle_rust, is_rust_name
+from otel_nfprobe.names.rustnames import demangle_rust, is_rust_name
 
 NAME_CHARACTERS_MAX = 4096  # the runtime's demangler recurses: longer names are left alone
 CPP_RUNTIMES = ("libstdc++.so.6", "libc++abi.so.1")

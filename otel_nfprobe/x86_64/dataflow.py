@@ -27,7 +27,7 @@ from iced_x86 import (
 )
 
 from otel_nfprobe.elf import ElfImage
-from otel_nfprobe.scan import ARGUMENT_REGISTERS
+from otel_nfprobe.x86_64.scan import ARGUMENT_REGISTERS
 
 FUNCTION_BYTES_MAX = 1 << 16
 INSTRUCTIONS_MAX = 512  # looked at from the entry on
