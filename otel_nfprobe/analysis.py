@@ -37,7 +37,7 @@ from otel_nfprobe.x86_64.body import check_body
 from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.copied import count_words
 from otel_nfprobe.x86_64.relocate import relocate
-from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME, FunctionScan
+from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
@@ -242,12 +242,7 @@ class _Ladder:
             return ""
         if not self.own.own_entry or any(".cold" in alias for alias in function.aliases):
             return NO_ENTRY
-        if self.scan.is_called(function.offset):
-            return ""
-        nameless = function.name_source == "offset"
-        if _jumps_into_others(self.own, module) or (nameless and self.scan.is_branched_to(function.offset)):
-            return NO_ENTRY
-        return ""
+        return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
 
     def _end(self) -> str:
         """Why a call of the function has no end, or ""."""
@@ -343,16 +338,6 @@ class _Ladder:
             words,
             site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(function),
         )
-
-
-def _jumps_into_others(scan: FunctionScan, module: Module) -> bool:
-    whole = scan_module(module.image)
-    for target in scan.jumps:
-        index = whole.index_of(target)
-        inside = index >= 0 and whole.starts[index] != target
-        if inside and not module.image.section_of(target).startswith(".plt"):
-            return True
-    return False
 
 
 def _sets_frame_pointer(function: Function) -> bool:

@@ -8,6 +8,7 @@ Called by analysis.py, tailcalls.py and arguments.py.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from iced_x86 import Code, Decoder, FlowControl, Register
@@ -26,7 +27,8 @@ class ModuleScan:
         self._scans: list[FunctionScan | None] = [None] * len(self.frames)
         self._entered: list[int] | None = None
         self._entries: frozenset[int] = frozenset()
-        self._branched: frozenset[int] = frozenset()
+        self._branched: frozenset[int] = frozenset()  # entered by conditional branches only
+        self._jumpers: dict[int, list[int]] = {}  # who jumps there, as indexes of the frame table
         self._callers: dict[int, list[int]] | None = None
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
@@ -64,13 +66,32 @@ class ModuleScan:
         self._complete()
         return address in self._entries
 
-    def is_branched_to(self, address: int) -> bool:
-        """Whether conditional branches of other functions lead to the address, and no other jump does.
+    def is_part(self, index: int, is_named: bool) -> bool:
+        """Whether what stands at this index of the frame table is no function, but entered by jumps out of one.
 
-        Compilers make no conditional tail calls: what is entered so is a part of the function of the branch.
+        A part goes on where the function that enters it does, or in another part of it. Compilers make no
+        conditional tail calls: what has no name and is entered by conditional branches only is a part, too.
+        What nobody enters is a function: in a program at fixed addresses pointers to it are not told from numbers.
         """
-        self._complete()
-        return address in self._branched
+        start = self.starts[index]
+        if self.is_called(start):
+            return False
+        if not is_named and start in self._branched:
+            return True
+        inside = {place for place in self._reached(index, False) if place != index}
+        return any(
+            entering in inside or not inside.isdisjoint(self._reached(entering, True))
+            for entering in self._jumpers.get(start, ())
+        )
+
+    def _reached(self, index: int, by_start: bool) -> Iterator[int]:
+        """Functions that the one at this index jumps into."""
+        for target in self.at(index).jumps:
+            following = self.index_of(target)
+            if following < 0 or self.image.section_of(target).startswith(".plt"):
+                continue
+            if by_start or self.starts[following] != target:
+                yield following
 
     def all_call_sites(self) -> dict[int, list[int]]:
         """Where direct calls are, by the address that they call."""
@@ -109,10 +130,12 @@ class ModuleScan:
             entries.update(self.image.code_pointers)
             branched: set[int] = set()
             jumped: set[int] = set()
+            jumpers: dict[int, list[int]] = {}
             for index in range(len(self.frames)):
                 scan = self.at(index)
                 for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
                     (branched if self._is_conditional(site) else jumped).add(target)
+                    jumpers.setdefault(target, []).append(index)
                 entered += scan.jumps
                 entered += scan.calls
                 entered += scan.near
@@ -123,6 +146,7 @@ class ModuleScan:
             self._entered = sorted(set(entered))
             self._entries = frozenset(entries)
             self._branched = frozenset(branched - jumped)
+            self._jumpers = jumpers
         return self._entered
 
     def _is_conditional(self, site: int) -> bool:

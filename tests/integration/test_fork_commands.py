@@ -8,9 +8,9 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Nfprobe
 from forking import OWN, code_of, fork, is_as_before
 from probed import Talker
 
@@ -36,7 +36,7 @@ def options(folder: Path, *more: str) -> list[str]:
     return [*globs, "--ring-size", "1MiB", "--record", str(folder / "all"), "--json", *more]
 
 
-def test_command_line(nfprobe: Nfprobe, talker: Talker, tmp_path: Path) -> None:
+def test_command_line(nfprobe: Any, talker: Talker, tmp_path: Path) -> None:
     """Each child has its own recording and its own summary inside that of the target."""
     process = nfprobe.start("attach", talker.pid, *options(tmp_path, "--follow-forks"))
     wait_for_lines(process, "attached to", 1)
@@ -55,7 +55,7 @@ def test_command_line(nfprobe: Nfprobe, talker: Talker, tmp_path: Path) -> None:
     assert talker.ask("end") == "right"
 
 
-def test_run(nfprobe: Nfprobe, compile_target: Callable[..., Path], tmp_path: Path) -> None:
+def test_run(nfprobe: Any, compile_target: Callable[..., Path], tmp_path: Path) -> None:
     command = ["run", *options(tmp_path, "--follow-forks"), "--", compile_target("forks")]
     process = nfprobe.start(*command, stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -74,7 +74,7 @@ def test_run(nfprobe: Nfprobe, compile_target: Callable[..., Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("follow", [True, False], ids=["followed", "silent"])
-def test_killed_monitor(nfprobe: Nfprobe, talker: Talker, tmp_path: Path, follow: bool) -> None:
+def test_killed_monitor(nfprobe: Any, talker: Talker, tmp_path: Path, follow: bool) -> None:
     """Each process is restored by itself."""
     before = code_of(talker.pid)
     process = nfprobe.start("attach", talker.pid, *options(tmp_path, *["--follow-forks"] * follow))
