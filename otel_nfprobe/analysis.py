@@ -19,7 +19,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from otel_nfprobe.ehframe import RBP, RSP, FrameError
+from otel_nfprobe.cursor import FrameError
+from otel_nfprobe.ehframe import RBP, RSP, Row
 from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.strategies import (
@@ -41,6 +42,7 @@ from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
+ENTRY_BYTES = 64  # frame rules are wanted of the displaced instructions only
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
@@ -318,7 +320,9 @@ class _Ladder:
         function = self.function
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
         site = find_site(function, moves_calls)
-        rows = _rows(function, site) if strategy != RELOCATED_BODY else ()
+        rules = () if strategy == RELOCATED_BODY else _rules(function)
+        rows = _rows(rules, site) if rules else ()
+        rows = None if rules is None else rows
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
         if reason:
             return self._refused(reason)
@@ -336,23 +340,26 @@ class _Ladder:
             base + site.island if site.island else 0,
             image.read(site.island, 5) if site.island else b"",
             words,
-            site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(function),
+            site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(rules),
         )
 
 
-def _sets_frame_pointer(function: Function) -> bool:
-    return any((row.register, row.offset) == (RBP, 16) for row in function.frame.rules().rows)
-
-
-def _rows(function: Function, site: Site) -> tuple[tuple[int, int, int], ...] | None:
+def _rules(function: Function) -> tuple[Row, ...] | None:
     try:
-        rows = function.frame.rules().rows
+        return function.frame.rules(function.offset + ENTRY_BYTES).rows
     except FrameError:
         return None
+
+
+def _sets_frame_pointer(rules: Sequence[Row] | None) -> bool:
+    return any((row.register, row.offset) == (RBP, 16) for row in rules or ())
+
+
+def _rows(rules: Sequence[Row], site: Site) -> tuple[tuple[int, int, int], ...] | None:
     found: list[tuple[int, int, int]] = []
     before = (RSP, 8)
     for offset in site.boundaries:
-        row = [row for row in rows if row.address <= site.offset + offset][-1]
+        row = [row for row in rules if row.address <= site.offset + offset][-1]
         if row.register < 0:
             return None
         if (row.register, row.offset) != before:

@@ -28,6 +28,10 @@ FILES_MAX = 48  # the others are memory that takes more code at a later attach
 LOWEST_ADDRESS = 1 << 20
 
 
+class NoRoomError(NfprobeError):
+    """Less code at once may find room."""
+
+
 class Arenas:
     """The arenas of one session. All addresses are the target's."""
 
@@ -55,7 +59,8 @@ class Arenas:
             in_file: it may be a file, which `finish` closes for further code.
 
         Raises:
-            NfprobeError: there is no room, or the target may not map executable memory.
+            NoRoomError: not so much lies free in one piece.
+            NfprobeError: the arenas are used up, or the target may not map executable memory.
         """
         header = self._session.header
         low, high = module.low, module.high
@@ -119,7 +124,7 @@ class Arenas:
                     f"The target cannot map executable memory for trampolines: {os.strerror(-result)}.",
                     f"nfprobe doctor {self._target.pid}",
                 )
-        raise NfprobeError(
+        raise NoRoomError(
             "There is no free memory within 2 GiB of a module for its trampolines.",
             f"nfprobe functions {self._target.pid}",
         )

@@ -13,6 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from otel_nfprobe.cursor import Cursor, FrameError
+
 RSP = 7  # DWARF numbers of x86-64 registers
 RBP = 6
 R10 = 10
@@ -25,16 +27,10 @@ _OMITTED = 0xFF
 _REMEMBERED_MAX = 64
 _PARTIAL = (0x0D, 0x0E, 0x13)  # change the register or the offset only
 _OFFSET_MAX = (1 << 31) - 1  # of a canonical frame address; no stack is larger
-_FIXED_FORMATS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
-_ADDRESS_MASK = (1 << 64) - 1
 
 # Frame instructions (DWARF 5 section 7.24) whose operands are skipped: u is ULEB128, s SLEB128, b a block.
 _SKIPPED_OPERANDS = {0x05: "uu", 0x06: "u", 0x08: "u", 0x09: "uu", 0x10: "ub", 0x11: "us", 0x14: "uu"}
 _SKIPPED_OPERANDS.update({0x15: "us", 0x16: "ub", 0x2E: "u", 0x2F: "uu"})
-
-
-class FrameError(ValueError):
-    """The section is malformed; the text says how."""
 
 
 class Row(NamedTuple):
@@ -85,8 +81,11 @@ class Frame:
     instructions: bytes = field(repr=False)
     has_lsda: bool
 
-    def rules(self) -> FrameRules:
+    def rules(self, until: int | None = None) -> FrameRules:
         """Runs the frame program.
+
+        Args:
+            until: an address behind which the rules are not wanted.
 
         Raises:
             FrameError: the program is malformed.
@@ -96,7 +95,7 @@ class Frame:
         state.register, state.offset = initial.register, initial.offset
         state.undefined_return = initial.undefined_return
         state.initial = initial
-        state.run(self.instructions, self.start)
+        state.run(self.instructions, self.start, until)
         return FrameRules(tuple(state.rows), state.undefined_return)
 
     def steps(self) -> list[tuple[int, bytes]]:
@@ -105,7 +104,7 @@ class Frame:
         Raises:
             FrameError: the program is malformed.
         """
-        state, cursor = _State(self.common), _Cursor(self.instructions, 0, len(self.instructions))
+        state, cursor = _State(self.common), Cursor(self.instructions, 0, len(self.instructions))
         state.initial = self.common.initial_state()
         state.register, state.offset = state.initial.register, state.initial.offset
         pieces = [(self.start, bytearray())]
@@ -143,79 +142,6 @@ class FrameTable:
         return frame if address < frame.start + frame.size else None
 
 
-class _Cursor:
-    """A position in a byte string that never leaves it."""
-
-    __slots__ = ("data", "end", "position")
-
-    def __init__(self, data: bytes, position: int, end: int) -> None:
-        self.data = data
-        self.position = position
-        self.end = end
-
-    def take(self, layout: str) -> int:
-        size = struct.calcsize(layout)
-        if self.position + size > self.end:
-            raise FrameError(f"an entry ends in the middle of a number at offset {self.position:#x}")
-        value: int = struct.unpack_from(layout, self.data, self.position)[0]
-        self.position += size
-        return value
-
-    def uleb(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.take("<B")
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                return value
-            if shift > 63:
-                raise FrameError(f"a number longer than 64 bits at offset {self.position:#x}")
-
-    def sleb(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.take("<B")
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                return value - (1 << shift) if byte & 0x40 else value
-            if shift > 63:
-                raise FrameError(f"a number longer than 64 bits at offset {self.position:#x}")
-
-    def block(self) -> bytes:
-        size = self.uleb()
-        if size > self.end - self.position:
-            raise FrameError(f"a block of {size} bytes leaves its entry at offset {self.position:#x}")
-        self.position += size
-        return self.data[self.position - size : self.position]
-
-    def text(self) -> bytes:
-        stop = self.data.find(b"\0", self.position, self.end)
-        if stop < 0:
-            raise FrameError(f"an unterminated text at offset {self.position:#x}")
-        value = self.data[self.position : stop]
-        self.position = stop + 1
-        return value
-
-    def pointer(self, encoding: int, section_address: int) -> int:
-        place = section_address + self.position
-        kind = encoding & 0x0F
-        if kind == 0x01:
-            value = self.uleb()
-        elif kind == 0x09:
-            value = self.sleb()
-        elif kind in _FIXED_FORMATS:
-            value = self.take(_FIXED_FORMATS[kind])
-        else:
-            raise FrameError(f"an unknown pointer encoding {encoding:#x}")
-        if encoding & 0x70 == 0x10:
-            value += place
-        elif encoding & 0x70:
-            raise FrameError(f"an unsupported pointer encoding {encoding:#x}")
-        return value & _ADDRESS_MASK
-
-
 class _State:
     """The frame program's machine."""
 
@@ -230,13 +156,15 @@ class _State:
         self.remembered: list[tuple[int, int]] = []
         self.initial: _State | None = None
 
-    def run(self, program: bytes, address: int) -> None:
-        cursor = _Cursor(program, 0, len(program))
+    def run(self, program: bytes, address: int, until: int | None = None) -> None:
+        cursor = Cursor(program, 0, len(program))
         while cursor.position < cursor.end:
             step = self.take_one(cursor)
             if step is not None:
                 self._emit(address)
                 address = self.after(address, *step)
+                if until is not None and address > until:
+                    return
         self._emit(address)
 
     def after(self, address: int, code: int, distance: int) -> int:
@@ -246,9 +174,16 @@ class _State:
             raise FrameError("a frame program that goes backwards")
         return moved
 
-    def take_one(self, cursor: _Cursor) -> tuple[int, int] | None:
+    def take_one(self, cursor: Cursor) -> tuple[int, int] | None:
         """Carries out one instruction. Returns (code, distance) when it is an advance."""
-        code = cursor.take("<B")
+        code = cursor.byte()
+        high = code & 0xC0
+        if high == 0x40:
+            return code, code & 0x3F
+        if high:  # a register is saved, or restored: the frame address stays
+            if high == 0x80:
+                cursor.uleb()
+            return None
         step = self._advance(code, cursor)
         if step is not None:
             return code, step
@@ -269,11 +204,9 @@ class _State:
         self.rows.append(Row(address, register, offset))
 
     @staticmethod
-    def _advance(code: int, cursor: _Cursor) -> int | None:
-        if code & 0xC0 == 0x40:
-            return code & 0x3F
+    def _advance(code: int, cursor: Cursor) -> int | None:
         if code == 0x02:
-            return cursor.take("<B")
+            return cursor.byte()
         if code == 0x03:
             return cursor.take("<H")
         if code == 0x04:
@@ -282,7 +215,7 @@ class _State:
             return cursor.take("<Q")
         return None
 
-    def _set_frame(self, code: int, cursor: _Cursor) -> bool:
+    def _set_frame(self, code: int, cursor: Cursor) -> bool:
         if code in _PARTIAL and self.register < 0:
             raise FrameError("a frame program that changes a part of an expression")
         if code == 0x0C:
@@ -310,23 +243,21 @@ class _State:
             return False
         return True
 
-    def _skip(self, code: int, cursor: _Cursor) -> None:
-        if code & 0xC0 == 0x80:
-            cursor.uleb()
-        elif code == 0x07:
+    def _skip(self, code: int, cursor: Cursor) -> None:
+        if code == 0x07:
             if cursor.uleb() == RETURN_ADDRESS:
                 self.undefined_return = True
         elif code in _SKIPPED_OPERANDS:
             for operand in _SKIPPED_OPERANDS[code]:
                 {"u": cursor.uleb, "s": cursor.sleb, "b": cursor.block}[operand]()
-        elif code & 0xC0 != 0xC0 and code != 0x00:
+        elif code != 0x00:
             raise FrameError(f"an unknown frame instruction {code:#x}")
 
 
 def _evaluate(expression: bytes) -> tuple[int, int]:
     # gcc's realigned frames: DW_OP_breg6 (rbp) offset, DW_OP_deref.
     if len(expression) >= 3 and expression[0] == 0x70 + RBP and expression[-1] == 0x06:
-        cursor = _Cursor(expression, 1, len(expression) - 1)
+        cursor = Cursor(expression, 1, len(expression) - 1)
         offset = cursor.sleb()
         if cursor.position == cursor.end:
             return DEREFERENCED, offset
@@ -360,7 +291,7 @@ def parse_frames(section: bytes, section_address: int) -> FrameTable:
         if end > len(section) or size < 4:
             raise FrameError(f"the entry at offset {position:#x} leaves its section")
         distance = struct.unpack_from("<I", section, body)[0]
-        cursor = _Cursor(section, body + 4, end)
+        cursor = Cursor(section, body + 4, end)
         if distance == 0:
             commons[position] = _parse_common(cursor, section_address)
         else:
@@ -374,14 +305,14 @@ def parse_frames(section: bytes, section_address: int) -> FrameTable:
     return FrameTable(frames)
 
 
-def _parse_common(cursor: _Cursor, section_address: int) -> CommonEntry:
-    version = cursor.take("<B")
+def _parse_common(cursor: Cursor, section_address: int) -> CommonEntry:
+    version = cursor.byte()
     if version not in (1, 3):
         raise FrameError(f"a common entry of unknown version {version}")
     augmentation = cursor.text()
     code_alignment, data_alignment = cursor.uleb(), cursor.sleb()
     if version == 1:
-        cursor.take("<B")
+        cursor.byte()
     else:
         cursor.uleb()
     pointer_encoding, lsda_encoding = 0, _OMITTED
@@ -391,11 +322,11 @@ def _parse_common(cursor: _Cursor, section_address: int) -> CommonEntry:
             raise FrameError("augmentation data leaves its entry")
         for letter in augmentation[1:]:
             if letter == ord("R"):
-                pointer_encoding = cursor.take("<B")
+                pointer_encoding = cursor.byte()
             elif letter == ord("L"):
-                lsda_encoding = cursor.take("<B")
+                lsda_encoding = cursor.byte()
             elif letter == ord("P"):
-                encoding = cursor.take("<B")
+                encoding = cursor.byte()
                 if encoding != _OMITTED:
                     cursor.pointer(encoding & 0x7F, section_address)
             elif letter not in b"SB":
@@ -414,7 +345,7 @@ def _parse_common(cursor: _Cursor, section_address: int) -> CommonEntry:
     )
 
 
-def _parse_frame(cursor: _Cursor, section_address: int, common: CommonEntry) -> Frame:
+def _parse_frame(cursor: Cursor, section_address: int, common: CommonEntry) -> Frame:
     start = cursor.pointer(common.pointer_encoding, section_address)
     size = cursor.pointer(common.pointer_encoding & 0x0F, section_address)
     has_lsda = False

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import lief
 
-from otel_nfprobe.ehframe import FrameError, FrameTable, parse_frames
+from otel_nfprobe.cursor import FrameError
+from otel_nfprobe.ehframe import FrameTable, parse_frames
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 
 FILE_BYTES_MAX = 1 << 30

@@ -18,7 +18,7 @@ from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
-from otel_nfprobe.arena import Arenas
+from otel_nfprobe.arena import Arenas, NoRoomError
 from otel_nfprobe.codemap import build_object, object_room_bytes, publish
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
@@ -30,6 +30,7 @@ from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.relocate import JUMP_BYTES
 
 ALIGNMENT_BYTES = 64
+PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
 SITE_BYTES_MAX = 32
 COPY_SHAPES = {  # words of stack arguments -> template
@@ -136,13 +137,27 @@ class Trampolines:
                 fresh.append(request)
             else:
                 probes.append(known)
-        if not fresh:
-            return probes, reasons
-        need = sum(_room_for(request) for request in fresh) + FRAME_ROOM_BYTES
-        need += object_room_bytes((request.plan.name, _symbols_of(request)) for request in fresh)
-        arena = self.arenas.near(fresh[0].plan.module, need)
-        frames = Frames()
-        for request in fresh:
+        if fresh:
+            made, reasons = self._write_all(fresh)
+            probes += made
+        return probes, reasons
+
+    def _write_all(self, requests: list[ProbeRequest], in_pieces: bool = False) -> tuple[list[Probe], list[str]]:
+        """In one arena, or in several where the free memory near the module lies in pieces."""
+        need = sum(_room_for(request) for request in requests) + FRAME_ROOM_BYTES
+        need += object_room_bytes((request.plan.name, _symbols_of(request)) for request in requests)
+        try:
+            # A file takes the code of one piece only; memory is filled up by the next.
+            arena = self.arenas.near(requests[0].plan.module, need, in_file=not in_pieces)
+        except NoRoomError as refusal:
+            if len(requests) <= PIECE_MIN:
+                return [], [refusal.sentence] * len(requests)
+            middle = len(requests) // 2
+            probes, reasons = self._write_all(requests[:middle], True)
+            more, others = self._write_all(requests[middle:], True)
+            return probes + more, reasons + others
+        probes, reasons, frames = [], [], Frames()
+        for request in requests:
             try:
                 probes.append(self._write(arena, request, frames))
             except NfprobeError as refusal:

@@ -27,7 +27,8 @@ from iced_x86 import (
     Register,
 )
 
-from otel_nfprobe.ehframe import RSP, Frame, FrameError
+from otel_nfprobe.cursor import FrameError
+from otel_nfprobe.ehframe import RSP, Frame
 from otel_nfprobe.errors import RefusedError
 from otel_nfprobe.x86_64.branches import ModuleScan
 from otel_nfprobe.x86_64.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, ends_flow

@@ -15,6 +15,7 @@ from iced_x86 import Code, Decoder, FlowControl, Register
 
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets, scan_function
+from otel_nfprobe.x86_64.scancache import load_scans, store_scans
 
 
 class ModuleScan:
@@ -123,8 +124,16 @@ class ModuleScan:
             self._only_called = frozenset(called - read)
         return self._only_called
 
+    def _scan_all(self) -> None:
+        known = load_scans(self.image, self.frames)
+        if known is not None:
+            self._scans = list(known)
+        else:
+            store_scans(self.image, self.frames, [self.at(index) for index in range(len(self.frames))])
+
     def _complete(self) -> list[int]:
         if self._entered is None:
+            self._scan_all()
             entered: list[int] = list(self.image.code_pointers)
             entries: set[int] = {symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name}
             entries.update(self.image.code_pointers)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from iced_x86 import Code, Decoder, FlowControl, Instruction, MemorySizeExt, Mnemonic, OpKind, Register, RegisterExt
 
-from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, FrameError, Row
+from otel_nfprobe.cursor import FrameError
+from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, Row
 from otel_nfprobe.elf import ElfImage
 
 STACK_ARGUMENTS = "reads stack arguments"

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from otel_nfprobe.ehframe import RSP, FrameError
+from otel_nfprobe.cursor import FrameError
+from otel_nfprobe.ehframe import RSP
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module

@@ -16,7 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
 
 
-def make_table(probe: dict[str, Any], testpmd: dict[str, dict[str, float]], pipeline: dict[str, float]) -> str:
+def make_table(
+    probe: dict[str, Any],
+    testpmd: dict[str, dict[str, float]],
+    pipeline: dict[str, float],
+    attach: dict[str, Any],
+) -> str:
     """The table as Markdown."""
     floor, ns = probe["floor_ticks"], probe["ns_per_tick"]
     rows = [("two time stamps and two records by hand (the floor)", f"{floor * ns:.1f} ns ({floor:.0f} ticks) a call")]
@@ -42,6 +47,18 @@ def make_table(probe: dict[str, Any], testpmd: dict[str, dict[str, float]], pipe
             f"{pipeline['records_per_second'] / 1e6:.0f} M records/s on one core",
         )
     )
+    everything, armed = attach["all"], attach["armed"]
+    rows += [
+        (
+            f"analysis of {everything['functions']:,} functions, first time",
+            f"{everything['analysis_processor_s']:.1f} s of processor time",
+        ),
+        (
+            f"{armed['armed']:,} probes into a running program, both CPUs busy",
+            f"{armed['armed_s']:.2f} s; all threads stood still for {armed['longest_stop_ms']:.1f} ms at most",
+        ),
+        ("memory of the monitor", f"{attach['memory_mib']:.0f} MiB"),
+    ]
     lines = ["| what | cost |", "| --- | --- |", *(f"| {what} | {cost} |" for what, cost in rows)]
     machine = f"{cpu_name()}, {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}"
     return "\n".join(lines) + f"\n\nMedians of one run of `make bench` on {machine}; a virtual machine.\n"
@@ -56,11 +73,14 @@ def cpu_name() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("figures", type=Path, help="folder with probe.json, testpmd.json and pipeline.json")
+    parser.add_argument(
+        "figures", type=Path, help="folder with probe.json, testpmd.json, pipeline.json and attach.json"
+    )
     parser.add_argument("--write", action="store_true", help="into README.md, instead of printing it")
     arguments = parser.parse_args()
     figures: list[Any] = [
-        json.loads((arguments.figures / f"{name}.json").read_text()) for name in ("probe", "testpmd", "pipeline")
+        json.loads((arguments.figures / f"{name}.json").read_text())
+        for name in ("probe", "testpmd", "pipeline", "attach")
     ]
     table = make_table(*figures)
     print(table)

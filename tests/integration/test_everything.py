@@ -77,3 +77,14 @@ def test_strategies_in_any_order(python: Talker) -> None:
     order = list(EVERY_WAY) * 2
     random.Random(4).shuffle(order)
     probe_each_way(python.pid, ["libz.so*:*"], lambda: python.ask("compress"), order)
+
+
+def test_trampolines_where_free_memory_lies_in_pieces(compile_target: Callable[..., Path], spawn: Spawn) -> None:
+    talker = Talker(spawn(compile_target("crowded"), stdin=subprocess.PIPE))
+    whole, also_copied = probe_each_way(talker.pid, ["libc.so*:*"], lambda: talker.ask("sort 5"), (LADDER, "relocated"))
+    assert_covered([whole])
+    maps = Path(f"/proc/{talker.pid}/maps").read_text().splitlines()
+    assert sum("nfprobe" in line and "r-xs" in line for line in maps) > 1
+    # There is no room for all those copies, too: this is a reason to refuse a function, not the session.
+    assert also_copied.refused["its trampoline could not be written"] > 100
+    assert also_copied.probed
