@@ -45,8 +45,11 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
     Args:
         module: any that trampolines lie near.
     """
-    costs = {}
-    arena = arenas.near(module, ROOM_BYTES, in_file=False)
+    costs: dict[str, Cost] = {}
+    try:
+        arena = arenas.near(module, ROOM_BYTES, in_file=False)
+    except NfprobeError:  # the trampolines have taken all that was free there
+        return costs
     entry = arenas.entry(arena)
     used = int(entry.used)
     start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
