@@ -15,7 +15,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 
-from otel_nfprobe.place import directories
+from otel_nfprobe.place import DIRECTORIES, directories
 from otel_nfprobe.target import Target
 
 PREFIX = "libnfprobe-arena-"  # modules of such names are never probed
@@ -59,7 +59,7 @@ class ArenaFile:
 def make_file(target: Target, size_bytes: int) -> ArenaFile | None:
     """A file whose memory is reserved, or None where no directory of the target takes one."""
     name = f"{PREFIX}{target.pid}-{secrets.token_hex(4)}.so"
-    for path, directory in directories(target):
+    for path, directory in directories(target, DIRECTORIES):  # files stay there: not where it works
         _remove_stale(directory)
         try:
             file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0, dir_fd=directory)

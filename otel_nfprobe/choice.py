@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import Adapter, RoleFunction
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import PROGRAM_COUNT
 from otel_nfprobe.snippet import Capture
@@ -271,7 +271,10 @@ def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
 
 
 def _function_of(target: Target, role: RoleFunction) -> Function:
-    for module in target.modules():
+    modules = target.modules()
+    if not modules:
+        raise NfprobeError(f"Process {target.pid} has ended.", "pgrep -a NAME")
+    for module in modules:
         if not module.low <= role.address < module.high:
             continue
         function = function_at(module, role.address - module.base)

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -86,9 +86,9 @@ def no_place(target: Target) -> str:
     )
 
 
-def directories(target: Target) -> Iterator[tuple[str, int]]:
-    """Directories that may take the file: path as the target sees it, and an open descriptor for the caller."""
-    for path in (*DIRECTORIES, WORKING_DIRECTORY):
+def directories(target: Target, places: Sequence[str] = (*DIRECTORIES, WORKING_DIRECTORY)) -> Iterator[tuple[str, int]]:
+    """Directories that may take a file: path as the target sees it, and an open descriptor for the caller."""
+    for path in places:
         try:
             directory = _open_directory(target.pid, path)
         except OSError:

@@ -93,6 +93,7 @@ _LIBRARY = (
     Call("mmap", 9, (ADDRESS, 8192, RW, PRIVATE | FIXED | ANONYMOUS, NOWHERE, 0)),
     Call("mprotect", 10, (ADDRESS, 4096, R)),
     Call("close", 3, (DESCRIPTOR,)),
+    Call("membarrier", 324, (8, 0, 0), OPTIONAL),  # of musl, when it loads thread-local storage
     Call("madvise", 28, (ADDRESS, 262144, 4), OPTIONAL),  # MADV_DONTNEED of the stack
     Call("exit", 60, (0,)),
 )
