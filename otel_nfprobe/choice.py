@@ -271,15 +271,14 @@ def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
 
 
 def _function_of(target: Target, role: RoleFunction) -> Function:
-    modules = target.modules()
-    if not modules:
-        raise NfprobeError(f"Process {target.pid} has ended.", "pgrep -a NAME")
-    for module in modules:
+    for module in target.modules():
         if not module.low <= role.address < module.high:
             continue
         function = function_at(module, role.address - module.base)
         if function is not None and function.address == role.address:
             return function
+    if not target.maps():  # its modules were found while it ended
+        raise NfprobeError(f"Process {target.pid} has ended.", "pgrep -a NAME")
     raise UsageError(f"{role.label} is not the start of a function.", f"nfprobe functions {target.pid}")
 
 
