@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import time
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.elf import ElfImage, read_image
@@ -39,6 +40,7 @@ SHELLS = (
 )
 LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
 CHILDREN_SHOWN = 3
+OWN_TRACER_PATIENCE_S = 3.0
 YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 
@@ -109,10 +111,22 @@ def _missing_right(target: Target) -> str:
     return "it is not dumpable (it has changed its user, say); that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
 
 
+def _find_tracer(target: Target, status: dict[str, str]) -> str:
+    """Who traces the process; another nfprobe, which does so for moments only, is waited for."""
+    from otel_nfprobe.target import read_status, read_text
+
+    tracer = status.get("TracerPid", "0")
+    deadline = time.monotonic() + OWN_TRACER_PATIENCE_S
+    while tracer != "0" and "nfprobe" in read_text(f"/proc/{tracer}/cmdline") and time.monotonic() < deadline:
+        time.sleep(0.01)
+        tracer = read_status(target.pid).get("TracerPid", "0")
+    return tracer
+
+
 def _check_tracer(target: Target, status: dict[str, str]) -> None:
     from otel_nfprobe.target import read_text
 
-    tracer = status.get("TracerPid", "0")
+    tracer = _find_tracer(target, status)
     if tracer != "0":
         name = read_text(f"/proc/{tracer}/comm").strip() or "?"
         raise RefusedError(

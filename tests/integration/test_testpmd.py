@@ -23,6 +23,8 @@ from otel_nfprobe.replay import read_facts, replay
 
 pytestmark = pytest.mark.integration
 
+ROOM = ("--ring-size", "64MiB")  # for a whole file, however late a busy machine lets the monitor drain
+
 
 def wait_until_armed(nfprobe: Any, pid: int, monitor: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 20
@@ -56,7 +58,7 @@ def test_every_packet_of_a_file(
 ) -> None:
     testpmd = start_testpmd(pcap_device(capture(count)))
     recording = tmp_path / "all.nfprobe"
-    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", "--record", recording, "--json")
+    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", *ROOM, "--record", recording, "--json")
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     testpmd.command("start")
     testpmd.wait_for_packets(count)
@@ -93,7 +95,7 @@ def test_endless_source_at_full_speed(
 ) -> None:
     """Attached to a forwarder at full speed: what it received in between, to within a burst at each edge."""
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True))
-    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", "--json")
+    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", *ROOM, "--json")
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     before = testpmd.telemetry()
     testpmd.command("start")
