@@ -154,6 +154,8 @@ class Monitor:
 
     def _check_same_program(self) -> None:
         """What was planned was planned for the program that ran then."""
+        if not self.choice.modules:  # chosen without a look at the process
+            return
         program = self.choice.modules[0]
         if not any(module is program for module in self.target.modules()):
             raise NfprobeError(self._replaced(), f"nfprobe attach {self.target.pid}")
