@@ -16,7 +16,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
 from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.analysis import FunctionPlan
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.modules import Module
@@ -46,8 +47,9 @@ ENGINE_WORDS = 5
 class BareChoice(Choice):
     """The same sites with the reference trampolines."""
 
-    def requests(self) -> list[ProbeRequest]:
-        return [replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF) for request in super().requests()]
+    def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
+        asked = super().requests(plans)
+        return [replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF) for request in asked]
 
 
 def find_engine(target: Target, mode: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker
 from random_c import random_program
-from seeds import SECONDS, seeds
+from seeds import seeds
 
 from otel_nfprobe.errors import NfprobeError
 
@@ -156,7 +156,7 @@ def test_programs(tmp_path: Path, spawn: Spawn) -> None:
     assert counted > 1000
 
 
-@pytest.mark.skipif(not SECONDS, reason="only in the longer run: NFPROBE_FUZZ_SECONDS")
+@pytest.mark.long
 @pytest.mark.skipif(not CSMITH.exists(), reason="csmith and libcsmith-dev are not installed")
 def test_programs_of_csmith(tmp_path: Path, spawn: Spawn) -> None:
     for seed in seeds(1):
