@@ -39,7 +39,7 @@ from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.copied import count_words
 from otel_nfprobe.x86_64.relocate import relocate
 from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
-from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT, Site, find_site
+from otel_nfprobe.x86_64.sites import Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
 ENTRY_BYTES = 64  # frame rules are wanted of the displaced instructions only
@@ -57,8 +57,6 @@ OWN_LOOP = "branches to its own start"
 TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
 NO_STACK_ARGUMENTS = "reads no stack arguments"
-# What stands at the entry is in the way; the function itself could be called from a trampoline.
-ENTRY_REASONS = frozenset((TOO_SHORT, BRANCH_INSIDE, OWN_LOOP, TAIL_LOOP, CALL_INSIDE, SYSTEM_CALL_INSIDE))
 # Not functions: pieces of one, or the linker's. They are neither listed nor counted.
 PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
@@ -321,8 +319,7 @@ class _Ladder:
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
         site = find_site(function, moves_calls)
         rules = () if strategy == RELOCATED_BODY else _rules(function)
-        rows = _rows(rules, site) if rules else ()
-        rows = None if rules is None else rows
+        rows = _rows(rules, site) if rules else rules
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
         if reason:
             return self._refused(reason)

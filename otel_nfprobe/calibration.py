@@ -24,6 +24,7 @@ from otel_nfprobe.modules import Module
 from otel_nfprobe.session import GATE_OUTER, Session
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.trampoline import Probe, fill_template, template_values
+from otel_nfprobe.x86_64.relocate import encode_jump
 
 ROOM_BYTES = 4096
 ALIGNMENT_BYTES = 64
@@ -84,17 +85,13 @@ def _probed(session: Session, strategy: str, address: int, bare: int) -> bytes:
         way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + RETURN
         enter = fill_template(lib.NFP_SHAPE_ENTER, values) + NOTHING
         entry = trampoline + len(way_out)
-        code = way_out + enter + _jump(entry + len(enter), trampoline)
+        code = way_out + enter + encode_jump(entry + len(enter), trampoline)
     else:
         shapes = {ENTRY_ONLY: lib.NFP_SHAPE_MARK, COPIED_ARGUMENTS: COPIED_SHAPE}
         entry = trampoline
         code = fill_template(shapes.get(strategy, lib.NFP_SHAPE_CALL), values) + NOTHING
-        code += _jump(trampoline + len(code), site + len(NOTHING))
-    return (_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
-
-
-def _jump(place: int, destination: int) -> bytes:
-    return b"\xe9" + struct.pack("<i", destination - (place + 5))
+        code += encode_jump(trampoline + len(code), site + len(NOTHING))
+    return (encode_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
 
 
 def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:

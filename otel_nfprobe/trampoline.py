@@ -27,7 +27,7 @@ from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.target import Target
 from otel_nfprobe.x86_64.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
 from otel_nfprobe.x86_64.branches import scan_module
-from otel_nfprobe.x86_64.relocate import JUMP_BYTES
+from otel_nfprobe.x86_64.relocate import JUMP_BYTES, encode_jump
 
 ALIGNMENT_BYTES = 64
 PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
@@ -229,7 +229,7 @@ class Trampolines:
         entry.island = plan.island
         if plan.island:
             ffi.buffer(entry.island_old, 8)[:JUMP_BYTES] = plan.island_bytes
-            ffi.buffer(entry.island_new, 8)[:JUMP_BYTES] = _jump(plan.island, trampoline)
+            ffi.buffer(entry.island_new, 8)[:JUMP_BYTES] = encode_jump(plan.island, trampoline)
         if self._known is not None:
             self._known[_key(request)] = index
 
@@ -366,16 +366,12 @@ def _room_for(request: ProbeRequest) -> int:
     return room + _exits_bytes(exits) + FRAME_ROOM_BYTES * len(exits) + body + rows
 
 
-def _jump(place: int, destination: int) -> bytes:
-    return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
-
-
 def _site_code(plan: FunctionPlan, trampoline: int) -> bytes:
     if plan.is_slot:
         return struct.pack("<Q", trampoline)
     if plan.island:
         return b"\xeb" + struct.pack("<b", plan.island - (plan.site + 2))
-    return _jump(plan.site, trampoline) + b"\xcc" * (len(plan.site_bytes) - JUMP_BYTES)
+    return encode_jump(plan.site, trampoline) + b"\xcc" * (len(plan.site_bytes) - JUMP_BYTES)
 
 
 def _old_bytes(entry: Any) -> bytes:

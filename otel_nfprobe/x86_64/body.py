@@ -31,7 +31,7 @@ from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import RSP, Frame
 from otel_nfprobe.errors import RefusedError
 from otel_nfprobe.x86_64.branches import ModuleScan
-from otel_nfprobe.x86_64.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, ends_flow
+from otel_nfprobe.x86_64.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, encode_at, ends_flow
 from otel_nfprobe.x86_64.scan import UNDECODABLE, UNKNOWN_FRAME
 
 HAS_TABLE = "jumps through a table"
@@ -322,9 +322,4 @@ def encode_exit(way_out: Exit, base: int, address: int) -> bytes:
         if abs(target - address) > REACH_BYTES:
             raise RefusedError(OUT_OF_REACH)
         moved.memory_displacement = target
-    encoder = BlockEncoder(64)
-    encoder.add(moved)
-    try:
-        return bytes(encoder.encode(address))
-    except ValueError as error:
-        raise RefusedError(NOT_ENCODABLE) from error
+    return encode_at(moved, address)

@@ -50,14 +50,14 @@ def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> t
         if target is not None and abs(target - here) > REACH_BYTES:
             raise RefusedError(OUT_OF_REACH)
         offsets.append(len(copy))
-        copy += _encode(instruction, here)
+        copy += encode_at(instruction, here)
         falls_through = not ends_flow(instruction)
     if falls_through:
         distance = continue_at - (new_address + len(copy) + JUMP_BYTES)
         if abs(distance) > REACH_BYTES:
             raise RefusedError(OUT_OF_REACH)
         offsets.append(len(copy))
-        copy += b"\xe9" + struct.pack("<i", distance)
+        copy += encode_jump(new_address + len(copy), continue_at)
     return bytes(copy), offsets
 
 
@@ -69,7 +69,17 @@ def _target_of(instruction: Instruction) -> int | None:
     return None
 
 
-def _encode(instruction: Instruction, address: int) -> bytes:
+def encode_jump(place: int, destination: int) -> bytes:
+    """A long jump that stands at `place`; the destination must be within 2 GiB."""
+    return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
+
+
+def encode_at(instruction: Instruction, address: int) -> bytes:
+    """One instruction, for a place of its own.
+
+    Raises:
+        RefusedError: it cannot be encoded there.
+    """
     # What refers to the encoded instruction itself would follow it: the function's own address must stay.
     moved = instruction.copy()
     moved.ip = _NOWHERE
