@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import Adapter, RoleFunction
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
+from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import PROGRAM_COUNT
@@ -170,6 +171,7 @@ class Choice:
         return [function for function in found if function.module in modules]
 
 
+@collection_paused()
 def choose(
     target: Target,
     adapter: Adapter | None,

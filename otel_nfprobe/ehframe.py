@@ -159,13 +159,44 @@ class _State:
     def run(self, program: bytes, address: int, until: int | None = None) -> None:
         cursor = Cursor(program, 0, len(program))
         while cursor.position < cursor.end:
-            step = self.take_one(cursor)
+            step = self._take_short(program, cursor)
+            if step is None and cursor.position < cursor.end:
+                step = self.take_one(cursor)
             if step is not None:
                 self._emit(address)
                 address = self.after(address, *step)
                 if until is not None and address > until:
                     return
         self._emit(address)
+
+    def _take_short(self, program: bytes, cursor: Cursor) -> tuple[int, int] | None:
+        """Carries out the commonest instructions with numbers of one byte, up to and with the first advance.
+
+        Nine tenths of all frame programs are made of these; taken one by one they are a fifth of an analysis.
+        """
+        position, last = cursor.position, cursor.end - 1
+        while position < last:
+            code = program[position]
+            high = code & 0xC0
+            if high == 0x40:
+                cursor.position = position + 1
+                return code, code & 0x3F
+            if high == 0xC0:
+                position += 1
+            elif program[position + 1] & 0x80:
+                break
+            elif high == 0x80:
+                position += 2
+            elif code == 0x0E and self.register >= 0:
+                self.offset = program[position + 1]
+                position += 2
+            elif code == 0x02:
+                cursor.position = position + 2
+                return code, program[position + 1]
+            else:
+                break
+        cursor.position = position
+        return None
 
     def after(self, address: int, code: int, distance: int) -> int:
         """Where an advance leads."""

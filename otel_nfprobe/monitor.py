@@ -21,6 +21,7 @@ from otel_nfprobe._core import lib
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.digest import DEFAULT_KEY
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
@@ -71,6 +72,7 @@ class Monitor:
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _abandoned: bool = True  # nothing of ours is in the target
 
+    @collection_paused()
     def attach(self) -> None:
         """Injects and arms. When it fails half way, everything is undone before the error goes on.
 

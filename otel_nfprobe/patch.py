@@ -27,7 +27,7 @@ from otel_nfprobe.trampoline import Probe
 STOP_PATIENCE_NS = 2_000_000_000
 STOP_ATTEMPTS = 50
 STOP_CHANGES_MAX = 4000  # in one stop: about a millisecond of writing
-SYNC_PATIENCE_NS = 1_000_000_000
+SYNC_PATIENCE_NS = 5_000_000_000
 BYTES_DIFFER = "the bytes in memory differ from the file"
 CODE_KINDS = (lib.NFP_SITE_CODE, lib.NFP_SITE_SINGLE)
 NEEDS_STOP = "needs a stop of all threads"

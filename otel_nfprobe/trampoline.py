@@ -14,6 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
@@ -391,6 +392,11 @@ def _shape_key(request: ProbeRequest) -> int:
 
 
 def _module_hash(request: ProbeRequest) -> int:
-    plan = request.plan
-    text = f"{plan.module.build_id}|{plan.module.path}|{plan.module.base:#x}|{plan.strategy}|{request.snippet.hex()}"
+    module = request.plan.module
+    return _hash_module(module.build_id, module.path, module.base, request.plan.strategy, request.snippet)
+
+
+@lru_cache(maxsize=1024)
+def _hash_module(build_id: str, path: str, base: int, strategy: str | None, snippet: bytes) -> int:
+    text = f"{build_id}|{path}|{base:#x}|{strategy}|{snippet.hex()}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

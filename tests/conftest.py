@@ -35,12 +35,12 @@ class Nfprobe:
 
     command = (sys.executable, "-m", "otel_nfprobe")
 
-    def run(self, *arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs to the end and returns output and status."""
         words = [*self.command, *map(str, arguments)]
         return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
 
-    def json(self, *arguments: object, status: int = 0, timeout: float = 60) -> Any:
+    def json(self, *arguments: object, status: int = 0, timeout: float = 300) -> Any:
         """Runs with --json, checks the status and returns the object on the last line."""
         done = self.run(*arguments, "--json", timeout=timeout)
         assert done.returncode == status, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr}"

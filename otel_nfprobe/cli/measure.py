@@ -15,6 +15,7 @@ from typing import Any
 from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError
@@ -51,6 +52,8 @@ def plan(
     stopping: threading.Event,
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
+    if adapter is not None:
+        say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     choice = choose(
         target,
         adapter,
@@ -102,6 +105,7 @@ class Measurement:
         """
         try:
             self.monitor.attach()
+            keep_what_is_there()
             spans = None
             if self._exporter is not None:
                 sample = self.arguments.sample

@@ -112,6 +112,12 @@ def find_members(scan: ModuleScan, index: int) -> list[int]:
     Raises:
         RefusedError: they are too many, or one is not a part but another function.
     """
+    if index not in scan.members:
+        scan.members[index] = _find_members(scan, index)
+    return scan.members[index]
+
+
+def _find_members(scan: ModuleScan, index: int) -> list[int]:
     members, waiting = [index], [index]
     while waiting:
         member = waiting.pop()
@@ -161,6 +167,12 @@ def frame_at(frame: Frame, address: int) -> tuple[int, int]:
 
 def find_exits(scan: ModuleScan, index: int) -> list[Exit]:
     """The ways out of a function's copy, each kind once, in the order of its instructions."""
+    if index not in scan.exits:
+        scan.exits[index] = _find_exits(scan, index)
+    return scan.exits[index]
+
+
+def _find_exits(scan: ModuleScan, index: int) -> list[Exit]:
     found: dict[tuple[int, int], Exit] = {}
     members = find_members(scan, index)
     for member in members:

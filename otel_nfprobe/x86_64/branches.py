@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from iced_x86 import Code, Decoder, FlowControl, Register
@@ -16,6 +17,9 @@ from iced_x86 import Code, Decoder, FlowControl, Register
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets, scan_function
 from otel_nfprobe.x86_64.scancache import load_scans, store_scans
+
+if TYPE_CHECKING:
+    from otel_nfprobe.x86_64.body import Exit
 
 
 class ModuleScan:
@@ -33,6 +37,8 @@ class ModuleScan:
         self._callers: dict[int, list[int]] | None = None
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
+        self.members: dict[int, list[int]] = {}  # body.py: the parts of functions that are copied
+        self.exits: dict[int, list[Exit]] = {}  # and their ways out
 
     def at(self, index: int) -> FunctionScan:
         """The scan of the function at this index of the frame table."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans of a module's functions, kept on disk by its build id and its code, so that the next attach need not decode it.
+"""Scans of a module's functions, kept on disk, so that the next attach need not decode it.
 
 A wrong scan could make a target crash: what is kept is taken only for exactly the code and the frame rules that it
-was made from. Called by branches.py.
+was made from. A module without a build id is found by its code. Called by branches.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def load_scans(image: ElfImage, frames: Sequence[Frame]) -> list[FunctionScan] |
     """The scans of all functions, or None when there are none for this code."""
     if len(frames) < FUNCTIONS_MIN:
         return None
-    content = cache.load(image.build_id, KIND, _key(image, frames))
+    key = _key(image, frames)
+    content = cache.load(image.build_id or key, KIND, key)
     try:
         rows = json.loads(content) if content is not None else None
         return [_scan(frame, row) for frame, row in zip(frames, rows, strict=True)] if rows is not None else None
@@ -39,7 +40,8 @@ def store_scans(image: ElfImage, frames: Sequence[Frame], scans: Sequence[Functi
     """Keeps the scans of all functions of a module that is large enough."""
     if len(frames) >= FUNCTIONS_MIN:
         rows = [[getattr(scan, name) for name in _FIELDS] for scan in scans]
-        cache.store(image.build_id, KIND, json.dumps(rows, separators=(",", ":")).encode(), _key(image, frames))
+        key = _key(image, frames)
+        cache.store(image.build_id or key, KIND, json.dumps(rows, separators=(",", ":")).encode(), key)
 
 
 def _scan(frame: Frame, row: list[object]) -> FunctionScan:

@@ -60,6 +60,7 @@ class TailCalls:
         self._known: dict[tuple[int, int], str] = {}
         self._arguments: dict[ElfImage, Arguments] = {}
         self._slots: dict[tuple[int, int], tuple[_Node | None, str]] = {}
+        self._out: dict[tuple[int, int], list[_Jump]] = {}
 
     def trouble(self, module: Module, index: int) -> str:
         """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
@@ -125,7 +126,13 @@ class TailCalls:
                 proven = proof.none_on_stack(index) or proof.passes_none(index, jump.site, jump.name)
             yield node, "" if proven and reason in _SOFT else reason, proven
 
-    def _jumps(self, module: Module, index: int) -> Iterator[_Jump]:
+    def _jumps(self, module: Module, index: int) -> list[_Jump]:
+        key = (id(module), index)
+        if key not in self._out:
+            self._out[key] = list(self._find_jumps(module, index))
+        return self._out[key]
+
+    def _find_jumps(self, module: Module, index: int) -> Iterator[_Jump]:
         scan = scan_module(module.image)
         own = scan.at(index)
         for site, address in zip(own.jump_sites, own.jumps, strict=True):

@@ -27,7 +27,7 @@ class Firewall:
         words = [str(binary), "--rate", str(rate)]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.pid = self.process.pid
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(os.listdir(f"/proc/{self.pid}/task")) < 2:
             assert time.monotonic() < deadline, "the firewall has no generator"
             time.sleep(0.005)
@@ -43,7 +43,7 @@ class Firewall:
         """Every byte of code as it was, no probe armed, no thread of ours, and it works on."""
         assert self.process.poll() is None, "the target has ended"
         assert text_digests(self.target, self.modules) == self.text
-        deadline = time.monotonic() + 6
+        deadline = time.monotonic() + 60
         while self.thread_ids() != self.threads:
             assert time.monotonic() < deadline, "the helper thread is still there"
             time.sleep(0.01)

@@ -19,7 +19,7 @@ FRAME = (
     "in_port(1),eth(src=50:54:00:00:00:09,dst=50:54:00:00:00:0a),eth_type(0x0800),"
     "ipv4(src=10.0.0.{source},dst=10.0.0.1,proto=17,tos=0,ttl=64,frag=no),udp(src=80,dst={port})"
 )
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class OpenVswitch:

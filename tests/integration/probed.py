@@ -19,7 +19,7 @@ from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.target import Target
 
-ANSWER_S = 20.0
+ANSWER_S = 120.0
 
 
 class Talker:
@@ -132,7 +132,7 @@ class Probed:
         assert (self.counts.open, self.counts.invalid) == (0, 0)
 
 
-def wait_until(condition: object, patience_s: float = 10.0) -> bool:
+def wait_until(condition: object, patience_s: float = 60.0) -> bool:
     """Calls `condition` until it is true; False when it never is."""
     assert callable(condition)
     deadline = time.monotonic() + patience_s

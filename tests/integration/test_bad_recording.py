@@ -121,7 +121,7 @@ def test_report_whose_output_goes_nowhere(nfprobe: Any, small_recording: Path, t
         (f"{command} report {small_recording} <&- 2>&-", 0),
         (f"{command} report {small_recording} >/dev/full", 1),
     ]:
-        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == status, (shell, done)
         assert_no_traceback(done.stderr)
         assert "Exception ignored" not in done.stderr

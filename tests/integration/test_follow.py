@@ -181,7 +181,7 @@ def test_recorded(talker: Talker, nfprobe: Any, tmp_path: Path) -> None:
     hear_until(monitor, "was loaded")
     assert talker.ask("run 250") == talker.ask("stay 3") == "right"
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=30)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
     assert json.loads(output.splitlines()[-1])["modules"] == {"loaded": 1, "closed": 0, "rebound_slots": 0}
     report = nfprobe.json("report", recording)

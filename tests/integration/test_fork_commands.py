@@ -44,7 +44,7 @@ def test_command_line(nfprobe: Any, talker: Talker, tmp_path: Path) -> None:
     wait_for_lines(process, "is measured, too", 2)
     assert talker.ask("go 200") == "right"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert (summary["calls"], summary["children_missed"]) == (0, 0)
@@ -66,7 +66,7 @@ def test_run(nfprobe: Any, compile_target: Callable[..., Path], tmp_path: Path) 
         process.stdin.flush()
         assert process.stdout.readline().endswith(answer)
         wait_for_lines(process, "is measured, too", lines)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     summary = json.loads(errors.splitlines()[-1])
     assert sorted(child["calls"] for child in summary["children"]) == [601, 602]
@@ -82,7 +82,7 @@ def test_killed_monitor(nfprobe: Any, talker: Talker, tmp_path: Path, follow: bo
     children = fork(talker, "fork 1")
     wait_for_lines(process, "is measured, too", int(follow))
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert talker.ask("go 100") == "right"
     for pid in (*children, talker.pid):
         assert not is_as_before(pid, before)

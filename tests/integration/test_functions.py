@@ -53,7 +53,7 @@ def _digest(pid: int) -> str:
 @pytest.fixture
 def sleeper(spawn: Callable[..., subprocess.Popen[str]]) -> int:
     process = spawn("sleep", "60")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(Target(process.pid).modules()) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -116,7 +116,7 @@ def test_slots_of_a_process(binding: str, spawn: Callable[..., Any], tmp_path: P
     words = ["gcc", "-O1", f"-Wl,-z,{binding}", "-o", program, tmp_path / "program.c", library]
     subprocess.run([*words, f"-Wl,-rpath,{tmp_path}"], check=True)
     process = spawn(program)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "State:\tS" not in Path(f"/proc/{process.pid}/status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -16,6 +16,9 @@ from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
 
+TIMES = [25, pytest.param(100, marks=pytest.mark.long)]
+HANG_S = 20.0
+
 
 def inject_and_leave(pid: int) -> tuple[float, int]:
     """Seconds until the session was there, and how long the chosen thread was stopped."""
@@ -37,44 +40,48 @@ def cpu_ticks(pid: int) -> int:
 
 def assert_runs_on(pid: int) -> None:
     before = cpu_ticks(pid)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while cpu_ticks(pid) == before:
         assert time.monotonic() < deadline, "the target hangs"
         time.sleep(0.005)
 
 
-def check_times(times: list[tuple[float, int]]) -> None:
-    stopped = sorted(stopped_ns for _, stopped_ns in times)
+def check_times(taken: list[tuple[float, int]]) -> None:
+    stopped = sorted(stopped_ns for _, stopped_ns in taken)
     print(f"stopped: median {stopped[len(stopped) // 2] / 1e3:.0f} us, longest {stopped[-1] / 1e3:.0f} us")
-    assert max(seconds for seconds, _ in times) < 1.0, "as good as a hang"
+    assert max(seconds for seconds, _ in taken) < HANG_S, "as good as a hang"
 
 
+@pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("name", ["malloc_storm", "busy_epoll"])
-def test_hundred_fresh_targets(
-    name: str, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+def test_fresh_targets(
+    name: str, times: int, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     binary = compile_target(name)
-    times = []
-    for _ in range(100):
+    taken = []
+    for _ in range(times):
         process = spawn(binary)
         time.sleep(0.01)
-        times.append(inject_and_leave(process.pid))
+        taken.append(inject_and_leave(process.pid))
         assert process.poll() is None
         assert_runs_on(process.pid)
         process.kill()
         process.wait()
-    check_times(times)
+    check_times(taken)
 
 
-def test_hundred_times_into_testpmd(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
+@pytest.mark.parametrize("times", TIMES)
+def test_again_and_again_into_testpmd(
+    times: int, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]
+) -> None:
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
-    times = []
-    for _ in range(100):
+    taken = []
+    for _ in range(times):
         packets = testpmd.telemetry()[1]
-        times.append(inject_and_leave(testpmd.pid))
+        taken.append(inject_and_leave(testpmd.pid))
         testpmd.drain_output()
         assert testpmd.telemetry()[1] > packets
-    check_times(times)
+    check_times(taken)
 
 
 @pytest.mark.parametrize("kind", ["epoll", "poll", "sleep"])
@@ -87,5 +94,5 @@ def test_the_chosen_thread_notices_nothing(
     assert process.stdout.readline() == "ready\n"
     for _ in range(20):
         inject_and_leave(process.pid)
-    assert process.wait(30) == 0, process.stdout.read()
+    assert process.wait(120) == 0, process.stdout.read()
     assert process.stdout.read() == "equal\n"

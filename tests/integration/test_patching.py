@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 ALIGNMENTS = 64
 LONG_BYTES, SHORT_BYTES, ISLAND_BYTES = 7, 3, 5
 SHORT_FUNCTION_BYTES = 3 + 6 + 8 + 1  # what stands before the island
-PATIENCE_NS = 2_000_000_000
+PATIENCE_NS = 30_000_000_000
 
 
 class Sites:

@@ -154,7 +154,7 @@ def test_uncaught_exception(start: Start) -> None:
                 talker.process.wait(10)
         else:
             talker.say("let_go")
-        _, message = talker.process.communicate(timeout=10)
+        _, message = talker.process.communicate(timeout=120)
         ends.append((talker.process.returncode, message))
     assert ends[0] == ends[1]
     assert "nobody catches this" in ends[0][1]

@@ -25,9 +25,9 @@ def profiled_stack(pid: int, mode: str, folder: Path) -> list[str]:
     record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "199", "--call-graph", mode, "-o", data, "-p", str(pid)]
     # A loaded machine may give the target no time at all while perf looks: it looks again.
     for _ in range(LOOKS_MAX):
-        subprocess.run([*record, "--", "sleep", "0.2"], timeout=60, check=True, capture_output=True)
+        subprocess.run([*record, "--", "sleep", "0.2"], timeout=240, check=True, capture_output=True)
         words = ["perf", "script", "-i", data, "-F", "ip,sym"]
-        output = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True).stdout
         stacks = [re.findall(r"^[ \t]*[0-9a-f]+ (\S+)", block, re.MULTILINE) for block in re.split(r"\n\s*\n", output)]
         found = Counter(tuple(stack[stack.index("work_spin") :]) for stack in stacks if "work_spin" in stack)
         if found:

@@ -24,6 +24,7 @@ ROUNDS = 200
 ROUNDS_LONG = 2000
 ROUNDS_OF_MANY = 10_000
 MANY = 1000
+LOOK_EVERY = 10  # rounds; what was not restored would still be seen then
 SOME = ("librte_ethdev.so*:rte_eth_dev_*", "libc.so*:memc*")
 
 
@@ -79,9 +80,10 @@ def run_rounds(testpmd: Testpmd, rounds: int, many: bool = False) -> None:
         testpmd.drain_output()
         assert received > 0, f"nothing seen in round {number}"
         assert testpmd.telemetry()[1] > packets, f"testpmd stands still after round {number}"
-        assert text_digests(target, modules) == text
-        after = slot_values(target, modules)
-        assert {address: after.get(address) for address in slots} == slots
+        if number % LOOK_EVERY == 0 or number == rounds - 1:
+            assert text_digests(target, modules) == text
+            after = slot_values(target, modules)
+            assert {address: after.get(address) for address in slots} == slots
         sizes.append(memory_kib(testpmd.pid))
         time.sleep(0.002)
     assert testpmd.process.poll() is None

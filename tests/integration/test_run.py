@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 COUNT = 3000
 SUM = sum(i * 3 + 1 for i in range(COUNT))
-ANSWER_S = 20.0
+ANSWER_S = 120.0
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_inherited_state(nfprobe: Any, brief: Path) -> None:
 def test_input_and_output(nfprobe: Any, tmp_path: Path) -> None:
     content = os.urandom(1 << 20)
     words = [*nfprobe.command, "run", "--json", "--functions", "libc.so*:*write*", "--", "cat"]
-    done = subprocess.run(words, input=content, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(words, input=content, capture_output=True, timeout=240, check=True)
     assert done.stdout == content
     assert summary_of(done.stderr.decode())["program"] == {"exit_status": 0}
 
@@ -145,7 +145,7 @@ def test_programs_that_nobody_here_wrote(nfprobe: Any, tmp_path: Path) -> None:
     assert digest.stdout.split()[-1] == hashlib.sha256(data.read_bytes()).hexdigest()
     assert summary_of(digest.stderr)["calls"] > 10
     words = [*nfprobe.command, "run", "--json", "--functions", "libc.so*:mem*", "--", "gzip", "-c", str(data)]
-    packed = subprocess.run(words, capture_output=True, timeout=60, check=True)
+    packed = subprocess.run(words, capture_output=True, timeout=240, check=True)
     assert gzip.decompress(packed.stdout) == data.read_bytes()
     python = run(nfprobe, "libc.so*:mem*", "/usr/bin/python3", "-c", "import sys; print(sum(range(9))); sys.exit(5)")
     assert (python.returncode, python.stdout) == (5, "36\n")

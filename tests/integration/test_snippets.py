@@ -257,7 +257,7 @@ def test_report_and_recording(talker: Talker, nfprobe: Any, tmp_path: Path) -> N
     talker.ask("numbers 500")
     talker.ask("items 10")
     attached.send_signal(2)
-    out, error = attached.communicate(timeout=60)
+    out, error = attached.communicate(timeout=120)
     assert attached.returncode == 0, error
     assert json.loads(out.splitlines()[-1])["calls"] == 510
     functions = {entry["name"]: entry for entry in nfprobe.json("report", file, "--format", "json")["functions"]}

@@ -96,7 +96,7 @@ def test_uncaught(start: Start, strategy: str) -> None:
                 talker.process.wait(10)
         else:
             talker.say("uncaught 17")
-        _, message = talker.process.communicate(timeout=10)
+        _, message = talker.process.communicate(timeout=120)
         ends.append((talker.process.returncode, message))
     assert ends[0] == ends[1]
     assert "what():  17" in ends[0][1]
@@ -108,7 +108,7 @@ def test_uncaught(start: Start, strategy: str) -> None:
 def debugger_stack(pid: int, thread: int = 1) -> list[str]:
     """Function names of a thread's stack as gdb tells them, innermost first; ours with the suffix .nfprobe."""
     words = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", f"thread apply {thread} bt"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True)
     found = re.findall(r"^#\d+ +(?:0x[0-9a-f]+ in )?(\S+?)(?: \(|\()", done.stdout, re.MULTILINE)
     return [name.replace("[nfprobe]", ".nfprobe") for name in found]
 

@@ -48,7 +48,7 @@ class Testpmd:
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=slave, stderr=slave, bufsize=0)
         os.close(slave)
         self.output = ""
-        self._wait_for("testpmd>" if interactive else "Port statistics", 30)
+        self._wait_for("testpmd>" if interactive else "Port statistics", 120)
 
     @property
     def pid(self) -> int:
@@ -108,7 +108,7 @@ class Testpmd:
             answer: dict[str, Any] = json.loads(client.recv(1 << 20))
             return answer
 
-    def wait_for_packets(self, transmitted: int, seconds: float = 30) -> None:
+    def wait_for_packets(self, transmitted: int, seconds: float = 120) -> None:
         """Waits until it has transmitted so many."""
         deadline = time.monotonic() + seconds
         while self.telemetry()[1] < transmitted:

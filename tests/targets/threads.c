@@ -13,7 +13,7 @@
 
 #define NOINLINE __attribute__((noinline, noclone, used))
 #define ALARM_US 100
-#define PAUSE_TURNS 300
+#define PAUSE_TURNS 2000
 #define CHILD_CALLS 1000
 
 static long made;
@@ -91,7 +91,7 @@ static const char *run_signals(long count)
 		if (two_steps(own) != own + 2)
 			return "wrong";
 		for (volatile int pause = 0; pause < PAUSE_TURNS; pause++)
-			; // as fast as a monitor on a small machine can drain
+			; // slow enough for a monitor that waits for a processor
 	}
 	setitimer(ITIMER_REAL, &off, NULL);
 	made += own;
