@@ -85,6 +85,8 @@ def run_rounds(testpmd: Testpmd, rounds: int, many: bool = False) -> None:
             after = slot_values(target, modules)
             assert {address: after.get(address) for address in slots} == slots
         sizes.append(memory_kib(testpmd.pid))
+        if number % 500 == 499:
+            print(f"{number + 1} rounds, {sizes[-1][1]} KiB resident", flush=True)
         time.sleep(0.002)
     assert testpmd.process.poll() is None
     early, late = sizes[min(9, rounds - 1)], sizes[-1]
