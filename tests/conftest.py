@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +151,12 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture
 def start_testpmd(testpmd_binary: str) -> Iterator[Callable[..., Testpmd]]:
-    """Starts testpmd: start_testpmd(vdev, mode="macswap", interactive=True)."""
+    """Starts testpmd: start_testpmd(vdev, mode="macswap", interactive=True, launcher=())."""
     started: list[Testpmd] = []
 
-    def start(vdev: str, mode: str = "macswap", interactive: bool = True) -> Testpmd:
-        testpmd = Testpmd(testpmd_binary, f"nfp{os.getpid()}x{len(started)}", vdev, mode, interactive)
+    def start(vdev: str, mode: str = "macswap", interactive: bool = True, launcher: Sequence[str] = ()) -> Testpmd:
+        prefix = f"nfp{os.getpid()}x{len(started)}"
+        testpmd = Testpmd(testpmd_binary, prefix, vdev, mode, interactive, launcher=launcher)
         started.append(testpmd)
         return testpmd
 

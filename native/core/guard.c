@@ -25,11 +25,13 @@ static int wait_for(pid_t child, struct guarded *guarded)
 }
 
 // A signal to the monitor's process group, such as Ctrl-C, is not for the guard, nor one that is meant to end the
-// monitor: the work is a matter of milliseconds, and half of it would kill the target.
+// monitor: the work is a matter of milliseconds, and half of it would kill the target. A process group of its own is
+// enough; a session of its own would be a scheduling group of its own, too (sched_autogroup), in which a monitor's
+// niceness counts for nothing.
 static void shield(void)
 {
 	sigset_t all;
-	setsid();
+	setpgid(0, 0);
 	sigfillset(&all);
 	sigdelset(&all, SIGCHLD); // watch.c waits for it
 	sigprocmask(SIG_SETMASK, &all, NULL);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from probed import wait_until
@@ -23,10 +24,16 @@ PATIENCE_S = 60
 
 
 class OpenVswitch:
-    """A running switch that forwards UDP from port 1 to port 2 with one time to live less, and drops the rest."""
+    """A running switch that forwards UDP from port 1 to port 2 with one time to live less, and drops the rest.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where its database, sockets and logs are.
+        launcher: words before the command, of what starts it; what that says is in `said_by_launcher`.
+    """
+
+    def __init__(self, folder: Path, launcher: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._said = folder / "said"
         names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
         self._environment = {**os.environ, **dict.fromkeys(names, str(folder))}
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -36,7 +43,7 @@ class OpenVswitch:
         self._configure = ("ovs-vsctl", f"--db={socket}", f"--timeout={PATIENCE_S}")
         self._run(*self._configure, "--no-wait", "init")
         binary = next(name for name in BINARIES if Path(name).exists())
-        switch = self._start(binary, socket, "--enable-dummy=override", "vs.ctl")
+        switch = self._start(*launcher, binary, socket, "--enable-dummy=override", "vs.ctl")
         self.pid = switch.pid
         self._add_bridge()
 
@@ -49,10 +56,11 @@ class OpenVswitch:
         *command, control = words
         options = (f"--unixctl={self.folder}/{control}", "--no-chdir", "-vconsole:off", "-vsyslog:off")
         silent = subprocess.DEVNULL
-        process = subprocess.Popen(
-            [str(word) for word in (*command, *options)],
-            env=self._environment, stdin=silent, stdout=silent, stderr=silent,
-        )  # fmt: skip
+        with self._said.open("ab") as said:
+            process = subprocess.Popen(
+                [str(word) for word in (*command, *options)],
+                env=self._environment, stdin=silent, stdout=silent, stderr=said,
+            )  # fmt: skip
         self._processes.append(process)
         assert wait_until((self.folder / str(control)).exists, PATIENCE_S)
         return process
@@ -73,6 +81,10 @@ class OpenVswitch:
         self._run(*self._configure, *bridge)
         flow = "in_port=1,udp,actions=dec_ttl,mod_dl_src:02:00:00:00:00:01,output:2"
         self._run("ovs-ofctl", "add-flow", self.folder / "br0.mgmt", flow)
+
+    def said_by_launcher(self) -> str:
+        """What was said on standard error."""
+        return self._said.read_text()
 
     def receive(self, frames: int) -> str:
         """Sends so many different frames into port 1; returns its counters: how many there were, and came out."""

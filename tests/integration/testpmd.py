@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Testpmd:
         mode: forward mode.
         interactive: wait for commands.
         lcores: EAL core map.
+        launcher: words before the command, of what starts it.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class Testpmd:
         mode: str = "macswap",
         interactive: bool = True,
         lcores: str = "0,1",
+        launcher: Sequence[str] = (),
     ) -> None:
         self.prefix = prefix
-        words = [binary, "--lcores", lcores, "--no-huge", "-m", "512", "--no-pci", f"--file-prefix={prefix}"]
+        words = [*launcher, binary, "--lcores", lcores, "--no-huge", "-m", "512", "--no-pci", f"--file-prefix={prefix}"]
         words += [f"--vdev={vdev}", "--"]
         words += ["-i"] if interactive else ["--stats-period=1"]
         words += ["--nb-cores=1", "--total-num-mbufs=16384", f"--forward-mode={mode}"]
@@ -63,6 +66,13 @@ class Testpmd:
             chunk = self._read() if ready else b""
             if not chunk:
                 raise AssertionError(f"testpmd did not say {text!r}:\n{self.output[-2000:]}")
+            self.output += chunk.decode(errors="replace")
+        return self.output[start:]
+
+    def rest(self) -> str:
+        """What it prints until it has ended."""
+        start = len(self.output)
+        while chunk := self._read():
             self.output += chunk.decode(errors="replace")
         return self.output[start:]
 
