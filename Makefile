@@ -40,7 +40,7 @@ test: build ## every test, real targets and backends included
 
 test-long: build stack-build ## the longer runs
 	scripts/set-up test
-	$(BIN)/pytest -m long --timeout 0 $(TESTS)
+	$(BIN)/pytest -m long --timeout 0 -o faulthandler_timeout=0 $(TESTS)
 
 lint: build ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

@@ -261,7 +261,8 @@ class Session:
 
     def _ring(self, index: int) -> Any:
         if self._rings is None:  # one mapping: each takes a file descriptor
-            self._rings = ffi.from_buffer(mmap.mmap(self._fd, THREAD_COUNT * self.ring_bytes, offset=RING_OFFSET))
+            self._ring_memory = mmap.mmap(self._fd, THREAD_COUNT * self.ring_bytes, offset=RING_OFFSET)
+            self._rings = ffi.from_buffer(self._ring_memory)
         if index not in self._positions:
             self._positions[index] = ffi.new("uint64_t *", int(self._table[index].tail))
         return self._rings + index * self.ring_bytes
@@ -311,7 +312,14 @@ class Session:
         self._table[index].state = lib.NFP_THREAD_FREE
 
     def close(self) -> None:
-        """Unmaps the session and gives up the lock: the target's helper thread then closes its gates."""
+        """Gives up the lock: the target's helper thread then closes its gates. The rings are unmapped, the tables stay.
+
+        Whoever measures one process after the other would else keep gigabytes until Python collects its garbage.
+        """
         # Mappings keep the open file alive, and with it the lock: it is given up by name.
         fcntl.fcntl(self._fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
         os.close(self._fd)
+        if self._rings is not None:
+            ffi.release(self._rings)
+            self._rings = None
+            self._ring_memory.close()

@@ -21,7 +21,6 @@
 #define CODE_BYTES 8192
 #define DATA_BYTES (64 << 10) // struct nfp_boot, then the stack of nfp_boot_start
 #define RED_ZONE_BYTES 128
-#define STEPS_MAX 8
 #define CALL_PATIENCE_NS 3000000000u
 #define INT3 0xcc
 
@@ -178,8 +177,7 @@ static int restore(struct nfp_seized *thread, struct saved *saved)
 	return failed ? -errno : 0;
 }
 
-// Makes the thread execute one system call at `syscall_address`. The first step may only finish the system
-// call at whose entry the thread stands.
+// Makes the thread execute one system call at `syscall_address`.
 static int64_t remote_call(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved,
                            uint64_t number, const uint64_t arguments[6])
 {
@@ -193,21 +191,7 @@ static int64_t remote_call(struct nfp_inject *inject, struct nfp_seized *thread,
 	registers.r10 = arguments[3];
 	registers.r8 = arguments[4];
 	registers.r9 = arguments[5];
-	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0)
-		return -errno;
-	for (int step = 0; step < STEPS_MAX; step++) {
-		int status;
-		if (ptrace(PTRACE_SINGLESTEP, thread->tid, 0, 0) != 0)
-			return -errno;
-		int error = nfp_wait_stop(thread, nfp_now_ns() + CALL_PATIENCE_NS, &status);
-		if (error)
-			return error;
-		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &registers) != 0)
-			return -errno;
-		if (registers.rip == inject->syscall_address + 2)
-			return (int64_t)registers.rax;
-	}
-	return -EDEADLK;
+	return nfp_step_over_call(thread, &registers, CALL_PATIENCE_NS);
 }
 
 static int is_error(int64_t result)

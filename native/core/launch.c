@@ -19,8 +19,6 @@
 #include <unistd.h>
 
 #define INT3 0xcc
-#define SYSCALL_BYTES 2
-#define STEPS_MAX 8
 #define PATIENCE_NS 3000000000u
 #define ALL_SIGNALS (~(uint64_t)0)
 _Static_assert(sizeof(struct user_regs_struct) <= sizeof(((struct nfp_launch *)0)->registers), "registers");
@@ -205,21 +203,7 @@ static int outlive_monitor(const struct nfp_launch *launch, struct nfp_seized *t
 	struct user_regs_struct registers = call_registers(launch, SYS_prctl);
 	registers.rdi = PR_SET_PDEATHSIG;
 	registers.rsi = 0;
-	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0)
-		return -errno;
-	for (int step = 0; step < STEPS_MAX; step++) {
-		int status;
-		if (ptrace(PTRACE_SINGLESTEP, thread->tid, 0, 0) != 0)
-			return -errno;
-		int error = nfp_wait_stop(thread, nfp_now_ns() + PATIENCE_NS, &status);
-		if (error)
-			return error;
-		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &registers) != 0)
-			return -errno;
-		if (registers.rip == launch->syscall_address + SYSCALL_BYTES)
-			return (int)registers.rax;
-	}
-	return -EDEADLK;
+	return (int)nfp_step_over_call(thread, &registers, PATIENCE_NS);
 }
 
 static int release_seized(const struct nfp_launch *launch, struct nfp_seized *thread)
@@ -230,7 +214,7 @@ static int release_seized(const struct nfp_launch *launch, struct nfp_seized *th
 	if (error)
 		return error;
 	uint64_t stands = thread->registers.rip;
-	if (stands != launch->syscall_address && stands != launch->syscall_address + SYSCALL_BYTES)
+	if (stands != launch->syscall_address && stands != launch->syscall_address + NFP_SYSCALL_BYTES)
 		return -EILSEQ;
 	error = outlive_monitor(launch, thread);
 	if (error)

@@ -13,6 +13,7 @@
 
 #define POLL_NS 5000
 #define YIELDS 50
+#define STEPS_MAX 8
 
 uint64_t nfp_now_ns(void)
 {
@@ -112,12 +113,34 @@ static int ends_with_eintr(uint64_t number)
 	}
 }
 
+int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *registers,
+                           uint64_t patience_ns)
+{
+	uint64_t behind = registers->rip + NFP_SYSCALL_BYTES;
+	if (ptrace(PTRACE_SETREGS, thread->tid, 0, registers) != 0)
+		return -errno;
+	// The first step may only finish the system call at whose entry the thread stands.
+	for (int step = 0; step < STEPS_MAX; step++) {
+		int status;
+		if (ptrace(PTRACE_SINGLESTEP, thread->tid, 0, 0) != 0)
+			return -errno;
+		int error = nfp_wait_stop(thread, nfp_now_ns() + patience_ns, &status);
+		if (error)
+			return error;
+		if (ptrace(PTRACE_GETREGS, thread->tid, 0, registers) != 0)
+			return -errno;
+		if (registers->rip == behind)
+			return (int64_t)registers->rax;
+	}
+	return -EDEADLK;
+}
+
 int nfp_rewind_interrupted_call(struct user_regs_struct *registers)
 {
 	if ((int64_t)registers->orig_rax < 0 || (int64_t)registers->rax != -EINTR ||
 	    !ends_with_eintr(registers->orig_rax))
 		return 0;
-	registers->rip -= 2; // the syscall instruction
+	registers->rip -= NFP_SYSCALL_BYTES;
 	registers->rax = registers->orig_rax;
 	registers->orig_rax = (uint64_t)-1;
 	return 1;

@@ -7,6 +7,8 @@
 #include <sys/types.h>
 #include <sys/user.h>
 
+#define NFP_SYSCALL_BYTES 2 // of the instruction
+
 struct nfp_seized {
 	pid_t tid;
 	int stopped;
@@ -38,6 +40,10 @@ int nfp_interrupt(struct nfp_seized *thread);
 int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns);
 // Waits for any stop. `status` as waitpid gives it.
 int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status);
+// Makes the stopped thread execute the syscall instruction that `registers` stand at, with what is in them, and
+// leaves it stopped behind it. Returns the system call's result, or -errno; patience_ns is for each step.
+int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *registers,
+                           uint64_t patience_ns);
 // A system call that only the stop ended with EINTR is made again, then the thread runs on, untraced.
 int nfp_release(struct nfp_seized *thread);
 // Whether that is so, with the registers rewound to before the system call.
