@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.adapters.base import Adapter, RoleFunction
+from otel_nfprobe.adapters.base import READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import NfprobeError, UsageError
@@ -84,6 +84,7 @@ class Choice:
     def __post_init__(self) -> None:
         self._count_refused(self.plans)
         self._paths = {plan.address: plan.module.path for plan in self.plans}
+        self._programs = {role.address: index for index, role in enumerate(self.roles)}
         self._judged: set[str] = set()
 
     def refuse(self, reason: str, count: int = 1) -> None:
@@ -97,17 +98,24 @@ class Choice:
 
     def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
         """One request per site that can be probed, of all plans or of these."""
-        programs = {role.address: index for index, role in enumerate(self.roles)}
         chosen = self.plans if plans is None else plans
-        return [self._request(plan, programs.get(plan.address)) for plan in chosen if plan.strategy is not None]
+        return [self._request(plan) for plan in chosen if plan.strategy is not None]
 
-    def _request(self, plan: FunctionPlan, program: int | None) -> ProbeRequest:
-        if program is None or self._paths.get(plan.address) != plan.module.path:  # another module came there
+    def program_of(self, plan: FunctionPlan) -> int | None:
+        """The position in `roles` of the plan's function, which is the number of its capture program."""
+        program = self._programs.get(plan.address)
+        came_later = self._paths.get(plan.address) != plan.module.path  # another module came to its address
+        return None if came_later else program
+
+    def _request(self, plan: FunctionPlan) -> ProbeRequest:
+        program = self.program_of(plan)
+        if program is None or self.roles[program].role in READ_NO_PACKETS:
             return ProbeRequest(plan, snippet=self.snippets.get(_place(plan.function), b""))
         role = self.roles[program]
         if role.role != lib.NFP_ROLE_RECEIVE:
-            return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program)
-        return ProbeRequest(plan, lib.NFP_SHAPE_RECEIVE, program, int(role.program.get("count_mask", ALL_BITS)))
+            return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
+        mask, when = int(role.program.get("count_mask", ALL_BITS)), int(role.program.get("when", 0))
+        return ProbeRequest(plan, lib.NFP_SHAPE_RECEIVE, program, mask, when=when)
 
     # ---- modules that are loaded later ---------------------------------------------------------------------
 
@@ -132,6 +140,28 @@ class Choice:
         self.plans = [*self.plans, *(plan for plan in plans if not plan.is_slot)]
         self.by_slot = [*self.by_slot, *(plan for plan in plans if plan.is_slot)]
         return code
+
+    def add_roles(self, target: Target) -> list[FunctionPlan]:
+        """Asks the adapter for functions that receive, transmit or drop only now. Returns plans of new sites.
+
+        Raises:
+            NfprobeError: they cannot be found at this moment.
+        """
+        if not isinstance(self.adapter, FollowingAdapter):
+            return []
+        found = self.adapter.later_roles(target)
+        known = {*(role.address for role in self.roles), *(plan.address for plan in self.plans)}
+        fresh = [role for role in found if role.address not in known][: PROGRAM_COUNT - len(self.roles)]
+        if not fresh:
+            return []
+        plans = _plan(target, [_function_of(target, role) for role in fresh], self.wish, {})
+        plans = _with_slots(target, [_callable(plan, target) for plan in plans], self.wish)
+        self.roles = [*self.roles, *fresh]
+        self._programs = {role.address: index for index, role in enumerate(self.roles)}
+        self._count_refused(plans)
+        self._paths.update({plan.address: plan.module.path for plan in plans})
+        self.plans = [*self.plans, *plans]
+        return plans
 
     def _snippets_in(self, modules: Sequence[Module]) -> Snippets:
         found: Snippets = {}
@@ -181,8 +211,9 @@ def choose(
     no_stop: bool = False,
     archives: Sequence[str] = (),
     captures: Sequence[Capture] = (),
+    further: Sequence[Function] = (),
 ) -> Choice:
-    """Plans of the adapter's functions and of those that the globs name.
+    """Plans of the adapter's functions, of those that the globs name, and of further ones.
 
     Without globs the adapter's further functions are probed, too; those with a snippet are in any case. A glob
     `module:name` may name a module that is not loaded yet, if there is something to probe already.
@@ -212,13 +243,14 @@ def choose(
     wish = Wish(wanted, excluded, strategy, no_stop, waiting, captures)
     functions = {role.address: _function_of(target, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
-    for function in find_functions(target, present, excluded) if present else []:
+    for function in [*(find_functions(target, present, excluded) if present else []), *further]:
         functions.setdefault(function.address, function)
     if not functions:
         raise UsageError("--exclude leaves no function to probe.", f"nfprobe functions {target.pid}")
     snippets = _find_snippets(target, wish, roles)
+    snippets |= {_place(functions[role.address]): role.snippet for role in roles if role.snippet}
     plans = _plan(target, list(functions.values()), wish, snippets)
-    served = {role.address for role in roles}
+    served = {role.address for role in roles if role.role not in READ_NO_PACKETS}
     by_slot = [plan for plan in plans if plan.is_slot]
     plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
     return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)

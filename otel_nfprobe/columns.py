@@ -87,6 +87,14 @@ PACKET = np.dtype(
     ]
 )
 
+TOPIC = np.dtype([("digest", "<u8"), ("size", "<u4"), ("text", "u1", (84,))])
+"""The topic of those messages whose digest is equal; `text` is UTF-8, a long topic's ends in three dots."""
+
+MESSAGE = np.dtype([("body_bytes", "<u4"), ("topic_bytes", "<u4")])
+"""What a message, a packet of `ip_version` MESSAGE_VERSION, holds in the first bytes of `source`."""
+
+MESSAGE_VERSION = 15
+
 THREAD = np.dtype(
     [
         ("state", "<u4"),
@@ -131,6 +139,12 @@ class PacketFlag(IntFlag):
     ARRIVAL_KNOWN = 1
     REPEATED = 2
     ARRIVAL_UNIX_NS = 4
+    ARRIVAL_POLLS = 5  # both bits: nobody stamped it, arrival_ticks is the earliest that the polls allow
+    UNSURE = 8
+    FRAGMENT = 16
+    CUT = 32
+    MALFORMED = 64
+    INNER = 128
 
 
 UNKNOWN, TRANSMITTED, DROPPED = 0, 1, 2
@@ -151,6 +165,15 @@ class Columns:
     calls: Rows = field(default_factory=_empty(CALL))
     batches: Rows = field(default_factory=_empty(BATCH))
     packets: Rows = field(default_factory=_empty(PACKET))
+    topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, by rising digest
+
+    def topic(self, digest: int) -> str:
+        """The topic of the messages with this digest; "" when it is not known."""
+        row = int(np.searchsorted(self.topics["digest"], np.uint64(digest)))
+        if row == len(self.topics) or int(self.topics["digest"][row]) != digest:
+            return ""
+        topic = self.topics[row]
+        return bytes(topic["text"][: int(topic["size"])]).decode("utf-8", "replace")
 
 
 def concatenate(parts: Iterable[Columns]) -> Columns:
@@ -174,7 +197,15 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
         batches["first_packet"][batch:batch_end] += np.uint32(packet)
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
-    return Columns(calls, batches, packets)
+    return Columns(calls, batches, packets, order_topics(np.concatenate([part.topics for part in kept])))
+
+
+def order_topics(topics: Rows) -> Rows:
+    """Each topic once, by rising digest."""
+    if len(topics) < 2:
+        return topics
+    _, first = np.unique(topics["digest"], return_index=True)
+    return topics[first]
 
 
 def _shift(indices: NDArray[np.uint32], base: int) -> None:
@@ -188,7 +219,7 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
         packets: of dtype PACKET.
         ticks_of_unix_ns: the clock's conversion, array to array of the same shape.
     """
-    stamped = (packets["flags"] & PacketFlag.ARRIVAL_UNIX_NS) != 0
+    stamped = (packets["flags"] & PacketFlag.ARRIVAL_POLLS) == PacketFlag.ARRIVAL_UNIX_NS
     if not stamped.any():
         return
     packets["arrival_ticks"][stamped] = ticks_of_unix_ns(packets["arrival_ticks"][stamped])

@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packet facts and the packet digest in Python: the readable twin of native/include/nfprobe/digest.h.
+"""Packet facts and the packet digest in Python: the readable twin of native/include/nfprobe/{headers,digest}.h.
 
-docs/identity.md defines the bytes that the digest covers. The volume path never calls this; it serves tests
-and whatever computes ids from a capture file. It reads nothing beyond the bytes it is given.
+docs/identity.md defines the bytes that the digest covers. The volume path never calls this; it is what tests
+compare the C code with. It reads nothing beyond the bytes it is given.
 """
 
 from __future__ import annotations
 
 import struct
+from copy import copy
 from dataclasses import dataclass
 
 DEFAULT_KEY = b"otel-nfprobe ids"
 LINK_ETHERNET = 0
 LINK_IP = 1
+LINK_INNER = 0x80  # added to one of them: the packet inside a tunnel, where there is one
 FLAG_FRAGMENT = 1
 FLAG_CUT = 2
 FLAG_MALFORMED = 4
+FLAG_INNER = 8
 
 _PAYLOAD_BYTES = 32
 _OTHER_BYTES = 64
 _VLAN_TYPES = (0x8100, 0x88A8, 0x9100)
 _VLAN_TAGS_MAX = 4
+_IPV4, _IPV6, _BRIDGED = 0x0800, 0x86DD, 0x6558
+_MPLS_TYPES = (0x8847, 0x8848)
+_MPLS_LABELS_MAX = 8
+_TUNNELS_MAX = 4
+_VXLAN_PORT, _GTP_U_PORT = 4789, 2152
 _EXTENSIONS = (0, 43, 44, 51, 60, 135, 139, 140)
 _EXTENSION_HEADERS_MAX = 8
-_TRANSPORT_BYTES = {1: 8, 6: 20, 17: 8, 58: 8, 132: 12}
+_TCP, _UDP, _DCCP, _GRE, _ESP, _SCTP, _UDP_LITE = 6, 17, 33, 47, 50, 132, 136
+_ICMP, _ICMP6 = 1, 58
+_TRANSPORT_BYTES = {_ICMP: 8, _TCP: 20, _UDP: 8, _DCCP: 8, _ICMP6: 8, _SCTP: 12, _UDP_LITE: 8}
+_ICMP_QUERIES = {_ICMP: (0, 8, *range(13, 19)), _ICMP6: (128, 129)}
 _FACTS = struct.Struct("=Q16s16sHHIHHBBBx")
 
 
@@ -32,7 +43,8 @@ class PacketFacts:
     """What identifies one packet. Addresses are in network order, an IPv4 address is the first four bytes.
 
     `length` counts the whole packet with its link layer header; ports and IP id are 0 where there are none;
-    `ip_version` 0 means not IP; `flags` are FLAG_FRAGMENT, FLAG_CUT, FLAG_MALFORMED.
+    for ICMP the ports are the identifier, and type << 8 | code; for ESP the two halves of its SPI.
+    `ip_version` 0 means not IP; `flags` are FLAG_FRAGMENT, FLAG_CUT, FLAG_MALFORMED, FLAG_INNER.
     """
 
     digest: int = 0
@@ -105,16 +117,21 @@ def describe(
     length = len(readable) if packet_length is None else packet_length
     facts = PacketFacts(length=length)
     parse = _Parse(bytes(readable[:length]), length)
-    if link_layer == LINK_ETHERNET:
+    if link_layer & ~LINK_INNER == LINK_ETHERNET:
         parse.ethernet(facts)
-    elif parse.bytes:
-        facts.ether_type = {4: 0x0800, 6: 0x86DD}.get(parse.bytes[0] >> 4, 0)
-    is_ip = (facts.ether_type == 0x0800 and parse.ipv4(facts)) or (facts.ether_type == 0x86DD and parse.ipv6(facts))
+    else:
+        facts.ether_type = parse.guess_type()
+    is_ip = parse.network(facts)
+    tunnels = _TUNNELS_MAX if link_layer & LINK_INNER else 0
+    while is_ip and tunnels:
+        inner = _find_inner(parse, facts)
+        if inner is None:
+            break
+        parse, facts, is_ip = inner
+        tunnels -= 1
     if is_ip:
         message = _ip_message(parse, facts)
     else:
-        if facts.ether_type in (0x0800, 0x86DD):
-            facts.flags |= FLAG_MALFORMED
         message = struct.pack(">HHI", 0, facts.ether_type, 0) + parse.payload(_OTHER_BYTES, facts)
     facts.digest = siphash(message, key)
     return facts
@@ -151,13 +168,36 @@ class _Parse:
         if not self.has(14):
             return
         ether_type = self.be16(12)
-        self.at = 14
+        self.at += 14
         for _ in range(_VLAN_TAGS_MAX):
             if ether_type not in _VLAN_TYPES or not self.has(4):
                 break
             ether_type = self.be16(2)
             self.at += 4
         facts.ether_type = ether_type
+
+    def guess_type(self) -> int:
+        # What the first nibble says of a packet that nothing else names.
+        version = self.bytes[self.at] >> 4 if self.has(1) else 0
+        return {4: _IPV4, 6: _IPV6}.get(version, 0)
+
+    def network(self, facts: PacketFacts) -> bool:
+        # MPLS labels and the IP header; whether there is one.
+        ether_type = self.labels() if facts.ether_type in _MPLS_TYPES else facts.ether_type
+        is_ip = (ether_type == _IPV4 and self.ipv4(facts)) or (ether_type == _IPV6 and self.ipv6(facts))
+        if not is_ip and facts.ether_type in (_IPV4, _IPV6):
+            facts.flags |= FLAG_MALFORMED
+        return is_ip
+
+    def labels(self) -> int:
+        for _ in range(_MPLS_LABELS_MAX):
+            if not self.has(4):
+                return 0
+            bottom = self.bytes[self.at + 2] & 1
+            self.at += 4
+            if bottom:
+                return self.guess_type()
+        return 0
 
     def ipv4(self, facts: PacketFacts) -> bool:
         if not self.has(20) or self.bytes[self.at] >> 4 != 4:
@@ -210,25 +250,108 @@ class _Parse:
             if self.later_fragment:
                 return
 
+    def flow(self, facts: PacketFacts) -> None:
+        # Two numbers that tell flows between the same addresses apart.
+        first, second = self.be16(0), self.be16(2)
+        if facts.protocol in _ICMP_QUERIES:
+            identified = first >> 8 in _ICMP_QUERIES[facts.protocol]
+            first, second = self.be16(4) if identified else 0, first
+        facts.source_port, facts.destination_port = first, second
+
     def transport(self, facts: PacketFacts) -> bytes:
         # The fields of the transport header that NFs do not rewrite: 12 bytes for TCP, otherwise 4.
         header_bytes = _TRANSPORT_BYTES.get(facts.protocol, 0)
-        if self.later_fragment or not header_bytes or not self.has(header_bytes):
+        if self.later_fragment:
             return bytes(4)
+        if facts.protocol == _ESP and self.has(4):
+            self.flow(facts)
+        if not header_bytes or not self.has(header_bytes):
+            return bytes(4)
+        self.flow(facts)
         header = self.bytes[self.at :]
-        if facts.protocol not in (1, 58):
-            facts.source_port, facts.destination_port = self.be16(0), self.be16(2)
-        if facts.protocol == 6:
+        if facts.protocol == _TCP:
             invariant = header[4:16]
             header_bytes = min(max(20, (header[12] >> 4) * 4), len(header))
-        elif facts.protocol == 17:
+        elif facts.protocol in (_UDP, _UDP_LITE):
             invariant = header[4:6] + bytes(2)
-        elif facts.protocol == 132:
+        elif facts.protocol == _SCTP:
             invariant = header[4:8]
+        elif facts.protocol == _DCCP:
+            invariant = bytes(4)
         else:
             invariant = header[0:2] + header[6:8]
         self.at += header_bytes
         return invariant
+
+    # ---- tunnels: the type of what is inside, or 0 ---------------------------------------------------------
+
+    def reaches(self, count: int, facts: PacketFacts) -> bool:
+        # As `has`; bytes that are in the packet and cannot be read are marked.
+        if not self.has(count) and self.end - self.at >= count:
+            facts.flags |= FLAG_CUT
+        return self.has(count)
+
+    def gre(self, facts: PacketFacts) -> int:
+        if not self.reaches(4, facts):
+            return 0
+        flags, ether_type = self.be16(0), self.be16(2)
+        header_bytes = 4 + 4 * (flags & 0xB000).bit_count()
+        if flags & 0x4007 or not self.reaches(header_bytes, facts):
+            return 0
+        self.at += header_bytes
+        return ether_type if ether_type in (_IPV4, _IPV6, _BRIDGED, _MPLS_TYPES[0]) else 0
+
+    def gtp(self, facts: PacketFacts) -> int:
+        if not self.reaches(8, facts) or self.bytes[self.at] & 0xF0 != 0x30 or self.bytes[self.at + 1] != 255:
+            return 0
+        flags, end = self.bytes[self.at], self.at + 8 + self.be16(2)
+        header_bytes = 12 if flags & 7 else 8
+        if not self.reaches(header_bytes, facts):
+            return 0
+        next_extension = self.bytes[self.at + 11] if flags & 4 else 0
+        self.at += header_bytes
+        for _ in range(_EXTENSION_HEADERS_MAX):
+            if not next_extension:
+                break
+            size = self.bytes[self.at] * 4 if self.reaches(4, facts) else 0
+            if not size or not self.reaches(size, facts):
+                return 0
+            self.at += size
+            next_extension = self.bytes[self.at - 1]
+        if next_extension:
+            return 0
+        self.cut(end)
+        return self.guess_type() if self.reaches(1, facts) else 0
+
+    def udp_tunnel(self, facts: PacketFacts) -> int:
+        if not self.reaches(8, facts):
+            return 0
+        port = self.be16(2)
+        self.at += 8
+        if port == _GTP_U_PORT:
+            return self.gtp(facts)
+        if port != _VXLAN_PORT or not self.reaches(8 + 14, facts) or not self.bytes[self.at] & 8:
+            return 0
+        self.at += 8
+        return _BRIDGED
+
+
+# The packet inside a tunnel that begins behind the IP header: parser, facts and whether it is IP. None when
+# there is no tunnel or its headers are not whole; the first fragment has no whole packet inside.
+def _find_inner(parse: _Parse, facts: PacketFacts) -> tuple[_Parse, PacketFacts, bool] | None:
+    inner = copy(parse)
+    inner.ip_id = 0
+    ether_type = 0
+    if parse.fragment == 0 and facts.protocol == _GRE:
+        ether_type = inner.gre(facts)
+    elif parse.fragment == 0 and facts.protocol == _UDP:
+        ether_type = inner.udp_tunnel(facts)
+    if not ether_type or (ether_type == _BRIDGED and not inner.reaches(14, facts)):
+        return None
+    found = PacketFacts(length=facts.length, ether_type=ether_type, flags=FLAG_INNER)
+    if ether_type == _BRIDGED:
+        inner.ethernet(found)
+    return inner, found, inner.network(found)
 
 
 def _ip_message(parse: _Parse, facts: PacketFacts) -> bytes:

@@ -20,16 +20,21 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.explain import Explainer
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter, ThreadCounters, ThreadInfo
-from otel_nfprobe.sampling import Sampler, find_latency_ticks
+from otel_nfprobe.repeats import Repeats
+from otel_nfprobe.sampling import Sampler
 from otel_nfprobe.session import Session, ThreadCounts
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.switches import no_switches
 
 HOUSEKEEPING_S = 1.0
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
+EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
 PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
 PLENTY_SHARE = 8  # a round that took more than this part of a ring is followed by the next one at once
 
@@ -41,17 +46,28 @@ class SpanPath:
     sampler: Sampler
     encoder: SpanEncoder
     exporter: Exporter
+    _due_at: float = 0.0
 
-    def take(self, columns: Columns) -> None:
-        """Selects, encodes and submits the packets of these columns."""
-        if not len(columns.packets):
-            return
-        latency = find_latency_ticks(columns.packets, columns.batches)
-        randomness = self.encoder.find_randomness(columns) if self.sampler.needs_randomness else None
-        selected, reasons = self.sampler.select(latency, randomness)
-        if len(selected):
-            for request in self.encoder.encode(columns, selected, reasons):
-                self.exporter.submit(request)
+    def __post_init__(self) -> None:
+        self.explainer = Explainer(self.sampler, self.encoder, self.encoder.ticks_per_second)
+
+    def take(self, columns: Columns, switches: Rows) -> None:
+        """Selects from these columns; submits what was selected when it is time to."""
+        self.explainer.add_switches(switches)
+        self.explainer.add(columns)
+        if self.explainer.is_full or time.monotonic() >= self._due_at:
+            self.submit()
+
+    def submit(self) -> None:
+        """Encodes and submits all that was selected."""
+        self._due_at = time.monotonic() + EXPLAIN_S
+        for request in self.explainer.requests():
+            self.exporter.submit(request)
+
+    def submit_if_due(self) -> None:
+        """The same, when nothing was taken for some time."""
+        if self.explainer.is_waiting and time.monotonic() >= self._due_at:
+            self.submit()
 
 
 @dataclass
@@ -91,6 +107,8 @@ class Drain:
     recording: RecordingWriter | None = None
     spans: SpanPath | None = None
     thread_names: dict[int, str] = field(default_factory=dict)
+    repeats: Repeats = field(default_factory=Repeats)
+    switches: SwitchWatch | None = None
     recording_error: NfprobeError | None = None
     records: int = 0
     pause_s: float = PAUSE_S
@@ -119,6 +137,8 @@ class Drain:
         self._undelivered = DELIVERIES if taken else self._undelivered - 1
         if self._undelivered >= 0:
             self._deliver()
+        elif self.spans is not None:
+            self.spans.submit_if_due()
         if time.monotonic() >= self._housekeeping_at:
             self._keep_house()
         return taken
@@ -145,7 +165,11 @@ class Drain:
         """The session is over: completes what is open in the pipeline and writes the last facts."""
         self.pipeline.finish()
         self._deliver()
+        if self.spans is not None:
+            self.spans.submit()
         self._keep_house()
+        if self.switches is not None:
+            self.switches.close()
 
     def _learn(self, functions: NewFunctions) -> None:
         self.pipeline.set_roles(functions.roles)
@@ -194,10 +218,31 @@ class Drain:
     def _deliver(self) -> None:
         columns = self.pipeline.take()
         convert_arrivals(columns.packets, self.clock.convert_back)
+        self.repeats.mark(columns.packets, self.clock)
         self.statistics.add(columns)
+        switches = self._take_switches()
         if self.spans is not None:
             self._name_threads()
-            self.spans.take(columns)
+            self.spans.take(columns, switches)
+
+    def _take_switches(self) -> Rows:
+        # After the rings: whatever kept a thread from running before it wrote what was drained is known by now.
+        if self.switches is None:
+            return no_switches()
+        claims = {count.tid: count.index for count in self.session.thread_counts()}
+        rows = self.switches.read(claims)
+        if len(rows):
+            self.write(lambda recording: recording.switches(rows))
+        return rows
+
+    def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
+        if self.switches is None:
+            return
+        try:
+            for count in counts:
+                self.switches.watch(count.tid)
+        except NfprobeError:
+            return  # said when the session began
 
     def _keep_house(self) -> None:
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S
@@ -207,6 +252,7 @@ class Drain:
         self.write(lambda recording: recording.clock(fresh))
         self._anchors_written = len(self.clock.anchors)
         self._write_threads(counts)
+        self._watch_threads(counts)
         self.write(lambda recording: recording.counters(_counters(counts)))
 
     def _write_threads(self, counts: Sequence[ThreadCounts]) -> None:

@@ -5,6 +5,7 @@ A thread of the monitor looks ten times a second, and soon after probes were put
 
     loader's list changed -> new modules: plan, trampolines, tell the drain the function ids, arm
                           -> closed modules: their probes are gone; nothing is ever written to their addresses
+    adapter, now and then -> functions that receive or transmit only now (a port was started): the same
     slots we changed      -> the dynamic linker bound a function over a probe: put there again
     code we changed       -> the same module closed and loaded again between two looks: armed again
 
@@ -32,6 +33,7 @@ from otel_nfprobe.trampoline import Probe, ProbeRequest, Trampolines
 LOOK_S = 0.1
 FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before
 UNSETTLED_S = 1.0  # a module is relocated after it was announced; a list that never comes to rest is taken as it is
+ROLES_LOOK_S = 0.5
 SITE_BYTES_MAX = 32
 IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # what stands at a site
 
@@ -47,6 +49,7 @@ class Follower:
         modules: what is loaded, as far as it is known.
         loaded, closed: modules with probes that came and went.
         rebound: slots that the dynamic linker had bound over a probe.
+        write_programs: tells the probes what to read for all functions of the adapter.
     """
 
     target: Target
@@ -61,8 +64,11 @@ class Follower:
     loaded: int = 0
     closed: int = 0
     rebound: int = 0
+    write_programs: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
+        self._roles_at = 0.0
+        self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
         self._link_map = LinkMap(self.target)
         self._list: object = None
         self._unsettled_until = 0.0
@@ -104,6 +110,8 @@ class Follower:
         self._stopping.set()
         while self._thread.is_alive():
             meanwhile()
+        # The monitor's own methods: with them it would stay, with all that it holds, until a garbage collection.
+        self.introduce, self.write_programs = _introduce_nobody, _write_nothing
 
     def _run(self) -> None:
         pause_s = FIRST_LOOK_S
@@ -144,6 +152,7 @@ class Follower:
                 self._tried.difference_update(plan.site for plan in slots)
         else:
             self._unsettled_until = 0.0
+        self._follow_roles()
         self._keep_code()
         self._keep_slots()
 
@@ -165,6 +174,20 @@ class Follower:
             if count:
                 self.loaded += 1
                 self._say_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
+
+    def _follow_roles(self) -> None:
+        if time.monotonic() >= self._roles_at:
+            self._roles_at = time.monotonic() + ROLES_LOOK_S
+            self._later += self.choice.requests(self.choice.add_roles(self.target))
+        if not self._later:
+            return
+        self.write_programs()
+        placed = self._put(self._later)
+        if placed is not None:  # else the list of modules has changed: the next look tries again
+            self._later = []
+        if placed:
+            names = ", ".join(probe.request.plan.function.label for probe in placed)
+            self.say(f"{len(placed)} more functions receive or transmit now and are probed: {names}.")
 
     def _put_if_possible(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
         try:
@@ -268,3 +291,11 @@ class Follower:
 
 def _is_in(module: Module, modules: Sequence[Module]) -> bool:
     return any(module is other for other in modules)
+
+
+def _introduce_nobody(added: Sequence[Probe]) -> bool:
+    return False
+
+
+def _write_nothing() -> None:
+    return

@@ -9,7 +9,6 @@ thread leaves.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,19 +16,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from otel_nfprobe._core import lib
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import collection_paused
-from otel_nfprobe.digest import DEFAULT_KEY
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
+from otel_nfprobe.identity import Identity
 from otel_nfprobe.inherited import remove_inherited
 from otel_nfprobe.inject import Injected, inject
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, GATE_PACKETS, Session
@@ -39,8 +38,10 @@ from otel_nfprobe.strategies import STRATEGIES
 from otel_nfprobe.target import Target
 from otel_nfprobe.texts import Texts
 from otel_nfprobe.trampoline import Probe, Trampolines
+from otel_nfprobe.verdicts import find_verdicts
 
 GRACE_S = 0.03  # for calls that are inside a probe when their function is disarmed
+TRIAL = "trial"  # the purpose of a session that only finds out what is worth a probe
 STEP_S = 0.05  # how often the end of the target or of the time is looked for
 
 
@@ -54,9 +55,12 @@ class Monitor:
         ring_bytes: of each thread's ring.
         packets: write packet records (`--packets=all`).
         say: tells a person what happens.
+        identity: how packets are identified.
+        purpose: "" for a session, or TRIAL; `nfprobe status` reads it in the session's memory.
         probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
         target_ended: the process is gone, or runs another program: there is nothing to restore.
         not_restored: what could not be put back.
+        switched_off: what was described wrongly and is not counted any more: function, and why.
     """
 
     target: Target
@@ -68,6 +72,9 @@ class Monitor:
     probes: list[Probe] = field(default_factory=list)
     target_ended: bool = False
     not_restored: list[str] = field(default_factory=list)
+    switched_off: dict[str, str] = field(default_factory=dict)
+    purpose: str = ""
+    identity: Identity = field(default_factory=Identity)
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _abandoned: bool = True  # nothing of ours is in the target
@@ -151,6 +158,7 @@ class Monitor:
             self._introduce,
             self._texts.keep,
             self.say,
+            write_programs=self._write_programs,
         )
         self.follower.place(self.probes)
 
@@ -182,12 +190,13 @@ class Monitor:
             )
 
     def _write_programs(self) -> None:
-        self.session.header.digest_key = struct.unpack("<2Q", DEFAULT_KEY)
+        self.session.header.digest_key = self.identity.key_words
         for index, role in enumerate(self.choice.roles):
             program = self.session.program(index)
             program.role = role.role
             for name, value in role.program.items():
                 setattr(program, name, value)
+            program.link_layer = self.identity.mark_link(role.program.get("link_layer", 0))
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """Role (enum nfp_role) of each function id."""
@@ -196,8 +205,9 @@ class Monitor:
     def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
         for probe in probes:
-            if probe.request.shape != lib.NFP_SHAPE_CALL:
-                roles[probe.id] = self.choice.roles[probe.request.program].role
+            program = self.choice.program_of(probe.request.plan)
+            if program is not None:
+                roles[probe.id] = self.choice.roles[program].role
         return roles
 
     def functions(self) -> list[FunctionInfo]:
@@ -249,9 +259,25 @@ class Monitor:
         pipeline.set_costs(costs)
         statistics.set_costs(costs)
         self.drain = Drain(self.session, clock, pipeline, statistics, recording, spans, names)
+        self.drain.repeats = self.identity.make_repeats()
+        self.drain.switches = self._watch_switches(clock)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
+        self.session.write_message(self.purpose)
         self.session.open_gates(GATE_OUTER | GATE_INNER | (GATE_PACKETS if self.packets else 0))
+
+    def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
+        if self.purpose:
+            return None
+        watch = SwitchWatch(clock)
+        try:
+            for thread in self.target.threads():
+                watch.watch(thread.tid)
+        except NfprobeError as error:
+            watch.close()
+            self.say(error.sentence)
+            return None
+        return watch
 
     def run(self, seconds: float | None, progress: Callable[[], None]) -> None:
         """Drains until the time is over, someone stops it, or the target ends."""
@@ -266,11 +292,18 @@ class Monitor:
         while not self.stopping.is_set() and time.monotonic() < until:
             self.drain.run_until(min(until, time.monotonic() + STEP_S))
             progress()
+            self._tell_verdicts()
             if self._has_ended():
                 return
             if not self.session.helper_is_there:
                 self.say("The target closed the session's memory file or another monitor took over.")
                 return
+
+    def _tell_verdicts(self) -> None:
+        for name, sentence in find_verdicts(self.session, self.choice.roles):
+            if name not in self.switched_off:
+                self.switched_off[name] = sentence
+                self.say(sentence)
 
     def _has_ended(self) -> bool:
         """Whether nothing of ours is left in the process. A program that was replaced is told of, once."""
@@ -294,6 +327,7 @@ class Monitor:
         if self._has_ended():
             self.not_restored.clear()
         self.drain.run_dry()
+        self._tell_verdicts()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
         if not self.target_ended:

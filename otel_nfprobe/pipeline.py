@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import BATCH, CALL, COST, PACKET, RECORD, Columns, Rows
+from otel_nfprobe.columns import BATCH, CALL, COST, PACKET, RECORD, TOPIC, Columns, Rows, order_topics
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class PipelineCounts:
     batches: int
     received: int
     transmitted: int
+    resent: int
     dropped: int
     pending: int
     unknown: int
@@ -131,6 +132,7 @@ class Pipeline:
             _copy(columns.calls, columns.call_count, CALL),
             _copy(columns.batches, columns.batch_count, BATCH),
             _copy(columns.packets, columns.packet_count, PACKET),
+            order_topics(_copy(columns.topics, columns.topic_count, TOPIC)),
         )
 
     def counts(self) -> PipelineCounts:

@@ -28,10 +28,11 @@ from otel_nfprobe.errors import NfprobeError, UsageError
 
 MAGIC = b"NFPREC\r\n"
 VERSION = 1
-RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, END = range(1, 7)
+RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, END, SWITCHES = range(1, 8)
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
+SWITCH_BYTES = 32
 THREAD_COUNT = 1024
 HEADER_BYTES_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = 64 << 20
@@ -105,8 +106,9 @@ class ThreadCounters:
 class Block:
     """One whole block. `payload` is, by type:
 
-    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; THREADS, FUNCTIONS, COUNTERS: a list of
-    ThreadInfo, FunctionInfo, ThreadCounters; END: the summary, a dict. `thread` is meaningful for RECORDS.
+    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES: bytes, 32 per switch; THREADS, FUNCTIONS,
+    COUNTERS: a list of ThreadInfo, FunctionInfo, ThreadCounters; END: the summary, a dict. `thread` is meaningful for
+    RECORDS.
     """
 
     type: int
@@ -114,7 +116,7 @@ class Block:
     payload: Any
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The payload of a RECORDS or CLOCK block as a read-only array of dtype."""
+        """The payload of a RECORDS, CLOCK or SWITCHES block as a read-only array of dtype."""
         return np.frombuffer(self.payload, dtype=dtype)
 
 
@@ -162,6 +164,11 @@ class RecordingWriter:
         """Appends anchors (24 bytes each: ticks, unix_ns, ns_per_tick_q32) to those written before."""
         if len(anchors):
             self._block(CLOCK, np.ascontiguousarray(anchors).view(np.uint8).data)
+
+    def switches(self, switches: npt.NDArray[Any]) -> None:
+        """Appends switches (32 bytes each, switches.py): when threads did not run."""
+        if len(switches):
+            self._block(SWITCHES, np.ascontiguousarray(switches).view(np.uint8).data)
 
     def threads(self, threads: Iterable[ThreadInfo]) -> None:
         """Appends threads; the last entry of an index holds. Thread id 0: the thread before has ended."""
@@ -343,6 +350,8 @@ def _block_of(kind: int, thread: int, payload: bytes) -> Block | None:
         _check(len(payload) % RECORD_BYTES == 0 and thread < THREAD_COUNT)
     elif kind == CLOCK:
         _check(len(payload) % ANCHOR_BYTES == 0)
+    elif kind == SWITCHES:
+        _check(len(payload) % SWITCH_BYTES == 0)
     elif kind == THREADS:
         value = [ThreadInfo(item.index, item.tid, item.name) for item in _items(recording_pb2.Threads, payload)]
     elif kind == FUNCTIONS:

@@ -18,6 +18,8 @@ from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, ThreadCounters, ThreadInfo
+from otel_nfprobe.repeats import Repeats
+from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18
 FUNCTIONS_MAX = 1 << 16  # function ids are indices of the session's probe table
@@ -36,6 +38,7 @@ class RecordingFacts:
     threads: dict[int, ThreadInfo] = field(default_factory=dict)
     counters: dict[int, ThreadCounters] = field(default_factory=dict)
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
+    switches: Rows = field(default_factory=no_switches)
     summary: dict[str, object] = field(default_factory=dict)
     complete: bool = False
     damage: str = ""
@@ -80,6 +83,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     """Reads the recording once, its records not looked at."""
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
+    switches: list[Rows] = []
     for block in reader.blocks():
         if block.type == recording.FUNCTIONS:
             facts.functions.update({item.id: item for item in block.payload if item.id < FUNCTIONS_MAX})
@@ -89,18 +93,26 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             facts.counters.update({item.index: item for item in block.payload})
         elif block.type == recording.CLOCK:
             anchors.append(block.array(ANCHOR))
+        elif block.type == recording.SWITCHES:
+            switches.append(block.array(SWITCH))
     if anchors:
         facts.anchors = np.concatenate(anchors)
+    if switches:
+        facts.switches = np.concatenate(switches)[:SWITCHES_MAX]
     facts.summary, facts.complete, facts.damage = reader.summary, reader.complete, reader.damage
     return facts
 
 
-def replay(reader: RecordingReader, facts: RecordingFacts, pipeline: Pipeline) -> Iterator[Columns]:
+def replay(
+    reader: RecordingReader, facts: RecordingFacts, pipeline: Pipeline, repeats: Repeats | None = None
+) -> Iterator[Columns]:
     """Feeds all records to a fresh pipeline (made with facts.roles) and yields what it gives, take by take.
 
-    Arrival times are in ticks. Damage ends it early; `facts.damage` says so.
+    Arrival times are in ticks; repeated packets are marked, by `repeats` where other windows than a second's
+    are wanted. Damage ends it early; `facts.damage` says so.
     """
     clock = facts.make_clock()
+    repeats = repeats or Repeats()
     fed = last_count = 0
     last_thread = -1
     for block in reader.blocks():
@@ -114,16 +126,17 @@ def replay(reader: RecordingReader, facts: RecordingFacts, pipeline: Pipeline) -
         # A drain round goes over the threads in order; a thread's long drain is written as several blocks.
         again = block.thread == last_thread and last_count < recording.RECORDS_PER_BLOCK
         if (block.thread < last_thread or again) and fed >= ROUND_RECORDS:
-            yield _take(pipeline, clock)
+            yield _take(pipeline, clock, repeats)
             fed = 0
         pipeline.feed(block.thread, block.array(RECORD))
         fed += count
         last_thread, last_count = block.thread, count
     pipeline.finish()
-    yield _take(pipeline, clock)
+    yield _take(pipeline, clock, repeats)
 
 
-def _take(pipeline: Pipeline, clock: Clock) -> Columns:
+def _take(pipeline: Pipeline, clock: Clock, repeats: Repeats) -> Columns:
     columns = pipeline.take()
     convert_arrivals(columns.packets, clock.convert_back)
+    repeats.mark(columns.packets, clock)
     return columns

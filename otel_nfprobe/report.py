@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.causes import CauseTally
+from otel_nfprobe.columns import DROPPED, MESSAGE_VERSION, NONE, TRANSMITTED, Columns, PacketFlag, Rows
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -21,10 +22,12 @@ from otel_nfprobe.session import LOST_CLASSES
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.strategies import ENTRY_ONLY
-from otel_nfprobe.tail import CauseKind, Typical, find_causes
+from otel_nfprobe.tail import CauseKind, find_causes
+from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
+LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
 PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 47: "GRE", 50: "ESP", 58: "ICMPv6", 132: "SCTP"}
@@ -93,20 +96,24 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
-    captured = CapturedValues()
+    captured, sample = CapturedValues(), BatchSample()
     statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
         pipeline.set_costs(facts.costs)
         for columns in replay(reader, facts, pipeline):
             statistics.add(columns)
             captured.add(columns)
+            sample.add(columns)
             kept.add(columns)
             extent.add(columns)
         counts = pipeline.counts()
-    near = _gather(reader, facts, kept.slowest())
+    typical = sample.typical()
+    late_ticks = statistics.quantile(Distribution.PACKET_TICKS, LATE_QUANTILE)
+    tally = CauseTally(late_ticks, typical, facts.switches)
+    near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
-    causes = find_causes(near, np.array([row for _, row in packets], np.intp), Typical.of(statistics))
+    causes = find_causes(near, np.array([row for _, row in packets], np.intp), typical, facts.switches)
     scene = _Scene(facts, near, ns_per_tick)
     described = [scene.describe(slow, row, cause) for (slow, row), cause in zip(packets, causes, strict=True)]
     timelines = [
@@ -115,15 +122,18 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     ]
     document = _make_document(facts, statistics, counts, captured, ns_per_tick)
     document["packets"]["slowest"] = described
+    document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
+    document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
 
 
-def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket]) -> Columns:
+def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket], tally: CauseTally) -> Columns:
     surroundings = Surroundings(slowest)
     if slowest:
         with Pipeline(facts.roles) as pipeline:
             for columns in replay(reader, facts, pipeline):
                 surroundings.add(columns)
+                tally.add(columns)
     return surroundings.columns()
 
 
@@ -160,21 +170,33 @@ class _Scene:
         thread = self._facts.threads.get(slow.thread)
         return {
             "id": f"{int(packet['digest']):016x}",
-            "flow": format_flow(packet),
+            "flow": format_flow(packet, self._near.topic(int(packet["digest"]))),
             "latency_ns": self._ns(slow.latency_ticks),
             "cause": {
                 "kind": kind.name.lower(),
-                "function": self._name(int(cause["function"])) if cause["function"] != NONE else None,
+                "function": self.name(int(cause["function"])) if cause["function"] != NONE else None,
                 "excess_ns": self._ns(int(cause["excess_ticks"])),
                 "batch": int(cause["batch_id"]) if cause["batch"] != NONE else None,
+                "share": round(float(cause["share"]), 4),
+                "saturated": bool(cause["saturated"]),
+                "flow": self._burst_flow(cause),
             },
             "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if known else None,
+            "arrival_source": _name_source(packet) if known else None,
             "disposition": DISPOSITIONS.get(int(packet["disposition"]), "unknown"),
             "length": int(packet["length"]),
             "batch": slow.batch_id,
             "batch_size": int(batch["size"]),
             "tid": thread.tid if thread else None,
         }
+
+    def _burst_flow(self, cause: np.void) -> dict[str, Any] | None:
+        """The flow that made most of a burst."""
+        if cause["flow_packet"] == NONE:
+            return None
+        packet = self._near.packets[cause["flow_packet"]]
+        flow = format_flow(packet, self._near.topic(int(packet["digest"])))
+        return {"flow": flow, "share": round(float(cause["flow_share"]), 4)}
 
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
         batches = self._near.batches
@@ -203,7 +225,7 @@ class _Scene:
         first, count = int(batch["first_call"]), int(batch["calls"])
         return [
             TimelineCall(
-                self._name(int(call["function"])),
+                self.name(int(call["function"])),
                 self._after(slow, int(call["start_ticks"])),
                 self._after(slow, int(call["end_ticks"])),
                 self._ns(int(call["self_ticks"])),
@@ -214,7 +236,8 @@ class _Scene:
             for index, call in enumerate(self._near.calls[first : first + count], first)
         ]
 
-    def _name(self, function: int) -> str:
+    def name(self, function: int) -> str:
+        """A function's name by its id."""
         return self._facts.functions.get(function, _UNKNOWN_FUNCTION).name or f"function {function}"
 
     def _after(self, slow: SlowPacket, ticks: int) -> float:
@@ -224,9 +247,15 @@ class _Scene:
         return round(ticks * self._ns_per_tick)
 
 
-def format_flow(packet: np.void) -> str:
-    """Protocol, source and destination of a packet: `UDP 10.0.0.1:53 > [2001:db8::1]:53`, or `not IP`."""
+def format_flow(packet: np.void, topic: str = "") -> str:
+    """Protocol, source and destination of a packet: `UDP 10.0.0.1:53 > [2001:db8::1]:53`, or `not IP`.
+
+    Of a message its topic and, if it has one, its id: `topic plant/7/temperature, message 12`.
+    """
     version = int(packet["ip_version"])
+    if version == MESSAGE_VERSION:
+        number = int(packet["ip_id"])
+        return f"topic {topic or 'unknown'}" + (f", message {number}" if number else "")
     if version not in (4, 6):
         return "not IP"
     protocol = int(packet["protocol"])
@@ -242,6 +271,11 @@ def format_flow(packet: np.void) -> str:
 
 def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:
     return bool(packet["flags"] & PacketFlag.ARRIVAL_KNOWN) and int(packet["arrival_ticks"]) == slow.start_ticks
+
+
+def _name_source(packet: np.void) -> str:
+    by_polls = int(packet["flags"]) & PacketFlag.ARRIVAL_POLLS == PacketFlag.ARRIVAL_POLLS
+    return "polls" if by_polls else "mbuf stamp"
 
 
 def _make_document(

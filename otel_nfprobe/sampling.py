@@ -17,6 +17,7 @@ from otel_nfprobe.columns import Columns, Rows, latency_ticks
 REASON_SAMPLE: int = lib.NFP_REASON_SAMPLE
 REASON_SLOW: int = lib.NFP_REASON_SLOW
 REASON_SLOWEST: int = lib.NFP_REASON_SLOWEST
+REASON_CULPRIT: int = lib.NFP_REASON_CULPRIT
 
 _RANDOM_BITS = 56
 _THRESHOLD_DIGITS = 14

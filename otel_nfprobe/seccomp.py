@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
 from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.x86_64.calls import PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
+from otel_nfprobe.x86_64.calls import CHECK_CALLS, PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target
@@ -151,6 +151,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
         except ProcessLookupError:
             continue
         if programs is None:
+            target.may_check_memory = False
             return [
                 f"Process {target.pid} has a seccomp filter that this user cannot read (that takes CAP_SYS_ADMIN, "
                 "and no filter on nfprobe itself); if it forbids a call that is needed, the library does not load."
@@ -160,6 +161,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             _refuse(target, first_forbidden(programs, PROBE_CALLS))
             known[key] = first_forbidden(programs, calls)
             may_sync_cores &= first_forbidden(programs, SYNC_CORE_CALLS) is None
+            target.may_check_memory &= first_forbidden(programs, CHECK_CALLS) is None
         forbidden = known[key]
         if forbidden is not None:
             unfit[tid] = forbidden

@@ -2,8 +2,8 @@
 """The slowest packets of a recording: found in one replay, their surroundings gathered in the next.
 
 Packets of one batch share its fate, so at most one of each batch is kept: the slowest. Their surroundings are
-all batches of their thread from their arrival until they were done: there tail.py finds the culprit, and a
-timeline shows them. Arrays in, arrays out; called by report.py.
+all batches of their thread from their arrival until they were done, and for as long before: there tail.py finds the
+culprit, and a timeline shows them. Arrays in, arrays out; called by report.py.
 """
 
 from __future__ import annotations
@@ -88,9 +88,11 @@ class Surroundings:
         batches = columns.batches
         wanted = np.zeros(len(batches), bool)
         for slow in self._slowest:
+            # As long before as it lived: its queue may have been longer than usual when it came.
+            since = max(2 * slow.start_ticks - slow.done_ticks, 0)
             wanted |= (
                 (batches["thread"] == slow.thread)
-                & (batches["end_ticks"] > slow.start_ticks)
+                & (batches["end_ticks"] > since)
                 & (batches["start_ticks"] <= slow.done_ticks)
             ) | (batches["id"] == slow.batch_id)
         for batch in np.flatnonzero(wanted)[: BATCHES_MAX - len(self._parts)]:
@@ -118,7 +120,8 @@ def _cut_batch(columns: Columns, batch: int) -> Columns:
     calls["parent"] = np.where(inside, calls["parent"] - row["first_call"], NONE)
     calls["batch"] = packets["batch"] = 0
     row["first_call"] = row["first_packet"] = 0
-    return Columns(calls, row, packets)
+    topics = columns.topics[np.isin(columns.topics["digest"], packets["digest"])]
+    return Columns(calls, row, packets, topics)
 
 
 def _span(row: Rows, first: str, count: str) -> slice:

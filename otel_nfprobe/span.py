@@ -23,13 +23,29 @@ from otel_nfprobe.columns import Columns, Rows
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
 from otel_nfprobe.tail import CauseKind
 
-TAIL = np.dtype([("excess_ns", "<i8"), ("batch_id", "<u8"), ("function", "<u4"), ("kind", "<u4")])
+TAIL = np.dtype(
+    [
+        ("excess_ns", "<i8"),
+        ("batch_id", "<u8"),
+        ("link_high", "<u8"),
+        ("link_low", "<u8"),
+        ("link_span", "<u8"),
+        ("share", "<f8"),
+        ("function", "<u4"),
+        ("kind", "<u4"),
+        ("flags", "<u4"),
+        ("flow_packet", "<u4"),
+        ("flow_share", "<f8"),
+    ]
+)
 TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown")
 _KIND_OF_CAUSE = {
     CauseKind.UNKNOWN: TAIL_KINDS.index("unknown"),
     CauseKind.OWN: TAIL_KINDS.index("own"),
     CauseKind.QUEUE: TAIL_KINDS.index("queue"),
     CauseKind.BATCHING: TAIL_KINDS.index("batching"),
+    CauseKind.BURST: TAIL_KINDS.index("burst"),
+    CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
 }
 
 # Names of C++ templates reach kilobytes; nobody reads them to the end, and each span repeats its name twice.
@@ -56,6 +72,9 @@ def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
     tails["function"] = causes["function"]
     tails["batch_id"] = causes["batch_id"]
     tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
+    tails["flags"] = np.where(causes["saturated"] != 0, lib.NFP_TAIL_SATURATED, 0)
+    for name in ("share", "flow_packet", "flow_share"):
+        tails[name] = causes[name]
     return tails
 
 
@@ -78,6 +97,7 @@ class SpanEncoder:
         session_id: 64 bits that differ between sessions; part of every trace id.
         clock: converts ticks; its newest anchors are taken at each `encode`.
         trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
+        correlate_window_ns: of trace ids shared with other NFs (Identity); 0: they are unique.
 
     Attributes:
         dropped_spans: calls left out because their packet's trace alone is larger than a request.
@@ -91,6 +111,7 @@ class SpanEncoder:
         session_id: int,
         clock: Clock,
         trace_state: str = "",
+        correlate_window_ns: int = 0,
     ) -> None:
         self.dropped_spans = 0
         self.bad_packets = 0
@@ -100,6 +121,7 @@ class SpanEncoder:
         self._resource = ResourceSpans(resource=encode_resource(resource_attributes)).SerializeToString()
         self._job = ffi.new("struct nfp_otlp_job *")
         self._job.session_id = session_id
+        self._job.correlate_window_ns = correlate_window_ns
         state = Span(trace_state=trace_state).SerializeToString()
         if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
             raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
@@ -108,6 +130,11 @@ class SpanEncoder:
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
         self._kept: dict[str, Any] = {}
         self._prepare()
+
+    @property
+    def ticks_per_second(self) -> float:
+        """Of the session's clock."""
+        return self._clock.ticks_per_second
 
     def set_functions(self, function_names: Sequence[str]) -> None:
         """Replaces the function names, when probes were added."""
@@ -160,6 +187,14 @@ class SpanEncoder:
         lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
         return ids
 
+    def find_batch_links(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """Where the batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id."""
+        self._set_columns(columns)
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        links = np.zeros((len(packets), 3), dtype=np.uint64)
+        lib.nfp_otlp_batch_links(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", links))
+        return links
+
     def _encode_all(self, count: int) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")
         first = 0
@@ -173,9 +208,9 @@ class SpanEncoder:
                 yield EncodedRequest(data, result.spans, result.packets - result.bad_packets)
 
     def _set_columns(self, columns: Columns) -> None:
-        for name in ("calls", "batches", "packets"):
+        for name in ("calls", "batches", "packets", "topics"):
             array = np.ascontiguousarray(getattr(columns, name))
-            singular = {"calls": "call", "batches": "batch", "packets": "packet"}[name]
+            singular = {"calls": "call", "batches": "batch", "packets": "packet", "topics": "topic"}[name]
             if array.dtype.itemsize != ffi.sizeof(f"struct nfp_{singular}"):
                 raise ValueError(f"{name} are not of the dtype of columns.h")
             self._point(name, f"struct nfp_{singular}", array)

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from otel_nfprobe.adapters.base import READ_NO_PACKETS
 from otel_nfprobe.calibration import ticks_per_call
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.session import LOST_CLASSES
 
 
@@ -28,6 +30,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             "probed": len(monitor.probes),
             "refused": dict(monitor.choice.refused),
             "stored_pointers": monitor.uncovered,
+            "switched_off": monitor.switched_off,
         },
         "modules": {
             "loaded": monitor.follower.loaded,
@@ -39,7 +42,8 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
         "open": counts.open,
         "marked": counts.marked,
-        **_count_threads(monitor),
+        **(_count_pipeline(monitor, counts) if _is_counted_here(monitor) else _count_threads(monitor)),
+        "ids": monitor.drain.repeats.counts().as_summary(),
         "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
         "live": {"changed": monitor.patcher.live.changed, "traps": monitor.patcher.live.traps},
         "injection": {"stopped_ns": monitor.injected.stopped_ns, "thread": monitor.injected.thread},
@@ -88,6 +92,33 @@ def _count_threads(monitor: Monitor) -> dict[str, Any]:
             "transmitted": transmitted,
             "dropped": dropped,
             "unknown": max(0, received - transmitted - dropped),
+        },
+    }
+
+
+def count_received(monitor: Monitor) -> tuple[int, int]:
+    """Batches and packets received until now."""
+    if _is_counted_here(monitor):
+        counts = monitor.drain.pipeline.counts()
+        return counts.batches, counts.received
+    threads = monitor.session.thread_counts()
+    return sum(count.batches for count in threads), sum(count.received for count in threads)
+
+
+def _is_counted_here(monitor: Monitor) -> bool:
+    """Whether batches and packets are made of calls: the threads of the target have not counted them."""
+    return any(role.role in READ_NO_PACKETS for role in monitor.choice.roles)
+
+
+def _count_pipeline(monitor: Monitor, counts: PipelineCounts) -> dict[str, Any]:
+    """As `_count_threads`, from the records."""
+    return _count_threads(monitor) | {
+        "batches": counts.batches,
+        "packets": {
+            "received": counts.received,
+            "transmitted": counts.transmitted,
+            "dropped": counts.dropped,
+            "unknown": counts.unknown + counts.pending,
         },
     }
 

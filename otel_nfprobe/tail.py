@@ -1,33 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tail causes: which call made a packet late. Pure: columns and medians in, one row per packet out.
+"""Tail causes: what made a packet late. Pure: columns, switches and what is usual in, one row per packet out.
 
-A packet's life runs from its arrival (the entry of its receive call when nobody stamped it) to the end of
-the call that transmitted or dropped it. Its excess is what its latency has over the median latency. The call
-whose own time exceeds its function's median most, within that life, is the culprit, when that explains at
-least half of the packet's excess:
+A packet's life runs from its arrival (the entry of its receive call when that is not known) to the end of the call that
+transmitted or dropped it. Its excess is what its latency has over the median. Its wait is looked at over its queuing
+period (period.py): with the usual time of batches of their sizes, the wait is exactly
 
-* own: the culprit is in the packet's batch, and began before the packet was done;
-* queue: it is in an earlier batch of the same thread, which the packet waited for;
-* batching: there is no such call, but the packet's batch has at least twice the median size, and its own time
-  (from receive to done) exceeds the median own time by at least half of the packet's excess;
-* unknown: none of these, or the packet was not late.
+    (usual time of what ran before it - time from the period's begin to its arrival) + what that took beyond the usual
 
-The loop runs over the packets asked for, the slow ones; arrays are looked at within it.
+The first part is a *burst*: more arrived than is usually worked off in that time. The second is charged to the
+batches, in each of them to preemption, as far as the thread was kept from running, and to functions beyond their
+usual time.
+The packet's own batch is looked at in the same way; what a larger batch usually takes longer is *batching*.
+
+The largest of these is the cause, when it explains at least half of the excess; otherwise the cause is unknown. A
+function is charged over all batches of the period; the batch where it took longest is the culprit:
+
+* own: the packet's own; queue: an earlier one;
+* preemption: the batch that stood still longest; the function that ran then is not blamed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.burst import find_flow
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.excess import BatchExcess
+from otel_nfprobe.period import Period, Timeline, make_timelines
+from otel_nfprobe.switches import Absences, no_switches
+from otel_nfprobe.typical import Typical
 
 SUBSTANTIAL_SHARE = 0.5
 LARGE_BATCH = 2
+BATCHES_EXAMINED = 64  # of a period: those that took longest beyond their usual time
+WORTH_SHARE = 0.004  # of the wait: what a batch must have taken beyond its usual time to be examined
 
 
 class CauseKind(IntEnum):
@@ -35,151 +45,203 @@ class CauseKind(IntEnum):
     OWN = 1
     QUEUE = 2
     BATCHING = 3
+    BURST = 4
+    PREEMPTION = 5
 
 
 CAUSE = np.dtype(
     [
         ("kind", "u1"),
+        ("saturated", "u1"),
         ("function", "<u4"),
         ("excess_ticks", "<u8"),
         ("batch_id", "<u8"),
         ("batch", "<u4"),
         ("call", "<u4"),
         ("share", "<f8"),
+        ("flow_packet", "<u4"),
+        ("flow_share", "<f4"),
     ]
 )
-"""kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, or
-for batching the packet's own; NONE and 0 when unknown. excess_ticks: over the median. share: of the packet's
-excess, at most 1."""
+"""kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for
+batching and bursts the packet's own; NONE and 0 when unknown. excess_ticks: what the cause explains. share: of the
+packet's excess, at most 1. flow_packet: of a burst, a packet of the flow that made most of it, or NONE; flow_share:
+its part. saturated: no poll before the packet had left its queue empty."""
 
 
-@dataclass(frozen=True)
-class Typical:
-    """What is usual in this session: medians, in ticks and packets.
+@dataclass
+class _Charges:
+    # What one packet's excess is charged to, in ticks. By function: all, and its largest part with batch and call.
+    total: dict[int, float] = field(default_factory=dict)
+    part: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    preempted: float = 0.0
+    stood: tuple[int, int] = (0, NONE)  # the longest in one batch, and the batch
 
-    self_ticks has one number per function id; a function that it does not know counts as having median 0.
-    """
+    def copy(self) -> _Charges:
+        return _Charges(dict(self.total), dict(self.part), self.preempted, self.stood)
 
-    self_ticks: NDArray[np.uint64]
-    latency_ticks: int
-    own_ticks: int
-    batch_size: int
+    def charge(self, function: int, ticks: float, batch: int, call: int) -> None:
+        self.total[function] = self.total.get(function, 0.0) + ticks
+        if ticks > self.part.get(function, (0.0, 0, 0))[0]:
+            self.part[function] = (ticks, batch, call)
 
-    @classmethod
-    def of(cls, statistics: Statistics) -> Typical:
-        return cls(
-            statistics.self_medians(),
-            statistics.quantile(Distribution.PACKET_TICKS, 0.5),
-            statistics.quantile(Distribution.PACKET_OWN_TICKS, 0.5),
-            statistics.quantile(Distribution.BATCH_SIZE, 0.5),
-        )
+    def charge_preemption(self, ticks: int, batch: int) -> None:
+        self.preempted += ticks
+        if ticks > self.stood[0]:
+            self.stood = (ticks, batch)
 
 
-def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical) -> Rows:
-    """Say for each of the packets which call made it late.
+def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, switches: Rows | None = None) -> Rows:
+    """Say for each of the packets what made it late.
 
     Args:
         columns: one take, or several by `columns.concatenate`: the earlier batches must be in it.
         packets: indices in columns.packets.
-        typical: medians of the session.
+        typical: of the session.
+        switches: when the threads did not run, dtype SWITCH; None when it was not watched.
 
     Returns:
         array of dtype CAUSE, in the order of `packets`.
     """
     causes = np.zeros(len(packets), CAUSE)
-    causes["function"] = causes["batch"] = causes["call"] = NONE
-    if not len(packets):
+    for name in ("function", "batch", "call", "flow_packet"):
+        causes[name] = NONE
+    if not len(packets) or not typical.is_known:
         return causes
-    starts = life_start_ticks(columns)
-    excess = _call_excess(columns, typical.self_ticks)
-    order = _Order(columns)
+    judge = _Judge(columns, typical, Absences(no_switches() if switches is None else switches))
     for row, packet in zip(causes, packets, strict=True):
-        _judge(columns, int(packet), int(starts[packet]), excess, order, typical, row)
+        judge.judge(int(packet), row)
     return causes
 
 
-class _Order:
-    """The batches of each thread by time, as indices of columns.batches."""
+class _Judge:
+    def __init__(self, columns: Columns, typical: Typical, away: Absences) -> None:
+        self._columns = columns
+        self._typical = typical
+        self._away = away
+        self._starts = life_start_ticks(columns)
+        self._timelines = make_timelines(columns, typical, away)
+        self._excess = BatchExcess(columns, typical, away)
+        self._waits: dict[tuple[int, int, int], _Charges] = {}
+        self._flows: dict[tuple[int, int], tuple[int, float]] = {}
+        self._positions = np.zeros(len(columns.batches), np.int64)
+        for timeline in self._timelines.values():
+            self._positions[timeline.rows] = np.arange(len(timeline.rows))
 
-    def __init__(self, columns: Columns) -> None:
-        batches = columns.batches
-        order = np.lexsort((batches["start_ticks"], batches["thread"]))
-        threads, first = np.unique(batches["thread"][order], return_index=True)
-        parts = np.split(order, first[1:])
-        self._by_thread = dict(zip(threads.tolist(), parts, strict=True))
-        self._starts = {thread: batches["start_ticks"][part] for thread, part in self._by_thread.items()}
-        self._ends = {thread: batches["end_ticks"][part] for thread, part in self._by_thread.items()}
+    def judge(self, packet: int, cause: np.void) -> None:
+        """Fills in the packet's row, which says unknown."""
+        columns, typical = self._columns, self._typical
+        row = columns.packets[packet]
+        own, done, start = int(row["batch"]), int(row["done_ticks"]), int(self._starts[packet])
+        late = done - start - typical.latency_ticks
+        if row["disposition"] == UNKNOWN or own >= len(columns.batches) or late <= 0:
+            return
+        batch = columns.batches[own]
+        timeline = self._timelines[int(batch["thread"])]
+        begin = int(batch["start_ticks"])
+        period = timeline.period(int(self._positions[own]), start)
+        cause["saturated"] = period.is_saturated
+        charges = self._wait_charges(timeline, period, start, begin).copy()
+        self._charge_own(charges, own, begin, done)
+        burst = self._burst_ticks(timeline, period, start, begin)
+        batching = self._batching_ticks(batch, done)
+        self._decide(cause, charges, packet, late, period, timeline, burst, batching)
 
-    def earlier(self, thread: int, since_ticks: int, until_ticks: int) -> NDArray[np.intp]:
-        last = int(np.searchsorted(self._starts[thread], np.uint64(until_ticks), side="left"))
-        running = self._ends[thread][:last] > np.uint64(since_ticks)
-        first = int(np.argmax(running)) if running.any() else last
-        between: NDArray[np.intp] = self._by_thread[thread][first:last]
-        return between
+    def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
+        """What the packet waited for. The packets of one batch mostly waited for the same."""
+        since = int(timeline.start[period.first]) if period.first < period.own else start
+        since = min(since, start)
+        key = (int(timeline.rows[period.own]), period.first, since)
+        if key in self._waits:
+            return self._waits[key]
+        charges = self._waits[key] = _Charges()
+        self._charge_preemptions(charges, timeline, period, since, begin)
+        before = slice(period.first, period.own)
+        over = timeline.over[before] - timeline.preempted[before]
+        worth = np.flatnonzero(over > WORTH_SHARE * (begin - since))
+        worth = worth[np.argsort(-over[worth], kind="stable")][:BATCHES_EXAMINED]
+        for position in worth:
+            row = int(timeline.rows[period.first + position])
+            for function, ticks, call in self._excess.of(row):
+                charges.charge(function, ticks, row, call)
+        return charges
 
+    def _charge_preemptions(
+        self, charges: _Charges, timeline: Timeline, period: Period, since: int, begin: int
+    ) -> None:
+        thread = int(self._columns.batches["thread"][timeline.rows[period.own]])
+        spans = self._away.during(thread, since, begin)
+        if not len(spans):
+            return
+        positions = np.searchsorted(timeline.start, spans[:, 0], side="right") - 1
+        positions += spans[:, 0] >= timeline.end[positions]  # between two batches: the later one waited
+        positions = positions.clip(period.first, period.own)
+        stood = np.bincount(positions - period.first, spans[:, 1] - spans[:, 0])
+        charges.preempted = int(stood.sum())
+        longest = int(np.argmax(stood))
+        charges.stood = (int(stood[longest]), int(timeline.rows[period.first + longest]))
 
-def _call_excess(columns: Columns, medians: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """What each call's own time has over the median of its function, in ticks; never below 0."""
-    function = columns.calls["function"]
-    known = function < len(medians)
-    median = np.zeros(len(function), np.int64)
-    median[known] = medians[function[known]].astype(np.int64)
-    excess: NDArray[np.int64] = np.maximum(columns.calls["self_ticks"].astype(np.int64) - median, 0)
-    return excess
+    def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:
+        rows = timeline.rows[period.first : period.own + 1]
+        key = (int(rows[0]), int(rows[-1]))
+        if key not in self._flows:  # the packets of one batch came with about the same burst
+            self._flows[key] = find_flow(self._columns, rows, packet)
+        return self._flows[key]
 
+    def _charge_own(self, charges: _Charges, own: int, begin: int, done: int) -> None:
+        spans = self._away.during(int(self._columns.batches["thread"][own]), begin, done)
+        if len(spans):
+            charges.charge_preemption(int((spans[:, 1] - spans[:, 0]).sum()), own)
+        for function, ticks, call in self._excess.of(own, done):
+            charges.charge(function, ticks, own, call)
 
-def _culprit(
-    columns: Columns, batch: int, excess: NDArray[np.int64], since_ticks: int, until_ticks: int
-) -> tuple[int, int]:
-    """The batch's call with the largest excess within [since, until], and that excess; (0, NONE) if none."""
-    row = columns.batches[batch]
-    first, end = int(row["first_call"]), int(row["first_call"]) + int(row["calls"])
-    calls = columns.calls[first:end]
-    if not len(calls):
-        return 0, NONE
-    start = np.maximum(calls["start_ticks"], np.uint64(since_ticks)).astype(np.int64)
-    stop = np.minimum(calls["end_ticks"], np.uint64(until_ticks)).astype(np.int64)
-    inside = np.minimum(excess[first:end], np.maximum(stop - start, 0))
-    index = int(np.argmax(inside))
-    return int(inside[index]), first + index if inside[index] else NONE
+    def _burst_ticks(self, timeline: Timeline, period: Period, start: int, begin: int) -> int:
+        if period.first == period.own:
+            return 0
+        ahead = int(timeline.usual[period.first : period.own].sum())
+        arrived = max(start - int(timeline.start[period.first]), 0)
+        return min(max(ahead - arrived, 0), max(begin - start, 0))
 
+    def _batching_ticks(self, batch: np.void, done: int) -> int:
+        typical = self._typical
+        if batch["size"] < LARGE_BATCH * max(typical.batch_size, 1):
+            return 0
+        usual = int(typical.batch_ticks(np.array([batch["size"]]))[0])
+        return min(usual, done - int(batch["start_ticks"])) - typical.own_ticks
 
-def _judge(
-    columns: Columns,
-    packet: int,
-    start_ticks: int,
-    excess: NDArray[np.int64],
-    order: _Order,
-    typical: Typical,
-    cause: np.void,
-) -> None:
-    row = columns.packets[packet]
-    own, done = int(row["batch"]), int(row["done_ticks"])
-    late = done - start_ticks - typical.latency_ticks
-    if row["disposition"] == UNKNOWN or own >= len(columns.batches) or late <= 0:
-        return
-    batch = columns.batches[own]
-    begin = int(batch["start_ticks"])
-    found = (*_culprit(columns, own, excess, begin, done), own, CauseKind.OWN)
-    for earlier in order.earlier(int(batch["thread"]), start_ticks, begin):
-        other = (*_culprit(columns, int(earlier), excess, start_ticks, begin), int(earlier), CauseKind.QUEUE)
-        found = max(found, other, key=lambda candidate: candidate[0])
-    if found[0] >= SUBSTANTIAL_SHARE * late:
-        _state(columns, cause, found[3], found[1], found[2], found[0], late)
-        return
-    over = done - begin - typical.own_ticks
-    large = int(batch["size"]) >= LARGE_BATCH * max(typical.batch_size, 1)
-    if large and over >= SUBSTANTIAL_SHARE * late:
-        _state(columns, cause, CauseKind.BATCHING, NONE, own, over, late)
-
-
-def _state(
-    columns: Columns, cause: np.void, kind: CauseKind, call: int, batch: int, excess_ticks: int, late: int
-) -> None:
-    cause["kind"] = kind
-    cause["call"] = call
-    cause["function"] = columns.calls["function"][call] if call != NONE else NONE
-    cause["batch"] = batch
-    cause["batch_id"] = columns.batches["id"][batch]
-    cause["excess_ticks"] = excess_ticks
-    cause["share"] = min(excess_ticks / late, 1.0)
+    def _decide(
+        self,
+        cause: np.void,
+        charges: _Charges,
+        packet: int,
+        late: int,
+        period: Period,
+        timeline: Timeline,
+        burst: int,
+        batching: int,
+    ) -> None:
+        own = int(self._columns.packets["batch"][packet])
+        function = max(charges.total, key=lambda id: charges.total[id], default=NONE)
+        found: list[tuple[float, CauseKind]] = [
+            (charges.preempted, CauseKind.PREEMPTION),
+            (charges.total.get(function, 0.0), CauseKind.QUEUE),
+            (burst, CauseKind.BURST),
+            (batching, CauseKind.BATCHING),
+        ]
+        ticks, kind = max(found, key=lambda candidate: candidate[0])
+        if ticks < SUBSTANTIAL_SHARE * late:
+            return
+        batch, call = own, NONE
+        if kind == CauseKind.PREEMPTION:
+            batch = charges.stood[1]
+        elif kind == CauseKind.QUEUE:
+            _, batch, call = charges.part[function]
+            kind = CauseKind.OWN if batch == own else CauseKind.QUEUE
+        elif kind == CauseKind.BURST:
+            cause["flow_packet"], cause["flow_share"] = self._find_flow(timeline, period, packet)
+        is_function = kind in (CauseKind.OWN, CauseKind.QUEUE)
+        cause["kind"], cause["batch"], cause["call"] = kind, batch, call
+        cause["function"] = function if is_function else NONE
+        cause["batch_id"] = self._columns.batches["id"][batch]
+        cause["excess_ticks"] = min(round(ticks), late)
+        cause["share"] = min(ticks / late, 1.0)

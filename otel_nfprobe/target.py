@@ -87,6 +87,7 @@ class Target:
         self._memory: Any = None
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
+        self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
         self._seen_maps = ""  # what the modules were found in
         self._seen_modules: list[Module] = []
         self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (seccomp.py)

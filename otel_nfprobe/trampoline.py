@@ -34,14 +34,8 @@ ALIGNMENT_BYTES = 64
 PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
 SITE_BYTES_MAX = 32
-COPY_SHAPES = {  # words of stack arguments -> template
-    2: lib.NFP_SHAPE_COPY_2,
-    4: lib.NFP_SHAPE_COPY_4,
-    8: lib.NFP_SHAPE_COPY_8,
-    16: lib.NFP_SHAPE_COPY_16,
-    32: lib.NFP_SHAPE_COPY_32,
-    64: lib.NFP_SHAPE_COPY_64,
-}
+# Words of stack arguments -> template.
+COPY_SHAPES = {words: getattr(lib, f"NFP_SHAPE_COPY_{words}") for words in (2, 4, 8, 16, 32, 64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +49,7 @@ class ProbeRequest:
         return_mask: valid bits of a receive function's return value.
         gate: gate bits that open the probe.
         snippet: code that captures a value at the entry (snippet.py), or b"".
+        when: which return values say that a receive function has received something, enum nfp_when.
     """
 
     plan: FunctionPlan
@@ -63,6 +58,7 @@ class ProbeRequest:
     return_mask: int = 0xFFFFFFFF
     gate: int = GATE_OUTER
     snippet: bytes = b""
+    when: int = 0
 
     @property
     def template(self) -> int:
@@ -208,7 +204,7 @@ class Trampolines:
 
     def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
         values = template_values(
-            self._session, index, request.program, request.return_mask, request.gate, request.snippet
+            self._session, index, request.program, request.return_mask, request.gate, request.snippet, request.when
         )
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
@@ -254,7 +250,7 @@ class Trampolines:
 
 
 def template_values(
-    session: Session, function: int, program: int, return_mask: int, gate: int, snippet: bytes = b""
+    session: Session, function: int, program: int, return_mask: int, gate: int, snippet: bytes = b"", when: int = 0
 ) -> Any:
     """What templates are filled in with (struct nfp_trampoline)."""
     return ffi.new(
@@ -265,6 +261,7 @@ def template_values(
             "program": program,
             "return_mask": return_mask,
             "gate": gate,
+            "when": when,
             "snippet_bytes": len(snippet),
             "snippet": snippet,
         },
@@ -393,10 +390,11 @@ def _shape_key(request: ProbeRequest) -> int:
 
 def _module_hash(request: ProbeRequest) -> int:
     module = request.plan.module
-    return _hash_module(module.build_id, module.path, module.base, request.plan.strategy, request.snippet)
+    in_code = f"{request.snippet.hex()}|{request.program}|{request.return_mask}|{request.when}"
+    return _hash_module(module.build_id, module.path, module.base, request.plan.strategy, in_code)
 
 
 @lru_cache(maxsize=1024)
-def _hash_module(build_id: str, path: str, base: int, strategy: str | None, snippet: bytes) -> int:
-    text = f"{build_id}|{path}|{base:#x}|{strategy}|{snippet.hex()}"
+def _hash_module(build_id: str, path: str, base: int, strategy: str | None, in_code: str) -> int:
+    text = f"{build_id}|{path}|{base:#x}|{strategy}|{in_code}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -12,10 +12,10 @@
 #include "firewall.h"
 
 struct fw_options {
-	uint64_t packets, seed, slow_every, slow_us;
-	uint32_t rules;
+	uint64_t packets, seed, slow_every, slow_us, slow_flow_every, burst_every;
+	uint32_t rules, slow_flow_rules, burst_packets;
 	double rate;
-	const char *log;
+	const char *log, *faults;
 	bool start_on_stdin;
 	int worker_cpu; // -1: any
 };
@@ -24,6 +24,7 @@ struct fw_worker {
 	struct fw_port *port;
 	struct fw_rules rules;
 	struct fw_counters counters;
+	struct fw_watch watch;
 	struct fw_generator *generator;
 	uint64_t busy_ticks, total_ticks;
 };
@@ -31,11 +32,16 @@ struct fw_worker {
 static const char USAGE[] =
     "usage: firewall [--packets N] [--rate PPS] [--seed N] [--rules N] [--slow-every BATCHES] [--slow-us "
     "US]\n"
-    "                [--worker-cpu CPU] [--log FILE] [--start-on-stdin]\n"
+    "                [--worker-cpu CPU] [--log FILE] [--start-on-stdin] [--faults FILE]\n"
+    "                [--slow-flow-every PACKETS] [--slow-flow-rules N] [--burst-every PACKETS] "
+    "[--burst-packets N]\n"
     "  --packets N       stop after N packets (default 0: until SIGINT)\n"
     "  --rate PPS        average arrival rate (default 500000)\n"
     "  --slow-every N    every Nth output takes long (default 4000; 0: never), for --slow-us (default 1500)\n"
     "  --worker-cpu CPU  the worker has this CPU for itself, as a dataplane core has\n"
+    "  --slow-flow-every every Nth packet is of a flow that passes --slow-flow-rules more (default 0: none)\n"
+    "  --burst-every     after N packets --burst-packets of one flow arrive at once (default 0: never)\n"
+    "  --faults FILE     all that makes packets late, as far as the program can know it (faults.c)\n"
     "  --log FILE        batch number, start and end ticks of each slow output\n"
     "  --start-on-stdin  print `ready` to standard error and make no packet before a line comes in\n";
 
@@ -43,8 +49,11 @@ static void process_batch(struct fw_worker *worker, struct fw_packet **packets, 
 {
 	struct fw_packet *allowed[FW_BURST], *denied[FW_BURST];
 	uint32_t allow = 0, deny = 0;
+	fw_stage = FW_PARSE;
 	fw_parse(packets, count);
+	fw_stage = FW_CLASSIFY;
 	fw_classify(&worker->rules, packets, count);
+	fw_stage = FW_COUNT;
 	fw_count(&worker->counters, &worker->rules, packets, count);
 	for (uint32_t i = 0; i < count; i++) {
 		if (packets[i]->verdict == FW_DENY)
@@ -52,10 +61,13 @@ static void process_batch(struct fw_worker *worker, struct fw_packet **packets, 
 		else
 			allowed[allow++] = packets[i];
 	}
+	fw_stage = FW_TRANSMIT;
 	if (allow)
 		fw_transmit(worker->port, allowed, allow);
+	fw_stage = FW_DROP;
 	if (deny)
 		fw_drop(worker->port, denied, deny);
+	fw_stage = FW_POLL;
 }
 
 static void *work(void *argument)
@@ -63,12 +75,16 @@ static void *work(void *argument)
 	struct fw_worker *worker = argument;
 	struct fw_packet *packets[FW_BURST];
 	uint64_t begin = fw_ticks();
+	fw_watch_init(&worker->watch, worker->port->faults, worker->generator->ticks_per_second);
 	for (;;) {
 		bool done = atomic_load(&worker->generator->done); // before the poll: nothing comes after it
 		uint64_t start = fw_ticks();
 		uint32_t count = fw_receive(worker->port, packets, FW_BURST);
+		fw_watch_poll(&worker->watch, start, count);
 		if (count) {
 			process_batch(worker, packets, count);
+			fw_watch_batch(&worker->watch, &worker->rules, start, packets, count,
+			               worker->port->slow_outputs);
 			worker->busy_ticks += fw_ticks() - start;
 		} else if (done) {
 			break;
@@ -90,7 +106,7 @@ static double measure_ticks_per_second(void)
 	       ((double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) / 1e9);
 }
 
-static struct fw_port *make_port(const struct fw_options *options, double ticks_per_second)
+static struct fw_port *make_port(const struct fw_options *options, FILE *faults, double ticks_per_second)
 {
 	struct fw_port *port = aligned_alloc(64, sizeof(*port));
 	struct fw_packet *packets = calloc(FW_POOL, sizeof(*packets));
@@ -104,6 +120,7 @@ static struct fw_port *make_port(const struct fw_options *options, double ticks_
 		fw_ring_put(&port->unused, &packet, 1);
 	}
 	port->slow_every = options->slow_every;
+	port->faults = faults;
 	port->slow_ticks = (uint64_t)((double)options->slow_us * 1e-6 * ticks_per_second);
 	return port;
 }
@@ -140,6 +157,11 @@ static bool parse_options(int argc, char **argv, struct fw_options *options)
 	    {"slow-every", required_argument, NULL, 'e'},
 	    {"slow-us", required_argument, NULL, 'u'},
 	    {"worker-cpu", required_argument, NULL, 'c'},
+	    {"slow-flow-every", required_argument, NULL, 'f'},
+	    {"slow-flow-rules", required_argument, NULL, 'F'},
+	    {"burst-every", required_argument, NULL, 'b'},
+	    {"burst-packets", required_argument, NULL, 'B'},
+	    {"faults", required_argument, NULL, 't'},
 	    {"log", required_argument, NULL, 'l'},
 	    {"start-on-stdin", no_argument, NULL, 'w'},
 	    {"help", no_argument, NULL, 'h'},
@@ -167,6 +189,21 @@ static bool parse_options(int argc, char **argv, struct fw_options *options)
 			break;
 		case 'u':
 			options->slow_us = strtoull(optarg, NULL, 10);
+			break;
+		case 'f':
+			options->slow_flow_every = strtoull(optarg, NULL, 10);
+			break;
+		case 'F':
+			options->slow_flow_rules = (uint32_t)strtoul(optarg, NULL, 10);
+			break;
+		case 'b':
+			options->burst_every = strtoull(optarg, NULL, 10);
+			break;
+		case 'B':
+			options->burst_packets = (uint32_t)strtoul(optarg, NULL, 10);
+			break;
+		case 't':
+			options->faults = optarg;
 			break;
 		case 'l':
 			options->log = optarg;
@@ -249,14 +286,23 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	double ticks_per_second = measure_ticks_per_second();
-	struct fw_worker worker = {.port = make_port(&options, ticks_per_second)};
+	FILE *faults = options.faults ? fopen(options.faults, "w") : NULL;
+	if (options.faults && !faults) {
+		perror(options.faults);
+		return 1;
+	}
+	struct fw_worker worker = {.port = make_port(&options, faults, ticks_per_second)};
 	struct fw_generator generator = {.port = worker.port,
 	                                 .packets = options.packets,
 	                                 .rate = options.rate,
+	                                 .slow_flow_every = options.slow_flow_every,
+	                                 .burst_every = options.burst_every,
+	                                 .burst_packets = options.burst_packets,
 	                                 .seed = options.seed,
 	                                 .ticks_per_second = ticks_per_second};
 	worker.generator = &generator;
-	if (!worker.port || fw_rules_init(&worker.rules, options.rules, options.seed)) {
+	if (!worker.port ||
+	    fw_rules_init(&worker.rules, options.rules, options.slow_flow_rules, options.seed)) {
 		fputs("firewall: no memory\n", stderr);
 		return 1;
 	}
@@ -267,6 +313,8 @@ int main(int argc, char **argv)
 	int status = run(&options, &worker, ticks_per_second);
 	if (worker.port->log)
 		fclose(worker.port->log);
+	if (faults)
+		fclose(faults);
 	fw_rules_deinit(&worker.rules);
 	return status;
 }

@@ -13,6 +13,7 @@
 #define FW_POOL 8192 // packets; a power of two
 #define FW_HEADROOM 128
 #define FW_FRAME_MAX 512
+#define FW_SLOW_DESTINATION 0x0a020000u // 10.2.0.0, of the slow flow
 // The compiler must keep these functions as they are written: they are what is measured.
 #define FW_FUNCTION __attribute__((noinline, noclone))
 
@@ -57,6 +58,7 @@ struct fw_port {
 	uint64_t slow_every; // transmit calls between two slow ones; 0: never
 	uint64_t slow_ticks;
 	FILE *log;           // batch number, start and end ticks of each slow output, or NULL
+	FILE *faults;        // what makes packets late and when (faults.c), or NULL
 };
 
 struct fw_rule {
@@ -69,6 +71,25 @@ struct fw_rule {
 struct fw_rules {
 	struct fw_rule *rule;
 	uint32_t count;
+	uint32_t slow; // the one that only the slow flow reaches, or UINT32_MAX
+};
+
+enum fw_stage { FW_POLL = 0, FW_PARSE, FW_CLASSIFY, FW_COUNT, FW_TRANSMIT, FW_DROP };
+
+// What the worker does, for whoever wants to stop it in one function.
+extern volatile uint32_t fw_stage;
+
+// What has kept the worker, as far as it can know by itself.
+struct fw_watch {
+	FILE *log; // NULL: do not watch
+	uint64_t checked;       // ticks
+	uint64_t backlog_since; // ticks of the poll before the first full one; 0: none
+	uint64_t poll;          // ticks of the last poll that found something
+	uint64_t polled;        // ticks
+	uint64_t cpu_ns;        // of the worker, at `checked`
+	double ticks_per_ns;
+	uint64_t slow_outputs;
+	long preempted;         // involuntary context switches
 };
 
 struct fw_counters {
@@ -82,11 +103,18 @@ struct fw_generator {
 	double rate;      // packets per second, on average
 	uint64_t seed;
 	double ticks_per_second;
+	uint64_t slow_flow_every; // packets between two of the slow flow; 0: there is none
+	uint64_t burst_every;     // packets between two bursts of one flow; 0: never
+	uint32_t burst_packets;
 	atomic_bool stop; // set by main
 	atomic_bool done; // set by the generator
 	uint64_t made;
 };
 
+void fw_watch_init(struct fw_watch *watch, FILE *log, double ticks_per_second);
+void fw_watch_poll(struct fw_watch *watch, uint64_t start, uint32_t count);
+void fw_watch_batch(struct fw_watch *watch, const struct fw_rules *rules, uint64_t start,
+                    struct fw_packet **packets, uint32_t count, uint64_t slow_outputs);
 uint32_t fw_receive(struct fw_port *port, struct fw_packet **packets, uint32_t count);
 uint32_t fw_transmit(struct fw_port *port, struct fw_packet **packets, uint32_t count);
 void fw_output(struct fw_port *port, struct fw_packet **packets, uint32_t count);
@@ -96,7 +124,7 @@ void fw_classify(const struct fw_rules *rules, struct fw_packet **packets, uint3
 void fw_count(struct fw_counters *counters, const struct fw_rules *rules, struct fw_packet **packets,
               uint32_t count);
 
-int fw_rules_init(struct fw_rules *rules, uint32_t count, uint64_t seed);
+int fw_rules_init(struct fw_rules *rules, uint32_t count, uint32_t slow, uint64_t seed);
 void fw_rules_deinit(struct fw_rules *rules);
 void *fw_generate(void *generator);
 uint32_t fw_ring_put(struct fw_ring *ring, struct fw_packet **packets, uint32_t count);

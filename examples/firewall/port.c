@@ -62,6 +62,8 @@ FW_FUNCTION void fw_output(struct fw_port *port, struct fw_packet **packets, uin
 	while (fw_ticks() - start < port->slow_ticks)
 		__builtin_ia32_pause();
 	port->slow_outputs++;
+	if (port->faults)
+		fprintf(port->faults, "output %lu %lu\n", (unsigned long)start, (unsigned long)fw_ticks());
 	if (port->log)
 		fprintf(port->log, "%lu %lu %lu\n", (unsigned long)(port->batches - 1), (unsigned long)start,
 		        (unsigned long)fw_ticks());

@@ -62,13 +62,27 @@ FW_FUNCTION void fw_count(struct fw_counters *counters, const struct fw_rules *r
 	}
 }
 
-// Rule number n is for destination 10.1.0.0 + n; every tenth denies. The generator sends to the last 500.
-int fw_rules_init(struct fw_rules *rules, uint32_t count, uint64_t seed)
+// Rules that no packet matches, and one that only the slow flow does: what it costs to get there is its own.
+static void add_slow(struct fw_rules *rules, uint32_t from)
 {
-	rules->count = count;
-	rules->rule = calloc(count ? count : 1, sizeof(*rules->rule));
+	for (uint32_t i = from; i < rules->count; i++)
+		rules->rule[i] = (struct fw_rule){.destination = FW_SLOW_DESTINATION + (rules->count - 1 - i),
+		                                  .destination_mask = ~0u,
+		                                  .source_port_high = 0xffff,
+		                                  .destination_port_high = 0xffff,
+		                                  .protocol = 17,
+		                                  .verdict = FW_ALLOW};
+}
+
+// Rule number n is for destination 10.1.0.0 + n; every tenth denies. The generator sends to the last 500.
+int fw_rules_init(struct fw_rules *rules, uint32_t count, uint32_t slow, uint64_t seed)
+{
+	rules->count = count + slow;
+	rules->slow = slow ? rules->count - 1 : UINT32_MAX;
+	rules->rule = calloc(rules->count ? rules->count : 1, sizeof(*rules->rule));
 	if (!rules->rule)
 		return -1;
+	add_slow(rules, count);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t network_bits = 8 + (uint32_t)(fw_random(&seed) % 9); // 8 to 16
 		uint32_t mask = ~0u << (32 - network_bits);

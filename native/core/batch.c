@@ -130,6 +130,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
                          const struct nfp_batch *batch)
 {
 	pending->batch = *batch;
+	pending->kind = NFP_PENDING_BURST;
 	pending->batch.id = pipeline->next_batch_id++;
 	pending->log.count = pending->log.irregular = 0;
 	pending->packets.count = pending->undone = 0;
@@ -201,6 +202,71 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);
 	append_moved(stream->log, &pipeline->moved, receive < stream->log->count ? receive : NFP_NONE);
 	pipeline->counts.received += size;
+}
+
+// The rows from `first` on go to pipeline->moved as they are; their open calls have no row until they are placed.
+static void take_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t first)
+{
+	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
+	moved->count = 0;
+	moved->irregular = log->irregular;
+	if (first >= log->count || !NFP_ARRAY_RESERVE(moved, log->count - first))
+		return;
+	moved->count = log->count - first;
+	memcpy(moved->items, log->items + first, moved->count * sizeof(*moved->items));
+	for (uint32_t i = 0; i < moved->count; i++) {
+		uint32_t *parent = &moved->items[i].parent;
+		*parent = *parent == NFP_NONE || *parent < first ? NFP_NONE : *parent - first;
+	}
+	for (uint32_t i = 0; i < stream->tree.count; i++)
+		if (stream->tree.items[i].row != NFP_NONE && stream->tree.items[i].row >= first)
+			stream->tree.items[i].row = NFP_NONE;
+	log->count = first;
+	if (log == &stream->outside && stream->outside_seen > first)
+		stream->outside_seen = first;
+}
+
+// Gives a row that is open back to its call.
+static void reopen(struct nfp_calltree *tree, struct nfp_log *log, uint32_t row)
+{
+	for (uint32_t i = 0; i < tree->count; i++) {
+		struct nfp_open *open = &tree->items[i];
+		if (open->row == NFP_NONE && open->function == log->items[row].function &&
+		    open->start_ticks == log->items[row].start_ticks) {
+			open->row = row;
+			return;
+		}
+	}
+	nfp_log_kill(log, row);
+}
+
+static void place_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t parent)
+{
+	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
+	uint32_t base = log->count;
+	append_moved(log, moved, parent);
+	for (uint32_t i = base; i < log->count; i++)
+		if (!row_reported(&log->items[i]) && log->items[i].function != NFP_NONE)
+			reopen(&stream->tree, log, i);
+}
+
+struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                                           const struct nfp_batch *batch, uint32_t first, uint32_t rsp)
+{
+	take_rows(pipeline, stream, first);
+	leave_log(pipeline, stream);
+	struct nfp_pending *pending = pending_create(pipeline);
+	if (pending) {
+		pending_init(pipeline, pending, batch);
+		pending->receive_ticks = batch->start_ticks;
+		stream->batch = pending;
+		stream->log = &pending->log;
+		stream->tree.enclosing = stream->tree.count;
+		pipeline->counts.batches++;
+		pipeline->counts.received += batch->size;
+	}
+	place_rows(pipeline, stream, open_log(stream, batch->start_ticks, rsp));
+	return pending;
 }
 
 void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp)

@@ -70,6 +70,14 @@ enum nfp_packet_flags {
 	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks
 	NFP_PACKET_REPEATED = 2,
 	NFP_PACKET_ARRIVAL_UNIX_NS = 4, // arrival_ticks holds Unix ns until the clock has converted it
+	NFP_PACKET_ARRIVAL_POLLS =
+	    5,   // both: nobody stamped it, arrival_ticks is the earliest that the polls allow
+	NFP_PACKET_UNSURE = 8,          // too many digests to know whether this one is repeated
+	// What the probe saw of its headers, NFP_FACTS_* of headers.h.
+	NFP_PACKET_FRAGMENT = 16,
+	NFP_PACKET_CUT = 32,
+	NFP_PACKET_MALFORMED = 64,
+	NFP_PACKET_INNER = 128,
 };
 
 struct nfp_packet {
@@ -94,20 +102,42 @@ struct nfp_packet {
 	uint64_t done_digest; // digest at transmit (equal to `digest` unless the NF changed what it covers)
 };
 
+// What a packet of a broker (ip_version NFP_VERSION_MESSAGE of record.h) holds at `source` instead of an address.
+struct nfp_message {
+	uint32_t body_bytes;  // of the payload; 0 when it is not known
+	uint32_t topic_bytes; // read: a longer topic has more
+};
+
+enum { NFP_TOPIC_TEXT_BYTES = 84 }; // a longer topic is cut there and ends in three dots
+
+// The topic of messages: theirs are those packets whose digest is equal.
+struct nfp_topic {
+	uint64_t digest;
+	uint32_t size; // of `text`, which is valid UTF-8
+	uint8_t text[84]; // NFP_TOPIC_TEXT_BYTES
+};
+
 // What one take gives. The calls of a batch are contiguous, in order of their start, a parent before its
 // children; so are the calls outside any batch of one thread.
 struct nfp_columns {
 	const struct nfp_call *calls;
 	const struct nfp_batch *batches;
 	const struct nfp_packet *packets;
+	const struct nfp_topic *topics; // of the messages among the packets, each once
 	uint64_t call_count;
 	uint64_t batch_count;
 	uint64_t packet_count;
+	uint64_t topic_count;
 };
 
 // cdef end
 
+#define NFP_PACKET_MARKS_BIT 4 // NFP_FACTS_* << 4 are NFP_PACKET_FRAGMENT and those that follow
+
 _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_batch) == 72, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_message) <= sizeof(((struct nfp_packet *)0)->source), "it stands there");
+_Static_assert(sizeof(((struct nfp_topic *)0)->text) == NFP_TOPIC_TEXT_BYTES, "the array's length");
 #endif

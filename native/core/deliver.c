@@ -70,12 +70,25 @@ static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_lo
 	}
 }
 
+// A topic whose text is not known any more is left out.
+static void deliver_topic(struct nfp_pipeline *pipeline, uint64_t digest)
+{
+	struct nfp_topic_entry *entry = nfp_topics_find(&pipeline->topics, digest);
+	if (!entry || entry->given == pipeline->round ||
+	    !NFP_ARRAY_RESERVE(&pipeline->given_topics, pipeline->given_topics.count + 1))
+		return;
+	entry->given = pipeline->round;
+	pipeline->given_topics.items[pipeline->given_topics.count++] = entry->topic;
+}
+
 static void deliver_packets(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t batch)
 {
 	struct nfp_packet *packets = pipeline->packets.items + pipeline->packets.count;
 	for (uint32_t i = 0; i < pending->packets.count; i++) {
 		packets[i] = pending->packets.items[i];
 		packets[i].batch = batch;
+		if (packets[i].ip_version == NFP_VERSION_MESSAGE)
+			deliver_topic(pipeline, packets[i].digest);
 	}
 	pipeline->packets.count += pending->packets.count;
 }
@@ -104,6 +117,8 @@ static void deliver(struct nfp_pipeline *pipeline, const struct nfp_pending *pen
 
 static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
+	for (uint32_t i = 0; pending->kind == NFP_PENDING_AROUND && i < pending->packets.count; i++)
+		nfp_message_late(pipeline, pending, i);
 	for (uint32_t i = 0; pending->undone && i < pending->packets.count; i++)
 		if (pending->packets.items[i].disposition == NFP_UNKNOWN)
 			nfp_packet_forget(pipeline, pending, i);

@@ -14,5 +14,11 @@ uint64_t nfp_digest_siphash(const uint8_t *bytes, uint32_t count, const uint64_t
 void nfp_digest_describe(const uint8_t *bytes, uint32_t readable, uint32_t packet_length, uint32_t link_layer,
                          const uint64_t *key, uint8_t *facts);
 
+// Describes `count` packets of a capture: packet i has `readable[i]` bytes at `bytes + offsets[i]`. The caller
+// has checked that they are there. `facts` has room for 56 bytes of each.
+void nfp_digest_describe_all(const uint8_t *bytes, const uint64_t *offsets, const uint64_t *readable,
+                             const uint64_t *lengths, const uint64_t *link_layers, uint64_t count,
+                             const uint64_t *key, uint8_t *facts);
+
 // cdef end
 #endif

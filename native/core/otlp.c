@@ -89,7 +89,8 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 	trace.batch = &job->batches[trace.packet->batch];
 	trace.tail = job->tails ? &job->tails[chosen] : NULL;
 	trace.reasons = job->reasons[chosen];
-	nfp_id_trace(job->session_id, trace.packet, trace.batch->id, &trace.id);
+	nfp_id_trace(job, trace.packet, trace.batch->id, &trace.clock, &trace.id);
+	nfp_id_unique(job->session_id, trace.packet, trace.batch->id, &trace.unique);
 	uint32_t all = find_calls(job, trace.batch), calls = all, written, spans;
 	if (all > NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL - result->spans) {
 		if (result->spans)

@@ -22,6 +22,7 @@ enum nfp_reason {
 	NFP_REASON_SAMPLE = 1, // drawn with a known probability: its spans carry the trace state
 	NFP_REASON_SLOW = 2, // over the threshold
 	NFP_REASON_SLOWEST = 4, // over the quantile
+	NFP_REASON_CULPRIT = 8, // of a batch that made others late
 };
 
 enum nfp_tail_kind {
@@ -34,12 +35,24 @@ enum nfp_tail_kind {
 	NFP_TAIL_UNKNOWN = 6,
 };
 
+enum nfp_tail_flags {
+	NFP_TAIL_SATURATED = 1, // no poll before the packet had left its queue empty
+};
+
 // What made a packet late.
 struct nfp_tail {
 	int64_t excess_ns;
 	uint64_t batch_id;
+	uint64_t
+	    link_high; // the culprit batch's span, see nfp_otlp_batch_links; all 0: none, or in the packet's own trace
+	uint64_t link_low;
+	uint64_t link_span;
+	double share; // of the excess
 	uint32_t function; // function id, or NFP_NONE
 	uint32_t kind; // enum nfp_tail_kind
+	uint32_t flags; // enum nfp_tail_flags
+	uint32_t flow_packet; // index of a packet of the flow that made most of a burst, or NFP_NONE
+	double flow_share; // its part of the burst
 };
 
 // Bytes at an offset of nfp_otlp_job.text, encoded beforehand.
@@ -60,6 +73,7 @@ struct nfp_otlp_job {
 	const struct nfp_call *calls;
 	const struct nfp_batch *batches;
 	const struct nfp_packet *packets;
+	const struct nfp_topic *topics; // of the messages among the packets, by rising digest
 	const uint32_t *selected; // indices of packets
 	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
@@ -70,6 +84,7 @@ struct nfp_otlp_job {
 	uint32_t call_count;
 	uint32_t batch_count;
 	uint32_t packet_count;
+	uint32_t topic_count;
 	uint32_t selected_count;
 	uint32_t anchor_count; // >= 1
 	uint32_t function_count; // >= 1
@@ -80,6 +95,7 @@ struct nfp_otlp_job {
 	struct nfp_otlp_text scope_end; // ScopeSpans.schema_url
 	struct nfp_otlp_text resource_end; // ResourceSpans.schema_url
 	uint64_t session_id;
+	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has
 	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls
 	uint64_t call_bytes_max; // set by nfp_otlp_prepare: of one call's span
 	uint8_t trace_state[64]; // Span.trace_state of packets drawn for the sample; NFP_OTLP_TRACE_STATE_MAX
@@ -107,9 +123,14 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
                         uint64_t *ids);
 
+// Where the batch of each of `count` packets is a span: trace id (high, low) and span id, three words each. Packets
+// whose batch is not in the columns get zeros.
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                          uint64_t *links);
+
 // cdef end
 
-_Static_assert(sizeof(struct nfp_tail) == 24, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail) == 72, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_function) == 32, "span.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,

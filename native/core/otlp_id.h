@@ -4,6 +4,7 @@
 #ifndef NFPROBE_OTLP_ID_H
 #define NFPROBE_OTLP_ID_H
 #include "otlp.h"
+#include <nfprobe/record.h>
 
 struct nfp_trace_id {
 	uint64_t high;
@@ -21,8 +22,9 @@ static inline uint64_t nfp_id_mix(uint64_t x)
 	return x ^ x >> 31;
 }
 
-static inline void nfp_id_trace(uint64_t session_id, const struct nfp_packet *packet, uint64_t batch_id,
-                                struct nfp_trace_id *id)
+// Of this packet in this session, and of no other.
+static inline void nfp_id_unique(uint64_t session_id, const struct nfp_packet *packet, uint64_t batch_id,
+                                 struct nfp_trace_id *id)
 {
 	// Two chains with different seeds: 128 bits, of which either half alone is well mixed.
 	const uint64_t odd = 0x9e3779b97f4a7c15u;
@@ -36,10 +38,38 @@ static inline void nfp_id_trace(uint64_t session_id, const struct nfp_packet *pa
 	id->low = low;
 }
 
-// Different for each ordinal of a trace, because mixing is a bijection and the factor is odd.
-static inline uint64_t nfp_id_span(const struct nfp_trace_id *trace, uint64_t ordinal)
+// Of all packets with this digest that any monitor sees in this window of time. docs/identity.md defines it.
+static inline void nfp_id_correlated(uint64_t digest, uint64_t window, struct nfp_trace_id *id)
 {
-	uint64_t id = nfp_id_mix(trace->high + ordinal * 0x9e3779b97f4a7c15u) ^ trace->low;
+	uint64_t high = nfp_id_mix(nfp_id_mix(digest) + window);
+	id->low = nfp_id_mix(~high ^ digest);
+	id->high = high ? high : 1;
+}
+
+// Whether the trace id is shared: the digest is the only one of its window, as far as is known. A broker's
+// message has the digest of its topic, which many share.
+static inline int nfp_id_is_correlated(const struct nfp_otlp_job *job, const struct nfp_packet *packet)
+{
+	return job->correlate_window_ns && packet->ip_version != NFP_VERSION_MESSAGE &&
+	       !(packet->flags & (NFP_PACKET_REPEATED | NFP_PACKET_UNSURE));
+}
+
+static inline void nfp_id_trace(const struct nfp_otlp_job *job, const struct nfp_packet *packet,
+                                uint64_t batch_id, struct nfp_clock_cursor *clock, struct nfp_trace_id *id)
+{
+	if (nfp_id_is_correlated(job, packet))
+		nfp_id_correlated(packet->digest,
+		                  nfp_clock_unix_ns(clock, packet->receive_ticks) / job->correlate_window_ns,
+		                  id);
+	else
+		nfp_id_unique(job->session_id, packet, batch_id, id);
+}
+
+// Different for each ordinal of a packet, because mixing is a bijection and the factor is odd.
+// `packet` is the packet's unique id: two NFs have different spans in one trace.
+static inline uint64_t nfp_id_span(const struct nfp_trace_id *packet, uint64_t ordinal)
+{
+	uint64_t id = nfp_id_mix(packet->high + ordinal * 0x9e3779b97f4a7c15u) ^ packet->low;
 	return id ? id : 1;
 }
 #endif

@@ -10,6 +10,12 @@ static const struct nfp_key PACKET_ID = NFP_KEY("nf.packet.id");
 static const struct nfp_key PACKET_DONE_ID = NFP_KEY("nf.packet.done_id");
 static const struct nfp_key PACKET_LENGTH = NFP_KEY("nf.packet.length");
 static const struct nfp_key PACKET_REPEATED = NFP_KEY("nf.packet.repeated");
+static const struct nfp_key PACKET_AMBIGUOUS = NFP_KEY("nf.packet.ambiguous");
+static const struct nfp_key PACKET_SPI = NFP_KEY("nf.packet.spi");
+static const struct nfp_key PACKET_FRAGMENT = NFP_KEY("nf.packet.fragment");
+static const struct nfp_key PACKET_TRUNCATED = NFP_KEY("nf.packet.truncated");
+static const struct nfp_key PACKET_MALFORMED = NFP_KEY("nf.packet.malformed");
+static const struct nfp_key PACKET_INNER = NFP_KEY("nf.packet.inner");
 static const struct nfp_key DISPOSITION = NFP_KEY("nf.packet.disposition");
 static const struct nfp_key LATENCY = NFP_KEY("nf.packet.latency_ns");
 static const struct nfp_key BUCKET = NFP_KEY("nf.latency.bucket");
@@ -17,6 +23,12 @@ static const struct nfp_key REASON = NFP_KEY("nf.sampling.reason");
 static const struct nfp_key TAIL_KIND = NFP_KEY("nf.tail.cause");
 static const struct nfp_key TAIL_EXCESS = NFP_KEY("nf.tail.excess_ns");
 static const struct nfp_key TAIL_BATCH = NFP_KEY("nf.tail.batch");
+static const struct nfp_key TAIL_SHARE = NFP_KEY("nf.tail.share");
+static const struct nfp_key TAIL_SATURATED = NFP_KEY("nf.tail.saturated");
+static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
+static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
+static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
+static const struct nfp_key ARRIVAL_SOURCE = NFP_KEY("nf.arrival.source");
 static const struct nfp_key SOURCE_ADDRESS = NFP_KEY("source.address");
 static const struct nfp_key SOURCE_PORT = NFP_KEY("source.port");
 static const struct nfp_key DESTINATION_ADDRESS = NFP_KEY("destination.address");
@@ -51,12 +63,15 @@ static uint8_t *write_name(uint8_t *p, const struct nfp_trace *trace)
 {
 	static const struct word packet = WORD("packet"), late = WORD("late packet"),
 	                         dropped = WORD("dropped packet");
-	static const struct word waited = WORD("late packet: queue wait");
+	static const struct word waited = WORD("late packet: queue wait"),
+	                         preempted = WORD("late packet: preemption");
 	const struct nfp_tail *tail = trace->tail;
 	if (trace->reasons & (NFP_REASON_SLOW | NFP_REASON_SLOWEST)) {
 		if (tail && tail->function < trace->job->function_count - 1)
 			return nfp_span_text(p, trace, trace->job->functions[tail->function].late_head);
-		return write_head(p, tail && tail->kind == NFP_TAIL_QUEUE ? &waited : &late);
+		if (tail && (tail->kind == NFP_TAIL_QUEUE || tail->kind == NFP_TAIL_BURST))
+			return write_head(p, &waited);
+		return write_head(p, tail && tail->kind == NFP_TAIL_PREEMPTION ? &preempted : &late);
 	}
 	return write_head(p, trace->packet->disposition == NFP_DROPPED ? &dropped : &packet);
 }
@@ -115,6 +130,7 @@ static uint8_t *write_flow(uint8_t *p, const struct nfp_packet *packet)
 	    {1, 0, WORD("icmp")},  {6, 1, WORD("tcp")},    {17, 1, WORD("udp")},      {33, 1, WORD("dccp")},
 	    {58, 0, WORD("icmp")}, {132, 1, WORD("sctp")}, {136, 1, WORD("udplite")},
 	};
+	const uint8_t esp = 50;
 	if (packet->ip_version != 4 && packet->ip_version != 6)
 		return p;
 	p = write_address(p, &SOURCE_ADDRESS, packet->source, packet->ip_version);
@@ -130,18 +146,80 @@ static uint8_t *write_flow(uint8_t *p, const struct nfp_packet *packet)
 		}
 		break;
 	}
+	if (packet->protocol == esp)
+		p = nfp_wire_int(p, &PACKET_SPI,
+		                 (uint32_t)packet->source_port << 16 | packet->destination_port);
+	return p;
+}
+
+// What is not usual about its id and headers.
+static uint8_t *write_marks(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_packet *packet = trace->packet;
+	if (!packet->flags)
+		return p;
+	if (packet->flags & NFP_PACKET_REPEATED)
+		p = nfp_wire_true(p, &PACKET_REPEATED);
+	if (trace->job->correlate_window_ns && packet->flags & (NFP_PACKET_REPEATED | NFP_PACKET_UNSURE))
+		p = nfp_wire_true(p, &PACKET_AMBIGUOUS);
+	if (packet->flags & NFP_PACKET_FRAGMENT)
+		p = nfp_wire_true(p, &PACKET_FRAGMENT);
+	if (packet->flags & NFP_PACKET_CUT)
+		p = nfp_wire_true(p, &PACKET_TRUNCATED);
+	if (packet->flags & NFP_PACKET_MALFORMED)
+		p = nfp_wire_true(p, &PACKET_MALFORMED);
+	if (packet->flags & NFP_PACKET_INNER)
+		p = nfp_wire_true(p, &PACKET_INNER);
 	return p;
 }
 
 // One reason, the strongest. That a packet belongs to the fair sample as well is in its trace state.
 static uint8_t *write_reason(uint8_t *p, uint32_t reasons)
 {
-	static const struct word slow = WORD("slow"), slowest = WORD("slowest"), sample = WORD("sample");
+	static const struct word slow = WORD("slow"), slowest = WORD("slowest"), sample = WORD("sample"),
+	                         culprit = WORD("culprit");
 	if (reasons & NFP_REASON_SLOW)
 		return write_word(p, &REASON, &slow);
 	if (reasons & NFP_REASON_SLOWEST)
 		return write_word(p, &REASON, &slowest);
+	if (reasons & NFP_REASON_CULPRIT)
+		return write_word(p, &REASON, &culprit);
 	return reasons & NFP_REASON_SAMPLE ? write_word(p, &REASON, &sample) : p;
+}
+
+// `10.0.0.1:53`, `[2001:db8::1]:53`.
+static uint8_t *write_end(uint8_t *p, const struct nfp_key *key, const uint8_t *address, uint8_t version,
+                          uint16_t port)
+{
+	char text[NFP_WIRE_STRING_MAX], *at = text;
+	if (version == 6)
+		*at++ = '[';
+	at += nfp_address_format(address, version, at);
+	if (version == 6)
+		*at++ = ']';
+	*at++ = ':';
+	char digits[5];
+	int count = 0;
+	do
+		digits[count++] = (char)('0' + port % 10);
+	while (port /= 10);
+	while (count)
+		*at++ = digits[--count];
+	return nfp_wire_string(p, key, text, (size_t)(at - text));
+}
+
+// The flow that made most of a burst.
+static uint8_t *write_burst(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_tail *tail = trace->tail;
+	if (tail->kind != NFP_TAIL_BURST || tail->flow_packet >= trace->job->packet_count)
+		return p;
+	const struct nfp_packet *flow = &trace->job->packets[tail->flow_packet];
+	if (flow->ip_version != 4 && flow->ip_version != 6)
+		return p;
+	p = write_end(p, &FLOW_SOURCE, flow->source, flow->ip_version, flow->source_port);
+	p = write_end(p, &FLOW_DESTINATION, flow->destination, flow->ip_version, flow->destination_port);
+	return nfp_wire_double(p, &FLOW_SHARE, tail->flow_share);
 }
 
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
@@ -153,10 +231,14 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_UNKNOWN)
 		return p;
 	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
+	if (tail->flags & NFP_TAIL_SATURATED)
+		p = nfp_wire_true(p, &TAIL_SATURATED);
 	if (tail->kind == NFP_TAIL_UNKNOWN)
 		return p;
 	p = nfp_wire_int(p, &TAIL_EXCESS, (uint64_t)tail->excess_ns);
+	p = nfp_wire_double(p, &TAIL_SHARE, tail->share);
 	p = nfp_wire_int(p, &TAIL_BATCH, tail->batch_id);
+	p = write_burst(p, trace);
 	if (tail->function < trace->job->function_count - 1)
 		p = nfp_span_text(p, trace, trace->job->functions[tail->function].tail);
 	return p;
@@ -170,10 +252,10 @@ static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trac
 	if (packet->disposition == NFP_TRANSMITTED && packet->done_digest &&
 	    packet->done_digest != packet->digest)
 		p = nfp_wire_hex(p, &PACKET_DONE_ID, packet->done_digest);
-	if (packet->flags & NFP_PACKET_REPEATED)
-		p = nfp_wire_true(p, &PACKET_REPEATED);
+	p = write_marks(p, trace);
 	p = nfp_wire_int(p, &PACKET_LENGTH, packet->length);
 	p = write_flow(p, packet);
+	p = nfp_span_write_message(p, trace);
 	p = write_word(p, &DISPOSITION,
 	               &dispositions[packet->disposition <= NFP_DROPPED ? packet->disposition : 0]);
 	if (packet->done_ticks && packet->disposition != NFP_UNKNOWN) {
@@ -187,12 +269,14 @@ static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trac
 static uint8_t *write_queue_wait(uint8_t *p, const struct nfp_trace *trace, uint64_t arrival_ns,
                                  uint64_t batch_ns)
 {
-	static const struct word name = WORD("queue wait");
+	static const struct word name = WORD("queue wait"), stamp = WORD("mbuf stamp"), polls = WORD("polls");
+	const uint32_t source = trace->packet->flags & NFP_PACKET_ARRIVAL_POLLS;
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
 	p = write_head(p, &name);
 	p = nfp_span_times(p, arrival_ns, batch_ns);
 	p = nfp_wire_int(p, &DURATION, batch_ns - arrival_ns);
+	p = write_word(p, &ARRIVAL_SOURCE, source == NFP_PACKET_ARRIVAL_POLLS ? &polls : &stamp);
 	return nfp_span_end(start, p);
 }
 
@@ -215,6 +299,8 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 	p = write_name(p, trace);
 	p = nfp_span_times(p, start_ns, end_ns);
 	p = write_packet_attributes(p, trace, end_ns - start_ns);
+	if (trace->tail && (trace->tail->link_high | trace->tail->link_low))
+		p = nfp_span_link(p, trace->tail);
 	p = nfp_span_end(start, p);
 	*spans = 1;
 	if (arrival_known && start_ns < batch_ns) {

@@ -32,13 +32,13 @@ uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordi
 	p = nfp_wire_big64(p, trace->id.low);
 	p[0] = 0x12;
 	p[1] = 8;
-	p = nfp_wire_big64(p + 2, nfp_id_span(&trace->id, ordinal));
+	p = nfp_wire_big64(p + 2, nfp_id_span(&trace->unique, ordinal));
 	if (trace->reasons & NFP_REASON_SAMPLE)
 		p = nfp_wire_bytes(p, trace->job->trace_state, trace->job->trace_state_size);
 	if (parent != NFP_NONE) {
 		p[0] = 0x22;
 		p[1] = 8;
-		p = nfp_wire_big64(p + 2, nfp_id_span(&trace->id, parent));
+		p = nfp_wire_big64(p + 2, nfp_id_span(&trace->unique, parent));
 	}
 	return p;
 }
@@ -60,6 +60,41 @@ uint8_t *nfp_span_end(uint8_t *start, uint8_t *p)
 		memmove(start + 1 + length_bytes, body, size);
 	nfp_wire_varint(start + 1, size);
 	return start + 1 + length_bytes + size;
+}
+
+uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail)
+{
+	const uint8_t flags[] = {0x35, FLAGS & 255, FLAGS >> 8, 0, 0};
+	p[0] = 0x6a;
+	p[1] = 2 + 16 + 2 + 8 + sizeof(flags);
+	p[2] = 0x0a;
+	p[3] = 16;
+	p = nfp_wire_big64(p + 4, tail->link_high);
+	p = nfp_wire_big64(p, tail->link_low);
+	p[0] = 0x12;
+	p[1] = 8;
+	p = nfp_wire_big64(p + 2, tail->link_span);
+	return nfp_wire_bytes(p, flags, sizeof(flags));
+}
+
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                          uint64_t *links)
+{
+	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
+	for (uint32_t i = 0; i < count; i++, links += 3) {
+		links[0] = links[1] = links[2] = 0;
+		const struct nfp_packet *packet =
+		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
+		if (!packet || packet->batch >= job->batch_count)
+			continue;
+		uint64_t batch_id = job->batches[packet->batch].id;
+		struct nfp_trace_id trace, unique;
+		nfp_id_trace(job, packet, batch_id, &clock, &trace);
+		nfp_id_unique(job->session_id, packet, batch_id, &unique);
+		links[0] = trace.high;
+		links[1] = trace.low;
+		links[2] = nfp_id_span(&unique, NFP_SPAN_BATCH);
+	}
 }
 
 uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text text)

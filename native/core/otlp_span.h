@@ -5,10 +5,10 @@
 #define NFPROBE_OTLP_SPAN_H
 #include "otlp_id.h"
 
-// Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 20
-// attributes of at most 4 + 32 + 2 + 2 + 39 bytes; the parts around attributes are less than 256.
+// Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 32
+// attributes of at most 4 + 32 + 2 + 2 + 47 bytes; the parts around attributes are less than 256.
 enum {
-	NFP_SPAN_PACKET_BYTES = 2048,
+	NFP_SPAN_PACKET_BYTES = 3072,
 	NFP_SPAN_QUEUE_BYTES = 512,
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512
@@ -23,6 +23,7 @@ struct nfp_trace {
 	uint32_t reasons;            // bits of enum nfp_reason
 	uint32_t calls_cut;          // of this trace, not written
 	struct nfp_trace_id id;
+	struct nfp_trace_id unique; // span ids are made from it; differs from `id` when that is correlated
 	struct nfp_clock_cursor clock;
 };
 
@@ -40,8 +41,13 @@ uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otl
 const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job, uint32_t id);
 struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index);
 
+// Span.links: one, to the culprit batch.
+uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail);
+
 // Writes the packet's span and, when its arrival is known and before its batch, the span of its wait.
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans);
+// Writes what a message's span has instead of a flow; nothing for other packets.
+uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
 // Writes the call at `index` of the trace's batch.
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index);

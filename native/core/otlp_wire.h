@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { NFP_WIRE_SLACK = 32, NFP_WIRE_VARINT_MAX = 10, NFP_WIRE_STRING_MAX = 64 };
+enum { NFP_WIRE_SLACK = 32, NFP_WIRE_VARINT_MAX = 10, NFP_WIRE_STRING_MAX = 84 };
 
 // The name of an attribute. At most 32 bytes, so that no length in a KeyValue needs a second byte.
 struct nfp_key {
@@ -72,6 +72,13 @@ static inline uint8_t *nfp_wire_int(uint8_t *p, const struct nfp_key *key, uint6
 	p = nfp_wire_key(p, key, 1 + nfp_wire_varint_size(value));
 	*p++ = 0x18;
 	return nfp_wire_varint(p, value);
+}
+
+static inline uint8_t *nfp_wire_double(uint8_t *p, const struct nfp_key *key, double value)
+{
+	p = nfp_wire_key(p, key, 9);
+	*p++ = 0x21;
+	return nfp_wire_bytes(p, &value, 8);
 }
 
 static inline uint8_t *nfp_wire_true(uint8_t *p, const struct nfp_key *key)

@@ -32,7 +32,8 @@ static void put_fact(struct nfp_packet *packet, const struct nfp_record *record)
 		packet->digest = record->word;
 		packet->ip_id = (uint16_t)record->rsp;
 		packet->protocol = (uint8_t)(record->rsp >> 16);
-		packet->ip_version = (uint8_t)(record->rsp >> 24);
+		packet->ip_version = record->rsp >> NFP_PACKET_VERSION_SHIFT & 15;
+		packet->flags |= (uint8_t)(record->rsp >> NFP_PACKET_MARKS_SHIFT << NFP_PACKET_MARKS_BIT);
 		break;
 	case NFP_PACKET_V4:
 		put_address(packet->source, record->word & UINT32_MAX, 4);
@@ -59,12 +60,17 @@ static void put_fact(struct nfp_packet *packet, const struct nfp_record *record)
 }
 
 // Adds a fact to the packet that is being described. 0 when there is none or the kind is not a fact.
-int nfp_packet_fact(struct nfp_stream *stream, const struct nfp_record *record)
+int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
-	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET || kind > NFP_PACKET_DST6_LOW)
+	int of_message = kind == NFP_PACKET_TOPIC || kind == NFP_PACKET_TEXT;
+	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
+	    (kind > NFP_PACKET_DST6_LOW && !of_message))
 		return 0;
-	if (stream->describing == NFP_DESCRIBING_RECEIVED)
+	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
+		nfp_message_fact(pipeline, stream,
+		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
+	else if (stream->describing == NFP_DESCRIBING_RECEIVED)
 		put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
 		stream->handed.items[stream->handed.count - 1].digest = record->word;
@@ -72,7 +78,7 @@ int nfp_packet_fact(struct nfp_stream *stream, const struct nfp_record *record)
 }
 
 // Events of one stream stand in the order of time.
-static int append_event(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event)
+int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event)
 {
 	struct nfp_events *events = &stream->events;
 	if (!NFP_ARRAY_RESERVE(events, events->count + 1))
@@ -97,7 +103,7 @@ static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	                          .slot = pending->slot,
 	                          .index = index,
 	                          .kind = NFP_EVENT_RECEIVE};
-	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !append_event(pipeline, stream, event))
+	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !nfp_event_append(pipeline, stream, event))
 		return 0;
 	pending->packets.items[index] = (struct nfp_packet){
 	    .buffer = record->word,
@@ -131,9 +137,11 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 {
 	uint32_t role = pipeline->roles.items[nfp_record_function(record)];
 	stream->describing = NFP_DESCRIBING_STRAY;
-	if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
+	if (role == NFP_ROLE_MESSAGE)
+		nfp_message_begin(pipeline, stream, record);
+	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
-	else if (role >= NFP_ROLE_TRANSMIT && handed(stream, record))
+	else if ((role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP) && handed(stream, record))
 		stream->describing = NFP_DESCRIBING_HANDED;
 	else
 		pipeline->counts.stray_packets++;
@@ -179,7 +187,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		                          .digest = packet->digest,
 		                          .function = open->function,
 		                          .kind = drop ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT};
-		if (packet->position < accepted && append_event(pipeline, stream, event))
+		if (packet->position < accepted && nfp_event_append(pipeline, stream, event))
 			described++;
 	}
 	stream->handed.count = first;

@@ -49,6 +49,8 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	free(pipeline->calls.items);
 	free(pipeline->batches.items);
 	free(pipeline->packets.items);
+	free(pipeline->given_topics.items);
+	nfp_topics_deinit(&pipeline->topics);
 	free(pipeline->remap.items);
 	free(pipeline->moved.items);
 	free(pipeline);
@@ -61,7 +63,7 @@ int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint
 	if (functions > pipeline->roles.count)
 		pipeline->roles.count = functions;
 	for (uint32_t i = 0; i < functions; i++)
-		pipeline->roles.items[i] = roles[i] <= NFP_ROLE_DROP ? roles[i] : NFP_ROLE_CALL;
+		pipeline->roles.items[i] = roles[i] <= NFP_ROLE_LAST ? roles[i] : NFP_ROLE_CALL;
 	return 0;
 }
 
@@ -113,10 +115,14 @@ static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	} else if (UNLIKELY(stream->log->count >= NFP_BATCH_CALLS_MAX)) {
 		nfp_batch_close(pipeline, stream, record->rsp);
 	}
+	if (UNLIKELY(role == NFP_ROLE_TURN))
+		nfp_turn_begin(pipeline, stream, ticks, function, record->rsp);
 	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->rsp);
 	if (!role || !open)
 		return;
 	open->role = (uint16_t)role;
+	if (role == NFP_ROLE_AROUND && !(stream->batch && stream->batch->kind == NFP_PENDING_AROUND))
+		stream->facts.length = stream->facts.number = 0;
 	if (open->row != NFP_NONE)
 		stream->log->items[open->row].flags = nfp_role_flag(role);
 	if (stream->tree.count == 1)
@@ -135,12 +141,15 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_calltree_displace(tree, stream->log, record->rsp, 0);
 		return;
 	}
-	if (UNLIKELY(tree->items[index].role >= NFP_ROLE_TRANSMIT))
+	if (UNLIKELY(tree->items[index].role == NFP_ROLE_SEND))
+		nfp_message_sent(pipeline, stream, index);
+	else if (UNLIKELY(nfp_role_hands_on(tree->items[index].role)))
 		nfp_packet_call_end(pipeline, stream, index);
 	int enclosing = index < tree->enclosing;
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
 	// A call around the batch has returned and its packets are gone: what follows is another matter.
-	if (UNLIKELY(enclosing) && stream->batch && stream->batch->handed >= stream->batch->batch.size)
+	if (UNLIKELY(enclosing) && stream->batch &&
+	    (stream->batch->kind == NFP_PENDING_AROUND || stream->batch->handed >= stream->batch->batch.size))
 		nfp_batch_end(pipeline, stream, record->rsp);
 }
 
@@ -164,6 +173,8 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		pipeline->counts.invalid++;
 		return;
 	}
+	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
+		return;
 	stream->tree.items[index].value = record->word;
 	stream->tree.items[index].flags |= NFP_OPEN_VALUE;
 }
@@ -266,7 +277,7 @@ static void read_rare(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
-	if (nfp_packet_fact(stream, record))
+	if (nfp_packet_fact(pipeline, stream, record))
 		return;
 	stream->describing = NFP_DESCRIBING_NONE;
 	if (kind == NFP_LOST)
@@ -287,6 +298,7 @@ static void begin_feed(struct nfp_pipeline *pipeline)
 		return;
 	pipeline->taken = 0;
 	pipeline->calls.count = pipeline->batches.count = pipeline->packets.count = 0;
+	pipeline->given_topics.count = 0;
 }
 
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
@@ -362,34 +374,10 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 	    .calls = pipeline->calls.items,
 	    .batches = pipeline->batches.items,
 	    .packets = pipeline->packets.items,
+	    .topics = pipeline->given_topics.items,
 	    .call_count = pipeline->calls.count,
 	    .batch_count = pipeline->batches.count,
 	    .packet_count = pipeline->packets.count,
+	    .topic_count = pipeline->given_topics.count,
 	};
-}
-
-static uint64_t not_done(const struct nfp_pending *pending)
-{
-	const struct nfp_batch *batch = &pending->batch;
-	uint64_t done = (uint64_t)batch->transmitted + batch->dropped;
-	return done < batch->size ? batch->size - done : 0;
-}
-
-void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts)
-{
-	*counts = pipeline->counts;
-	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
-		const struct nfp_stream *stream = pipeline->streams[i];
-		if (!stream)
-			continue;
-		counts->calls += stream->tree.paired;
-		counts->unpaired_entries += stream->tree.unpaired_entries + stream->tree.doubtful;
-		counts->unpaired_exits += stream->tree.unpaired_exits;
-		counts->open += stream->tree.count - stream->tree.doubtful;
-		counts->pending += stream->batch ? not_done(stream->batch) : 0;
-		for (const struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
-			counts->pending += not_done(pending);
-	}
-	uint64_t known = counts->transmitted + counts->dropped + counts->pending;
-	counts->unknown = counts->received > known ? counts->received - known : 0;
 }

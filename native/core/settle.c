@@ -53,6 +53,18 @@ static int make_room(struct nfp_buffers *buffers)
 	return 1;
 }
 
+// The packet or message that the entry belongs to will not be asked for any more.
+static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry)
+{
+	if (entry->slot == NFP_SLOT_LATE) {
+		pipeline->late--;
+		return;
+	}
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	if (pending->packets.items[entry->index].disposition == NFP_UNKNOWN)
+		pending->undone--;
+}
+
 static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffers *buffers = &pipeline->buffers;
@@ -64,7 +76,7 @@ static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event
 	if (entry->slot == NFP_NONE)
 		buffers->count++;
 	else
-		pipeline->slots.items[entry->slot]->undone--; // the NF freed it on a way that is not probed
+		leave_entry(pipeline, entry); // the NF freed it on a way that is not probed
 	*entry = (struct nfp_buffer_entry){event->buffer, event->slot, event->index};
 }
 
@@ -73,7 +85,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	if (!pipeline->buffers.capacity)
 		return 0;
 	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, event->buffer);
-	if (entry->slot == NFP_NONE)
+	if (entry->slot >= NFP_SLOT_LATE)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
@@ -91,6 +103,46 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	return 1;
 }
 
+// The message stays: it may be sent to more receivers, and ends with the last.
+static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_buffer_entry *entry =
+	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	if (!entry || entry->slot == NFP_NONE)
+		return 0;
+	if (entry->slot == NFP_SLOT_LATE) {
+		pipeline->counts.resent += entry->index;
+		entry->index = 1;
+		pipeline->counts.transmitted++;
+		return 1;
+	}
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	struct nfp_packet *packet = &pending->packets.items[entry->index];
+	if (packet->receive_ticks > event->ticks)
+		return 0;
+	if (packet->disposition == NFP_UNKNOWN) {
+		pending->undone--;
+		pending->batch.transmitted++;
+	} else {
+		pipeline->counts.resent++;
+	}
+	packet->disposition = NFP_TRANSMITTED;
+	packet->done_ticks = event->done_ticks;
+	packet->done_function = event->function;
+	pipeline->counts.transmitted++;
+	return 1;
+}
+
+static void settle_made(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_buffer_entry *entry =
+	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	if (!entry || entry->slot == NFP_NONE)
+		return;
+	leave_entry(pipeline, entry);
+	remove_entry(&pipeline->buffers, entry);
+}
+
 static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_events *later = &pipeline->still_unmatched;
@@ -98,7 +150,11 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 		settle_receive(pipeline, event);
 		return;
 	}
-	if (settle_done(pipeline, event))
+	if (event->kind == NFP_EVENT_MADE) {
+		settle_made(pipeline, event);
+		return;
+	}
+	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event) : settle_done(pipeline, event))
 		return;
 	if (event->tries || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
@@ -189,7 +245,7 @@ static uint64_t earliest_handing_on(const struct nfp_stream *stream)
 {
 	for (uint32_t i = 0; i < stream->tree.count; i++) {
 		const struct nfp_open *open = &stream->tree.items[i];
-		if (open->role >= NFP_ROLE_TRANSMIT && !(open->flags & (NFP_OPEN_DOUBTFUL | NFP_OPEN_AGED)))
+		if (nfp_role_hands_on(open->role) && !(open->flags & (NFP_OPEN_DOUBTFUL | NFP_OPEN_AGED)))
 			return open->start_ticks;
 	}
 	return UINT64_MAX;
@@ -221,4 +277,21 @@ void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *
 	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, pending->packets.items[index].buffer);
 	if (entry->slot == pending->slot && entry->index == index)
 		remove_entry(&pipeline->buffers, entry);
+}
+
+void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index)
+{
+	if (!pipeline->buffers.capacity)
+		return;
+	const struct nfp_packet *packet = &pending->packets.items[index];
+	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, packet->buffer);
+	if (entry->slot != pending->slot || entry->index != index)
+		return;
+	if (pipeline->late >= NFP_LATE_MAX) {
+		remove_entry(&pipeline->buffers, entry);
+		return;
+	}
+	pipeline->late++;
+	entry->slot = NFP_SLOT_LATE;
+	entry->index = packet->disposition != NFP_UNKNOWN;
 }

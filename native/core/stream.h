@@ -11,6 +11,7 @@
 #include "calltree.h"
 #include "columns.h"
 #include "pipeline.h"
+#include "topics.h"
 
 enum {
 	NFP_BATCH_CALLS_MAX = 16384,    // further calls of a batch are delivered outside it
@@ -23,11 +24,19 @@ enum {
 	NFP_EVENTS_MAX = 1 << 20,
 	NFP_DELIVERED_CALLS_MAX = 16 << 20, // not taken; above it batches are discarded and counted
 	NFP_DELIVERED_PACKETS_MAX = 8 << 20,
+	NFP_LATE_MAX = 65536, // delivered messages whose later sendings are still counted as theirs
+};
+
+enum nfp_pending_kind {
+	NFP_PENDING_BURST,  // what a receive call returned
+	NFP_PENDING_AROUND, // messages inside a call (message.c): ends with it
+	NFP_PENDING_TURN,   // from one call to the next (turn.c)
 };
 
 // A batch that has begun and was not delivered.
 struct nfp_pending {
 	struct nfp_batch batch;
+	enum nfp_pending_kind kind;
 	struct nfp_log log;
 	struct {
 		struct nfp_packet *items;
@@ -43,7 +52,13 @@ struct nfp_pending {
 	struct nfp_pending *next;
 };
 
-enum nfp_event_kind { NFP_EVENT_RECEIVE, NFP_EVENT_TRANSMIT, NFP_EVENT_DROP };
+enum nfp_event_kind {
+	NFP_EVENT_RECEIVE,
+	NFP_EVENT_TRANSMIT,
+	NFP_EVENT_DROP,
+	NFP_EVENT_SEND, // of a message: there may be more
+	NFP_EVENT_MADE, // the buffer holds a message that was not received
+};
 
 // A packet was received, or handed on successfully.
 struct nfp_event {
@@ -100,6 +115,11 @@ struct nfp_stream {
 		uint32_t count;
 		uint32_t capacity;
 	} handed;
+	struct {
+		uint64_t length;
+		uint64_t number;
+	} facts; // captured since the outermost call of role AROUND began
+	struct nfp_topic_reader topic;
 	struct nfp_events events;
 	uint32_t describes; // it has had events
 	struct nfp_pending *ended, **ended_last;
@@ -110,9 +130,10 @@ struct nfp_stream {
 // full, deletion by moving back.
 struct nfp_buffer_entry {
 	uint64_t buffer;
-	uint32_t slot; // NFP_NONE: free
-	uint32_t index;
+	uint32_t slot; // NFP_NONE: free; NFP_SLOT_LATE: of a message that has been delivered
+	uint32_t index; // late: whether it was sent
 };
+#define NFP_SLOT_LATE (NFP_NONE - 1)
 
 struct nfp_buffers {
 	struct nfp_buffer_entry *items;
@@ -135,6 +156,8 @@ struct nfp_pipeline {
 	} slots;
 	struct nfp_pending *idle; // for reuse
 	struct nfp_buffers buffers;
+	uint32_t late; // entries of it with NFP_SLOT_LATE
+	struct nfp_topics topics;
 	struct nfp_events unmatched; // handed on, their receive was not seen yet
 	struct nfp_events still_unmatched;
 	uint64_t pending_calls, pending_packets, events;
@@ -153,6 +176,11 @@ struct nfp_pipeline {
 		uint32_t capacity;
 	} packets;
 	struct {
+		struct nfp_topic *items;
+		uint32_t count;
+		uint32_t capacity;
+	} given_topics;
+	struct {
 		uint32_t *items;
 		uint32_t capacity;
 	} remap;
@@ -163,13 +191,25 @@ struct nfp_pipeline {
 // The flag of a call of this enum nfp_role: NFP_CALL_RECEIVE, _TRANSMIT, _DROP.
 static inline uint16_t nfp_role_flag(uint32_t role)
 {
-	return role ? (uint16_t)(NFP_CALL_RECEIVE << (role - NFP_ROLE_RECEIVE)) : 0;
+	if (role == NFP_ROLE_SEND)
+		return NFP_CALL_TRANSMIT;
+	return role && role <= NFP_ROLE_DROP ? (uint16_t)(NFP_CALL_RECEIVE << (role - NFP_ROLE_RECEIVE)) : 0;
+}
+
+// Whether calls of the role hand on packets that were received.
+static inline int nfp_role_hands_on(uint32_t role)
+{
+	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND;
 }
 
 // batch.c
 // Begins the batch that a receive call returned. `size` 0: the call is recorded outside any batch.
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
                      uint32_t size, uint32_t requested);
+// Begins `batch` inside calls that are open at `rsp`. The rows of the stream's log from `first` on move into it
+// with the open calls among them; NFP_NONE: none do. NULL when there is no memory.
+struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                                           const struct nfp_batch *batch, uint32_t first, uint32_t rsp);
 // The calls that follow do not belong to the batch. Its packets may still be handed on.
 void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
 // Nothing that follows belongs to the batch.
@@ -184,12 +224,29 @@ uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
 // packet.c
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record);
-int nfp_packet_fact(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                    const struct nfp_record *record);
+// 0: no memory.
+int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event);
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// message.c
+void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record);
+void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_packet *packet,
+                      const struct nfp_record *record);
+int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
+// The call `index` of role SEND ends now.
+void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// turn.c
+// A call of role TURN begins.
+void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
+                    uint32_t function, uint32_t rsp);
 // settle.c
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);
 uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline);
 void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
+// The message's batch is delivered; it may be sent once more.
+void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
 #endif

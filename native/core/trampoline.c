@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills templates and writes the unwind rows of trampolines (DWARF 5 section 6.4, .eh_frame form).
 #include "trampoline.h"
-#include "nfprobe/record.h"
+#include "nfprobe/session.h"
 #include <string.h>
 
 struct field {
@@ -34,7 +34,7 @@ DECLARE(copy_64);
 DECLARE(call_value);
 DECLARE(enter_value);
 
-enum { JUMP_SHORT = 0xeb, JUMP_BYTES = 2 };
+enum { JUMP_SHORT = 0xeb, JUMP_ZERO = 0x74, JUMP_NONZERO = 0x75, JUMP_BYTES = 2 };
 
 struct template {
 	const uint8_t *start, *end;
@@ -67,6 +67,14 @@ uint32_t nfp_trampoline_bytes(uint32_t shape)
 	return shape < NFP_SHAPE_COUNT ? (uint32_t)(templates[shape].end - templates[shape].start) : 0;
 }
 
+// The opcode of the jump that is taken when a receive function has received something.
+static uint32_t jump_when(uint8_t when)
+{
+	static const uint8_t jumps[] = {
+	    [NFP_WHEN_NONZERO] = JUMP_NONZERO, [NFP_WHEN_ZERO] = JUMP_ZERO, [NFP_WHEN_ALWAYS] = JUMP_SHORT};
+	return when < sizeof(jumps) ? jumps[when] : JUMP_SHORT;
+}
+
 static uint32_t field_value(const struct field *field, const struct nfp_trampoline *values)
 {
 	switch (field->kind) {
@@ -78,6 +86,10 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 		return (values->function | (uint32_t)field->argument << NFP_KIND_SHIFT) << 1;
 	case NFP_FIELD_PROGRAM:
 		return values->function | values->program << NFP_KIND_SHIFT;
+	case NFP_FIELD_WHEN:
+		return jump_when(values->when);
+	case NFP_FIELD_DESCRIBE:
+		return NFP_GATE_PACKETS | (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
 	default:
 		return values->return_mask;
 	}

@@ -36,13 +36,14 @@ struct nfp_trampoline {
 	uint32_t program;     // index of its capture program
 	uint32_t return_mask; // valid bits of a receive function's return value
 	uint8_t gate;         // gate bits that open it
+	uint8_t when; // enum nfp_when, of a receive function; NFP_WHEN_ALWAYS, too, counts at the entry
 	uint8_t snippet_bytes;
 	uint8_t snippet[NFP_SNIPPET_BYTES_MAX]; // leaves a value in rax, may change rcx, rdx, r11
 };
 
 // A change of the rule for the canonical frame address inside the displaced instructions.
 struct nfp_cfa_row {
-	uint32_t offset;   // from the first displaced instruction in the trampoline
+	uint32_t offset; // from the first displaced instruction in the trampoline
 	uint32_t register_number; // DWARF number: 6 rbp, 7 rsp
 	int32_t cfa_offset;
 	uint32_t
@@ -70,6 +71,8 @@ enum nfp_field {
 	NFP_FIELD_TAG,
 	NFP_FIELD_PROGRAM,
 	NFP_FIELD_RETURN_MASK,
-	NFP_FIELD_SNIPPET
+	NFP_FIELD_SNIPPET,
+	NFP_FIELD_WHEN,
+	NFP_FIELD_DESCRIBE
 };
 #endif

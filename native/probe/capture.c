@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Receive, transmit and drop probes: writes the poll or the captured value, and packet records when they are
 // wanted. Runs on the target's threads between two of its instructions; reads only what the NF itself is
-// handed (the pointers of a burst, the headers of its packets) and at most packets_max of them.
+// handed (the pointers of a burst, the headers of its packets) and at most packets_max of them. What a person
+// described is checked first (plausible.c).
 #include "library.h"
 #include "nfprobe/digest.h"
 #include "x86_64/syscall.h"
@@ -29,9 +30,30 @@ static uint32_t low_rsp(const struct nfp_frame *frame)
 
 static uint32_t requested(const struct nfp_program *program, const struct nfp_frame *frame)
 {
+	if (program->requested_argument == NFP_CAPACITY)
+		return program->packets_max;
 	if (program->requested_argument == NFP_ABSENT)
 		return program->count_from == NFP_COUNT_FIXED ? program->count_argument : 0;
 	return (uint32_t)argument(frame, program->requested_argument) & program->count_mask;
+}
+
+// A batch structure is emptied by the function that it is handed to: its number is kept from the entry on, in the
+// frame's place for the time, which these probes do not use.
+#define KEPT 0x6b657074ull
+
+static void keep(struct nfp_frame *frame, uint32_t count)
+{
+	frame->tsc = KEPT << 32 | count;
+}
+
+static uint32_t kept(const struct nfp_frame *frame)
+{
+	return frame->tsc >> 32 == KEPT ? (uint32_t)frame->tsc : 0; // not kept: the gate was shut meanwhile
+}
+
+static uint64_t pointers_of(const struct nfp_program *program, const struct nfp_frame *frame)
+{
+	return argument(frame, program->pointers_argument) + program->pointers_offset;
 }
 
 static uint32_t counted(const struct nfp_program *program, const struct nfp_frame *frame)
@@ -41,6 +63,8 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 		return (uint32_t)frame->rax & program->count_mask;
 	case NFP_COUNT_ARGUMENT:
 		return (uint32_t)argument(frame, program->count_argument) & program->count_mask;
+	case NFP_COUNT_MEMORY:
+		return kept(frame);
 	default:
 		return program->count_argument;
 	}
@@ -116,7 +140,8 @@ static void write_packet(struct nfp_thread *thread, uint32_t function, const str
 	struct packet_writer writer = {thread, position, function};
 	put(&writer, NFP_PACKET, (uint64_t)(uintptr_t)buffer, smaller(length, 0xffff) | index << 16);
 	put(&writer, NFP_PACKET_ID, facts.digest,
-	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24);
+	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
+	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);
 	put_addresses(&writer, &facts);
 	if (has_arrival) {
 		uint64_t arrival;
@@ -130,7 +155,7 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 {
 	if (!(thread->gate & NFP_GATE_PACKETS) || program->pointers_argument == NFP_ABSENT)
 		return;
-	uint64_t pointers = argument(frame, program->pointers_argument);
+	uint64_t pointers = pointers_of(program, frame);
 	if (program->pointers_single) {
 		write_packet(thread, function, program, (const uint8_t *)pointers, 0);
 		return;
@@ -140,21 +165,42 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 		write_packet(thread, function, program, buffers[i], i);
 }
 
+static uint32_t received(struct nfp_program *program, const struct nfp_frame *frame)
+{
+	int is_zero = ((uint32_t)frame->rax & program->count_mask) == 0;
+	if (program->when != NFP_WHEN_ALWAYS && is_zero != (program->when == NFP_WHEN_ZERO))
+		return 0;
+	if (program->count_from == NFP_COUNT_MEMORY)
+		return nfp_count_in_memory(program, argument(frame, program->pointers_argument));
+	return counted(program, frame);
+}
+
+// Whether the call may be described; counting alone follows the pointer of a batch only.
+static int is_trusted(const struct nfp_thread *thread, struct nfp_program *program,
+                      const struct nfp_frame *frame, uint32_t count)
+{
+	if (!program->checked || !(program->count_width || thread->gate & NFP_GATE_PACKETS))
+		return 1;
+	return nfp_is_plausible(program, pointers_of(program, frame), count);
+}
+
 // x86_64/thunk.S calls these three. `selector` is function id | program index << 24.
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector)
 {
-	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
-	uint32_t count = counted(program, frame);
+	uint32_t count = received(program, frame);
 	thread = nfp_thread_ready(thread, NFP_LOST_POLL);
 	if (!thread)
 		return;
-	if (count == 0) { // only a thread's first poll comes here with nothing
+	if (count == 0) { // a thread's first poll, or the return value does not say so
 		thread->shared->empty_polls++;
 		thread->shared->empty_ticks += tsc - frame->tsc;
 		return;
 	}
+	if (!is_trusted(thread, program, frame, count))
+		return;
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_POLL);
@@ -169,15 +215,25 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	write_packets(thread, function, program, frame, count);
 }
 
-void nfp_packets_entry(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
-                       uint32_t selector)
+void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
 {
 	(void)tsc;
-	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	uint32_t function = selector & NFP_FUNCTION_MASK, count = requested(program, frame);
+	if (program->count_width) {
+		count = nfp_count_in_memory(program, argument(frame, program->pointers_argument));
+		keep(frame, count);
+	}
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
-	if (thread)
-		write_packets(thread, selector & NFP_FUNCTION_MASK, program, frame,
-		              requested(program, frame));
+	if (!thread)
+		return;
+	if (program->role == NFP_ROLE_MESSAGE)
+		nfp_message_write(thread, function,
+		                  (const char *)argument(frame, program->pointers_argument));
+	else if (is_trusted(thread, program, frame, count))
+		write_packets(thread, function, program, frame, count);
+	else
+		keep(frame, 0);
 }
 
 void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -185,13 +241,16 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 {
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
-	uint32_t count = counted(program, frame), asked = requested(program, frame);
+	uint32_t count = counted(program, frame);
+	uint32_t asked = program->count_width ? kept(frame) : requested(program, frame);
+	if (program->verdict)
+		count = asked = 0;
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
-	} else {
+	} else if (program->role == NFP_ROLE_TRANSMIT) {
 		thread->shared->transmit_calls++;
 		thread->shared->transmitted_packets += count;
 		thread->shared->refused_packets += asked > count ? asked - count : 0;

@@ -13,7 +13,7 @@
 struct nfp_library {
 	struct nfp_session_header *header; // the fixed part of the shared memory, 16 MiB, mapped read-write
 	struct nfp_thread_shared *table; // in it
-	const struct nfp_program *programs; // in it
+	struct nfp_program *programs; // in it
 	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child
 	uint8_t *rings[NFP_THREAD_COUNT]; // mapped rings, by thread table index
 	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which
@@ -83,6 +83,16 @@ long nfp_sync(uint64_t what);
 // Measures the probe on the function at `probed` beside the same function without one, at `bare`. The answer is in
 // the session's header. Returns 0 or -errno.
 long nfp_calibrate(uint64_t bare, uint64_t probed);
+
+// plausible.c, for programs that are `checked`. How many packets a batch structure holds; 0 as well when it cannot be
+// read or cannot be a batch, which switches the program off.
+uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure);
+// Whether the packets of a call can be read and look like packets; if not, the program is switched off.
+// `pointers` is the address of the array, or the pointer of a single packet.
+int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count);
+
+// Describes a message by its topic, text that ends with a zero byte.
+void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic);
 
 // Reserves `count` adjacent slots. Returns the position, or NFP_NO_ROOM: lost and counted.
 #define NFP_NO_ROOM UINT64_MAX

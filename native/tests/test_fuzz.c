@@ -9,15 +9,15 @@
 #include <nfprobe/session.h>
 #include <string.h>
 
-enum { FUNCTIONS = 12, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 60 };
+enum { FUNCTIONS = 18, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 60 };
 
-static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 200, 0};
+static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 200, 0, 4, 5, 6, 7, 8, 9};
 
 // Few values of everything, so that entries meet their exits and packets their buffers.
 static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
-	static const uint32_t kinds[] = {0, 0, 0, 0, 1, 1, 1,  1,  2,  3,  3,  4,  4, 5,
-	                                 6, 8, 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+	static const uint32_t kinds[] = {0, 0, 0, 0, 1, 1,  1,  1,  2,  3,  3,  4,  4,  5, 6,
+	                                 8, 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25};
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
 	struct nfp_record record = {.tag = kind << NFP_KIND_SHIFT | (random >> 8) % (FUNCTIONS + 1),
@@ -31,7 +31,10 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 		record.rsp = 60 | (uint32_t)((random >> 40) % 4) << 16;
 	}
 	if (kind == NFP_VALUE)
-		record.word = (random >> 32) % 5;
+		record.word =
+		    (random >> 40) & 1 ? (0x1000 + (random >> 41) % 9 * 64) << 16 : (random >> 32) % 5;
+	if (kind == NFP_PACKET_TOPIC)
+		record.rsp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
 		record.rsp = (random >> 32) % 4;
 	return record;

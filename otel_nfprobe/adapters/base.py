@@ -10,24 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.target import Target
 
 ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
-BUILT_IN = {"dpdk": "otel_nfprobe.adapters.dpdk:DpdkAdapter"}
+BUILT_IN = {
+    "broker": "otel_nfprobe.adapters.broker:BrokerAdapter",
+    "dpdk": "otel_nfprobe.adapters.dpdk:DpdkAdapter",
+    "generic": "otel_nfprobe.adapters.generic:GenericAdapter",
+    "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
+}
+GENERIC = "generic"  # the one that `--batch-function` is for
+KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
 
 RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
+# Roles of functions whose probes read no packets; session.h says what each means.
+AROUND = int(lib.NFP_ROLE_AROUND)
+MESSAGE = int(lib.NFP_ROLE_MESSAGE)  # reads a message's topic
+SEND = int(lib.NFP_ROLE_SEND)
+LENGTH = int(lib.NFP_ROLE_LENGTH)
+NUMBER = int(lib.NFP_ROLE_NUMBER)
+TURN = int(lib.NFP_ROLE_TURN)
+READ_NO_PACKETS = (AROUND, SEND, LENGTH, NUMBER, TURN)
 COUNT_RETURN = int(lib.NFP_COUNT_RETURN)
 COUNT_ARGUMENT = int(lib.NFP_COUNT_ARGUMENT)
 COUNT_FIXED = int(lib.NFP_COUNT_FIXED)
+COUNT_MEMORY = int(lib.NFP_COUNT_MEMORY)
+WHEN_NONZERO = int(lib.NFP_WHEN_NONZERO)
+WHEN_ZERO = int(lib.NFP_WHEN_ZERO)
+WHEN_ALWAYS = int(lib.NFP_WHEN_ALWAYS)
 
 NO_OFFSET = 0xFFFF
 ABSENT = 255  # NFP_ABSENT: an argument that is not there
+CAPACITY = 254  # NFP_CAPACITY: as many as fit are asked for
 ARGUMENTS = 6  # passed in registers
 PACKETS_MAX = 512  # described in one call; more are counted only
 
@@ -39,9 +59,10 @@ class RoleFunction:
     Attributes:
         address: of the function in the target.
         name: "module+0xoffset" or "module:name".
-        role: RECEIVE, TRANSMIT or DROP (enum nfp_role).
+        role: RECEIVE, TRANSMIT or DROP, or another one above (enum nfp_role).
         program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
+        snippet: of a role that reads no packets: code that captures the value which the role asks for.
     """
 
     address: int
@@ -49,6 +70,7 @@ class RoleFunction:
     role: int
     program: Mapping[str, int]
     label: str
+    snippet: bytes = b""
 
 
 class Adapter(Protocol):
@@ -56,7 +78,8 @@ class Adapter(Protocol):
 
     Attributes:
         name: what `--adapter` calls it.
-        inner: globs of further functions to probe by default.
+        inner: globs of further functions to probe by default; read after `roles`.
+        knows: optional; KNOWS_LIBRARY for what fits every program that uses some library, else KNOWS_PROGRAM.
     """
 
     name: str
@@ -74,6 +97,14 @@ class Adapter(Protocol):
 
     def notes(self, target: Target) -> list[str]:
         """What this adapter takes for granted about the target, for a person; may be empty."""
+
+
+@runtime_checkable
+class FollowingAdapter(Adapter, Protocol):
+    """An adapter that also sees functions which begin to receive or transmit while the target is measured."""
+
+    def later_roles(self, target: Target) -> list[RoleFunction]:
+        """As `roles`, cheap enough to be asked twice a second; those that are known already may be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +137,29 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """A structure that holds the number of packets and the array of pointers to them. Offsets in bytes.
+
+    Attributes:
+        capacity: elements of the array.
+    """
+
+    count: int
+    count_bytes: int
+    pointers: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
 class Burst:
-    """How a call says which packets it is about. Arguments count from 0."""
+    """How a call says which packets it is about. Arguments count from 0.
+
+    Attributes:
+        pointers: the argument that is an array of packets, or one packet, or a pointer to `batch`.
+        requested: the argument that says how many are asked for or handed over, or ABSENT, or CAPACITY.
+        when: which return values of a receive function say that it has received something, WHEN_*.
+        checked: its packets are looked at with care (native/probe/plausible.c): a person described them.
+    """
 
     pointers: int
     requested: int
@@ -116,9 +168,13 @@ class Burst:
     count_mask: int = 0xFFFFFFFF
     single: bool = False
     packets_max: int = field(default=PACKETS_MAX)
+    batch: Batch | None = None
+    when: int = WHEN_NONZERO
+    checked: bool = False
 
     def fields(self) -> dict[str, int]:
         """Fields of struct nfp_program."""
+        batch = self.batch or Batch(0, 0, 0, self.packets_max)
         return {
             "count_from": self.count_from,
             "count_argument": self.count_argument,
@@ -126,7 +182,13 @@ class Burst:
             "pointers_argument": self.pointers,
             "pointers_single": int(self.single),
             "count_mask": self.count_mask,
-            "packets_max": self.packets_max,
+            "packets_max": batch.capacity,
+            "count_width": batch.count_bytes,
+            "count_offset": batch.count,
+            "pointers_offset": batch.pointers,
+            "when": self.when,
+            "checked": int(self.checked),
+            **dict.fromkeys(("verdict", "proven", "offence"), 0),
         }
 
 
@@ -137,8 +199,10 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
         UsageError: the probe would read what it must not; the sentence names the field.
     """
     program = {"role": role, **burst.fields(), **buffer.fields()}
+    if burst.batch is not None and role != RECEIVE:
+        program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
     needed = [("pointers_argument", burst.pointers)]
-    needed += [("requested_argument", burst.requested)] if burst.requested != ABSENT else []
+    needed += [("requested_argument", burst.requested)] if burst.requested not in (ABSENT, CAPACITY) else []
     needed += [("count_argument", burst.count_argument)] if burst.count_from == COUNT_ARGUMENT else []
     for name, argument in needed:
         if not 0 <= argument < ARGUMENTS:
@@ -146,6 +210,8 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
     for name in ("length_width", "segment_width"):
         if program[name] not in (2, 4):
             raise UsageError(f"An adapter's {name} is {program[name]}, not 2 or 4.")
+    if burst.batch is not None and program["count_width"] not in (2, 4, 8):
+        raise UsageError(f"An adapter's count_width is {program['count_width']}, not 2, 4 or 8.")
     return program
 
 
@@ -173,12 +239,13 @@ def load_adapter(name: str) -> Adapter:
     return built_in
 
 
-def choose_adapter(text: str, target: Target) -> Adapter | None:
+def choose_adapter(text: str, target: Target, batch_function: str | None = None) -> Adapter | None:
     """The adapter that `--adapter` asks for.
 
     Args:
         text: auto, none, an adapter's name, or the path of a description (FILE.yaml).
         target: a checked target.
+        batch_function: what `--batch-function` names, for the adapter `generic`.
 
     Returns:
         None for `none`, and for `auto` when no installed adapter recognises the target.
@@ -186,10 +253,13 @@ def choose_adapter(text: str, target: Target) -> Adapter | None:
     Raises:
         UsageError: no such adapter or file, or it does not fit the target.
     """
+    if batch_function is not None or text == GENERIC:
+        return _make_generic(text, batch_function)
     if text == "none":
         return None
     if text == "auto":
-        return next((adapter for adapter in _installed() if adapter.recognise(target) is not None), None)
+        fitting = [adapter for adapter in _installed() if adapter.recognise(target) is not None]
+        return max(fitting, key=lambda adapter: getattr(adapter, "knows", KNOWS_PROGRAM), default=None)
     if text.endswith((".yaml", ".yml")):
         from otel_nfprobe.adapters.described import DescribedAdapter
 
@@ -201,6 +271,23 @@ def choose_adapter(text: str, target: Target) -> Adapter | None:
             f"Adapter {adapter.name} does not know process {target.pid} ({target.name}).",
             f"nfprobe doctor {target.pid}",
         )
+    return adapter
+
+
+def _make_generic(text: str, batch_function: str | None) -> Adapter:
+    if text not in (GENERIC, "auto"):
+        raise UsageError(
+            f"--batch-function is for the adapter {GENERIC}, and --adapter {text} was given.",
+            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
+        )
+    if not batch_function:
+        raise UsageError(
+            f"The adapter {GENERIC} must be told which function's calls begin batches.",
+            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
+        )
+    from otel_nfprobe.adapters.generic import GenericAdapter
+
+    adapter: Adapter = GenericAdapter(batch_function)
     return adapter
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,37 @@ import yaml
 from otel_nfprobe.adapters.base import (
     ABSENT,
     ARGUMENTS,
+    CAPACITY,
     COUNT_ARGUMENT,
     COUNT_FIXED,
+    COUNT_MEMORY,
     COUNT_RETURN,
     DROP,
     NO_OFFSET,
     PACKETS_MAX,
     RECEIVE,
     TRANSMIT,
+    WHEN_ALWAYS,
+    WHEN_NONZERO,
+    WHEN_ZERO,
+    Batch,
     Buffer,
     Burst,
     RoleFunction,
     make_program,
 )
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.adapters.generic import find_turn
+from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.symbols import find_functions
 from otel_nfprobe.target import Target
 
 ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP}
 ARRIVAL_UNITS = {"ticks": 0, "unix_ns": 1}  # NFP_ARRIVAL_*
 LINK_LAYERS = {"ethernet": 0, "ip": 1}
+RECEIVED_WHEN = {"zero": WHEN_ZERO, "nonzero": WHEN_NONZERO, "always": WHEN_ALWAYS}
 OFFSET_MAX = 4095
 FIXED_MAX = 254
+CAPACITY_MAX = 4096
 FILE_BYTES_MAX = 1 << 20
 MANUAL = "docs/adapters.md"
 
@@ -48,11 +58,13 @@ _TOP = (
     "transmit",
     "drop",
     "buffer",
+    "batch",
     "link_layer",
     "functions",
     "packets_max",
 )
-_CALL = ("function", "pointers", "packet", "requested", "count", "count_bits")
+_CALL = ("function", "pointers", "packet", "batch", "requested", "count", "count_bits", "when")
+_PACKETS = ("pointers", "packet", "batch")  # which of the keys says where a call's packets are
 _BUFFER = ("data", "data_offset", "length", "segment_length", "arrival")
 
 
@@ -76,7 +88,12 @@ class DescribedAdapter:
         self._exports = self._texts("recognise.exports", recognise.get("exports", []))
         self._link_layer = self._choice("link_layer", top.get("link_layer", "ethernet"), LINK_LAYERS)
         self._packets_max = self._number("packets_max", top.get("packets_max", PACKETS_MAX), 1, 65535)
+        self.inner = self._texts("functions", top.get("functions", []))
+        self._turn = self._read_turn(top)
+        if self._turn:
+            return
         self._buffer = self._read_buffer(top.get("buffer"))
+        self._batch = self._read_batch(top["batch"]) if "batch" in top else None
         self._calls = [
             (role, *self._read_call(f"{role}[{position}]", call))
             for role in ROLES
@@ -84,7 +101,6 @@ class DescribedAdapter:
         ]
         if not any(role == "receive" for role, _, _ in self._calls):
             raise self._wrong("receive", "names no function: without one there are no batches")
-        self.inner = self._texts("functions", top.get("functions", []))
 
     @classmethod
     def from_file(cls, path: str | Path) -> DescribedAdapter:
@@ -116,13 +132,15 @@ class DescribedAdapter:
 
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
+        if self._turn:
+            return [find_turn(target, self._turn)]
         found = []
         for role, glob, burst in self._calls:
             functions = find_functions(target, [glob])
             if len(functions) > 1:
                 raise self._wrong(role, f"names {glob!r}, which matches {len(functions)} functions, not one")
             function = functions[0]
-            program = make_program(ROLES[role], burst, self._buffer)
+            program = make_program(ROLES[role], self._with_care(target, burst), self._buffer)
             label = f"{self.name} {role}"
             found.append(RoleFunction(function.address, function.label, ROLES[role], program, label))
         addresses = [role.address for role in found]
@@ -133,9 +151,32 @@ class DescribedAdapter:
 
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
-        return [f"functions and buffer layout are as {self._path} says"]
+        notes = [f"functions and buffer layout are as {self._path} says"]
+        if not target.may_check_memory:
+            notes.append("a seccomp filter forbids process_vm_readv, so the layout is not checked while it is used")
+        return notes
+
+    def _with_care(self, target: Target, burst: Burst) -> Burst:
+        """Lets the probe check what it is told, where the target may ask the kernel for its own memory."""
+        if burst.batch is not None and not target.may_check_memory:
+            raise RefusedError(
+                f"Process {target.pid} ({target.name}) has a seccomp filter that may forbid process_vm_readv, "
+                f"without which the batches that {self._path} describes cannot be checked.",
+                f"grep Seccomp /proc/{target.pid}/status",
+            )
+        return replace(burst, checked=target.may_check_memory)
 
     # ---- reading the file ----------------------------------------------------------------------------------
+
+    def _read_turn(self, top: Mapping[str, Any]) -> str:
+        """The function whose calls begin batches, of a program without packets; "" in other descriptions."""
+        batch = top.get("batch")
+        if not isinstance(batch, Mapping) or "function" not in batch:
+            return ""
+        for key in (*ROLES, "buffer"):
+            if key in top:
+                raise self._wrong(key, "cannot stand beside batch.function: such a batch has no packets")
+        return self._text("batch.function", self._mapping("batch", batch, ("function",))["function"])
 
     def _read_buffer(self, value: Any) -> Buffer:
         buffer = self._mapping("buffer", value, _BUFFER)
@@ -164,31 +205,60 @@ class DescribedAdapter:
 
     def _read_call(self, key: str, value: Any) -> tuple[str, Burst]:
         call = self._mapping(key, value, _CALL)
-        if ("pointers" in call) == ("packet" in call):
-            raise self._wrong(key, "needs either `pointers` or `packet`")
-        single = "packet" in call
-        which = "packet" if single else "pointers"
+        given = [name for name in _PACKETS if name in call]
+        if len(given) != 1:
+            raise self._wrong(key, "needs either `pointers`, `packet` or `batch`")
+        which, batch = given[0], self._batch if "batch" in call else None
+        if which == "batch" and batch is None:
+            raise self._wrong(f"{key}.batch", "needs the layout of a batch: the key `batch` of the file")
         pointers = self._argument(f"{key}.{which}", call[which])
-        requested = ABSENT
-        if "requested" in call:
-            requested = self._argument(f"{key}.requested", call["requested"])
-        count_from, count_argument = self._count(f"{key}.count", call.get("count", "return"), requested)
+        requested = self._requested(f"{key}.requested", call["requested"], batch) if "requested" in call else ABSENT
+        usual = "batch" if batch is not None else "return"
+        count_from, count_argument = self._count(f"{key}.count", call.get("count", usual), requested, batch)
         bits = self._number(f"{key}.count_bits", call.get("count_bits", 32), 1, 32)
-        burst = Burst(pointers, requested, count_from, count_argument, (1 << bits) - 1, single, self._packets_max)
+        when = WHEN_ALWAYS if count_from == COUNT_MEMORY else WHEN_NONZERO
+        if "when" in call:
+            when = self._when(key, call["when"], count_from)
+        single = which == "packet"
+        packets_max = self._packets_max
+        burst = Burst(
+            pointers, requested, count_from, count_argument, (1 << bits) - 1, single, packets_max, batch, when
+        )
         return self._text(f"{key}.function", call.get("function")), burst
 
-    def _count(self, key: str, value: Any, requested: int) -> tuple[int, int]:
+    def _read_batch(self, value: Any) -> Batch:
+        batch = self._mapping("batch", value, ("count", "pointers", "capacity"))
+        offset, size = self._field("batch.count", batch.get("count"), "bytes", (2, 4, 8))
+        pointers = self._number("batch.pointers", batch.get("pointers"), 0, OFFSET_MAX)
+        capacity = self._number("batch.capacity", batch.get("capacity"), 1, CAPACITY_MAX)
+        if offset < pointers + 8 * capacity and pointers < offset + size:
+            raise self._wrong("batch.count", "lies in the array of pointers")
+        return Batch(offset, size, pointers, capacity)
+
+    def _requested(self, key: str, value: Any, batch: Batch | None) -> int:
+        if value == "capacity" and batch is not None:
+            return CAPACITY
+        return self._argument(key, value)
+
+    def _when(self, key: str, value: Any, count_from: int) -> int:
+        if not key.startswith("receive") or count_from == COUNT_RETURN:
+            raise self._wrong(f"{key}.when", "is for receive functions that do not return the number of packets")
+        return self._choice(f"{key}.when", value, RECEIVED_WHEN)
+
+    def _count(self, key: str, value: Any, requested: int, batch: Batch | None) -> tuple[int, int]:
         if value == "return":
             return COUNT_RETURN, ABSENT
+        if value == "batch" and batch is not None:
+            return COUNT_MEMORY, ABSENT
         if value == "requested":
-            if requested == ABSENT:
+            if requested in (ABSENT, CAPACITY):
                 raise self._wrong(key, "is `requested`, but `requested` is not given")
             return COUNT_ARGUMENT, requested
         if isinstance(value, Mapping) and list(value) == ["argument"]:
             return COUNT_ARGUMENT, self._argument(f"{key}.argument", value["argument"])
         if isinstance(value, int) and not isinstance(value, bool):
             return COUNT_FIXED, self._number(key, value, 1, FIXED_MAX)
-        raise self._wrong(key, "must be `return`, `requested`, `{argument: N}` or a number")
+        raise self._wrong(key, "must be `return`, `requested`, `batch`, `{argument: N}` or a number")
 
     def _field(self, key: str, value: Any, size_key: str, sizes: Sequence[int]) -> tuple[int, int]:
         fields = self._mapping(key, value, ("offset", size_key))

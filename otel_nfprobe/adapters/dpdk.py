@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.adapters.base import RECEIVE, TRANSMIT, Buffer, Burst, RoleFunction, make_program
+from otel_nfprobe.adapters.base import KNOWS_LIBRARY, RoleFunction
+from otel_nfprobe.adapters.ethdev import mbuf_note, module_at, port_roles
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at
 from otel_nfprobe.target import Target
 
 TABLE_SYMBOL = "rte_eth_fp_ops"
@@ -32,11 +32,6 @@ ENTRY_BYTES = (128, 64, 192, 256)
 TRANSMIT_OFFSETS = (64, 8)  # since 22.11; 21.11
 SEGMENT_BYTES_MAX = 64 << 20
 STATIC_MARKS = (b"lib.eal", b"lib.ethdev")  # names of log types, which every build registers
-
-# rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len.
-MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2)
-# uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
-BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,7 @@ class Table:
     how: str
     receive: tuple[int, ...]
     transmit: tuple[int, ...]
+    layout: Layout | None = None
 
     def placeholder(self) -> tuple[int, int] | None:
         """The pair of functions that stands in entries without a started port."""
@@ -85,9 +81,11 @@ class DpdkAdapter:
     """Finds the burst functions of the started ports."""
 
     name = "dpdk"
+    knows = KNOWS_LIBRARY
 
     def __init__(self) -> None:
         self.inner: list[str] = []
+        self._table: Table | None = None
 
     def recognise(self, target: Target) -> str | None:
         """See Adapter."""
@@ -101,29 +99,26 @@ class DpdkAdapter:
 
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
-        table = find_table(target)
-        ports = table.started()
-        if not ports:
+        table = self._table = find_table(target)
+        if not table.started():
             raise NfprobeError(
                 f"No port of process {target.pid} ({target.name}) is started: all {len(table.receive)} "
                 f"entries of {TABLE_SYMBOL} hold placeholders; start a port (testpmd: port start all).",
                 f"nfprobe attach {target.pid}",
             )
-        found: list[RoleFunction] = []
-        for role, word, functions in (
-            (RECEIVE, "receive", table.receive),
-            (TRANSMIT, "transmit", table.transmit),
-        ):
-            for address in dict.fromkeys(functions[port] for port in ports):
-                used = [port for port in ports if functions[port] == address]
-                found.append(_role(target, address, role, word, used))
-        return found
+        return port_roles(target, table)
+
+    def later_roles(self, target: Target) -> list[RoleFunction]:
+        """See FollowingAdapter."""
+        before = self._table
+        if before is None or before.layout is None:
+            return []
+        table = _read_table(target, target.modules(), before.address, before.layout, before.how)
+        return port_roles(target, table) if table is not None else []
 
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
-        versions = [module.name for module in target.modules() if module.name.startswith("librte_eal")]
-        version = versions[0] if versions else "linked statically"
-        return [f"rte_mbuf is read as DPDK 17.11 and later lay it out ({version})"]
+        return [mbuf_note(target)]
 
 
 def find_table(target: Target) -> Table:
@@ -189,19 +184,12 @@ def _read_table(target: Target, modules: Sequence[Module], address: int, layout:
     plausible = all(_is_function(modules, pointer) for pointer in {*receive, *transmit})
     if not plausible or any(a == b for a, b in zip(receive, transmit, strict=True)):
         return None
-    return Table(address, how, receive, transmit)
-
-
-def _module_at(modules: Sequence[Module], address: int) -> Module | None:
-    for module in modules:
-        if any(start <= address < end for start, end in module.executable_ranges):
-            return module
-    return None
+    return Table(address, how, receive, transmit, layout)
 
 
 def _is_function(modules: Sequence[Module], address: int) -> bool:
     """Whether a function of a loaded module starts at the address."""
-    module = _module_at(modules, address)
+    module = module_at(modules, address)
     if module is None:
         return False
     starts = module.image.frames.starts
@@ -215,9 +203,7 @@ def _tables_by_shape(target: Target, modules: Sequence[Module]) -> list[Table]:
     code = sorted(span for module in modules for span in module.executable_ranges)
     for low, content in _data_of(target, modules):
         words = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
-        is_code = np.zeros(len(words), dtype=bool)
-        for start, end in code:
-            is_code |= (words >= start) & (words < end)
+        is_code = _lies_in(words, code)
         for shape in SHAPES:
             for position in _positions(words, is_code, shape):
                 address = low + 8 * position
@@ -228,23 +214,31 @@ def _tables_by_shape(target: Target, modules: Sequence[Module]) -> list[Table]:
     return [table for address, table in found.items() if address - SHAPES[0].layout.entry_bytes not in found]
 
 
+def _lies_in(words: NDArray[Any], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Which words are addresses in one of the spans, which are in order and do not overlap."""
+    edges = np.array([edge for span in spans for edge in span], dtype=np.uint64)
+    inside: NDArray[np.bool_] = np.searchsorted(edges, words, side="right") % 2 == 1
+    return inside
+
+
 def _positions(words: NDArray[Any], is_code: NDArray[np.bool_], shape: Shape) -> list[int]:
     """Indexes of words at which such a table can begin."""
     step = shape.layout.entry_bytes // 8
     count = len(words) - step * shape.layout.ports + 1
     if count <= 0:
         return []
-    fits = np.ones(count, dtype=bool)
-    for port in range(shape.layout.ports):
-        entry = port * step
-        for word in (0, shape.layout.transmit // 8):
-            fits &= is_code[entry + word : entry + word + count]
+    functions = (0, shape.layout.transmit // 8)
+    found = np.flatnonzero(is_code[:count])  # few words are code addresses: the rest is done for these
+    for entry in range(0, step * shape.layout.ports, step):
+        for word in functions:
+            found = found[is_code[found + entry + word]]
         for word in shape.data:
-            fits &= (words[entry + word : entry + word + count] != 0) & ~is_code[entry + word : entry + word + count]
-    last, before = (shape.layout.ports - 1) * step, (shape.layout.ports - 2) * step
-    for word in (0, shape.layout.transmit // 8):
-        fits &= words[last + word : last + word + count] == words[before + word : before + word + count]
-    return [int(position) for position in np.flatnonzero(fits)]
+            places = found + entry + word
+            found = found[(words[places] != 0) & ~is_code[places]]
+    last = step * (shape.layout.ports - 1)
+    for word in functions:
+        found = found[words[found + last + word] == words[found + last - step + word]]
+    return [int(position) for position in found]
 
 
 def _data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, bytes]]:
@@ -259,14 +253,3 @@ def _data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, b
         if 0 < end - start <= SEGMENT_BYTES_MAX:
             yield start, target.read(start, end - start)
         start, end = (mapping.start, mapping.end) if writable and mapping.path in paths else (0, 0)
-
-
-def _role(target: Target, address: int, role: int, word: str, ports: list[int]) -> RoleFunction:
-    module = _module_at(target.modules(), address)
-    function = None if module is None else function_at(module, address - module.base)
-    if module is None or function is None:
-        raise RefusedError(f"The {word} function of port {ports[0]} is in no loaded file.")
-    driver = module.name.split(".so")[0].removeprefix("librte_")
-    numbers = ", ".join(str(port) for port in ports)
-    label = f"{driver} {word}, port{'s' if len(ports) > 1 else ''} {numbers}"
-    return RoleFunction(address, function.label, role, make_program(role, BURST, MBUF), label)

@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.measure import Measurement, describe_probes, find_resource, plan, say
+from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.endpoint import find_endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
@@ -20,6 +20,8 @@ from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.target import Target
 from otel_nfprobe.views.summary import format_summary
+
+TRIAL_S = 1.0
 
 
 class AttachCommand:
@@ -49,6 +51,7 @@ class AttachCommand:
             except KeyboardInterrupt:
                 sentence = f"Stopped before process {arguments.pid} was touched."
                 raise NfprobeError(sentence, f"nfprobe attach {arguments.pid}") from None
+            choose_by_trial(arguments, monitor, TRIAL_S if arguments.trial is None else arguments.trial)
             again = f"nfprobe attach {arguments.pid} --record FILE"
             measurement = Measurement(arguments, monitor, resource, endpoint, again)
             measurement.start()
@@ -59,7 +62,8 @@ class AttachCommand:
             print(format_summary(summary), file=sys.stderr)
         else:
             print_json(summary)
-        failed = monitor.not_restored or monitor.drain.recording_error or summary["spans"]["dropped"]
+        wrong = monitor.not_restored or monitor.switched_off
+        failed = wrong or monitor.drain.recording_error or summary["spans"]["dropped"]
         return 1 if failed else 0
 
 
@@ -70,7 +74,7 @@ def _plan(arguments: argparse.Namespace, stopping: threading.Event) -> Monitor:
         raise RefusedError("nfprobe cannot probe itself.", "pgrep -a NAME")
     target.check()
     refuse_second(target)
-    return plan(arguments, target, choose_adapter(arguments.adapter, target), stopping)
+    return plan(arguments, target, choose_adapter(arguments.adapter, target, arguments.batch_function), stopping)
 
 
 def _describe_start(monitor: Monitor) -> str:

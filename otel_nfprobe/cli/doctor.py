@@ -102,11 +102,12 @@ def _find_adapter(target: Target) -> tuple[str | None, list[str]]:
     if adapter is None:
         names = ", ".join(adapter_names())
         return None, [f"no adapter recognises it (there are: {names}); docs/adapters.md says how to describe it"]
+    why = [f"adapter {adapter.name}: {adapter.recognise(target)}"]
     try:
         roles = [f"{role.label}: {role.name}" for role in adapter.roles(target)]
     except NfprobeError as error:
-        return adapter.name, [error.sentence]
-    return adapter.name, roles + adapter.notes(target)
+        return adapter.name, [*why, error.sentence]
+    return adapter.name, [*why, *roles, *adapter.notes(target)]
 
 
 def _print(found: dict[str, Any]) -> None:

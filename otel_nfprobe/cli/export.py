@@ -9,24 +9,26 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from otel_nfprobe.cli.identity_options import (
+    add_correlation_options,
+    find_correlate_window_ns,
+    recorded_window_ns,
+)
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns, Rows, concatenate
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.explain import Explainer
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.repeats import WINDOW_NS, Repeats
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.sampling import REASON_SLOW, REASON_SLOWEST, Sampler, find_latency_ticks, format_trace_state
-from otel_nfprobe.span import TAIL, SpanEncoder, find_session_id, make_tails
-from otel_nfprobe.statistics import Statistics
-from otel_nfprobe.tail import Typical, find_causes
+from otel_nfprobe.sampling import Sampler, format_trace_state
+from otel_nfprobe.span import SpanEncoder, find_session_id
+from otel_nfprobe.typical import BatchSample, Typical
 
 # A person waits: better to say soon that nobody listens. The recording stays, and can be sent again.
 RETRY_TOTAL_S = 10.0
@@ -62,6 +64,7 @@ class ExportCommand:
             metavar="SHARE",
             help="about this share of the packets, the slowest",
         )
+        add_correlation_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
         parser.add_argument(
             "--json",
@@ -78,7 +81,9 @@ class ExportCommand:
             )
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
-        export = _Export(reader, facts, _make_encoder(arguments, facts), _make_sampler(arguments, facts))
+        window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
+        encoder = _make_encoder(arguments, facts, window_ns)
+        export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)
         counters = export.send(endpoint)
         return _conclude(arguments, facts, export, counters)
 
@@ -90,6 +95,7 @@ class _Export:
     facts: RecordingFacts
     encoder: SpanEncoder
     sampler: Sampler
+    correlate_window_ns: int
     packets: int = 0
 
     def send(self, endpoint: Endpoint) -> ExportCounters:
@@ -97,11 +103,13 @@ class _Export:
         exporter = Exporter(endpoint, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
-                before = Columns()
-                for columns in replay(self.reader, self.facts, pipeline):
-                    if not self._send_columns(columns, before, typical, exporter):
+                explainer = Explainer(self.sampler, self.encoder, self.encoder.ticks_per_second, typical)
+                explainer.add_switches(self.facts.switches)
+                repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
+                for columns in replay(self.reader, self.facts, pipeline, repeats):
+                    explainer.add(columns)
+                    if not self._send(explainer, exporter):
                         break
-                    before = columns
         except BaseException:
             exporter.close(0)
             raise
@@ -113,45 +121,23 @@ class _Export:
 
     # What is usual in this session: a replay of its own, before the one that sends.
     def _find_typical(self) -> Typical:
-        statistics = Statistics()
+        sample = BatchSample()
         with Pipeline(self.facts.roles) as pipeline:
             for columns in replay(self.reader, self.facts, pipeline):
-                statistics.add(columns)
-        return Typical.of(statistics)
+                sample.add(columns)
+        return sample.typical()
 
     # Returns False when the receiver has stayed away: the rest would only be dropped.
-    def _send_columns(self, columns: Columns, before: Columns, typical: Typical | None, exporter: Exporter) -> bool:
-        randomness = self.encoder.find_randomness(columns) if self.sampler.needs_randomness else None
-        latency = find_latency_ticks(columns.packets, columns.batches)
-        selected, reasons = self.sampler.select(latency, randomness)
-        tails = self._find_tails(columns, before, typical, selected, reasons) if typical else None
-        for request in self.encoder.encode(columns, selected, reasons, tails):
+    def _send(self, explainer: Explainer, exporter: Exporter) -> bool:
+        for request in explainer.requests():
             exporter.submit(request, wait=True)
             if exporter.read_counters().dropped_spans[DROPPED_UNREACHABLE]:
                 return False
             self.packets += request.packets
         return True
 
-    # Causes of the slow ones. What they waited for may be in the columns before.
-    def _find_tails(
-        self,
-        columns: Columns,
-        before: Columns,
-        typical: Typical,
-        selected: npt.NDArray[np.uint32],
-        reasons: npt.NDArray[np.uint8],
-    ) -> Rows:
-        tails = np.zeros(len(selected), dtype=TAIL)
-        slow = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
-        if len(slow):
-            both = concatenate([before, columns])
-            packets = selected[slow].astype(np.intp) + len(before.packets)
-            clock = self.facts.make_clock()
-            tails[slow] = make_tails(find_causes(both, packets, typical), clock.ticks_per_second)
-        return tails
 
-
-def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts) -> SpanEncoder:
+def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlate_window_ns: int) -> SpanEncoder:
     header = facts.header
     target: dict[str, Any] = {**header.resource, "process.pid": header.pid}
     encoder = SpanEncoder(
@@ -160,6 +146,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts) -> SpanE
         find_session_id(header.session),
         facts.make_clock(),
         format_trace_state(arguments.sample or 0.0),
+        correlate_window_ns,
     )
     threads = [(0, "")] * (max(facts.threads, default=-1) + 1)
     for index, thread in facts.threads.items():

@@ -8,17 +8,18 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
-from otel_nfprobe.choice import choose
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import Exporter
@@ -26,12 +27,13 @@ from otel_nfprobe.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
 from otel_nfprobe.span import SpanEncoder
-from otel_nfprobe.summary import summarise
+from otel_nfprobe.summary import count_received, summarise
 from otel_nfprobe.target import Target
+from otel_nfprobe.trial import Trial, describe
 
 PROGRESS_S = 1.0
 EXPORT_CLOSE_S = 10.0
-SECRETS = ("command",)  # arguments that are not recorded: a command line may hold passwords
+SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords
 
 
 def say(sentence: str, next_command: str = "") -> None:
@@ -52,19 +54,62 @@ def plan(
     stopping: threading.Event,
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
+    if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
+        adapter = _if_it_finds_roles(adapter, target)
+    choice = _choose(arguments, target, adapter, arguments.functions)
     if adapter is not None:
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
-    choice = choose(
+    identity = find_identity(arguments)
+    return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping, identity=identity)
+
+
+def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
+    """An adapter that nobody asked for must not keep chosen functions from being measured."""
+    try:
+        adapter.roles(target)
+    except RefusedError as error:
+        say(f"{error.sentence} Only --functions are probed.")
+        return None
+    return adapter
+
+
+def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | None, globs: Sequence[str]) -> Choice:
+    return choose(
         target,
         adapter,
-        arguments.functions,
+        globs,
         arguments.exclude,
         arguments.strategy,
         arguments.no_stop,
         arguments.archive,
         arguments.captures,
     )
-    return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping)
+
+
+def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: float) -> None:
+    """Where only the adapter named functions, finds out by a trial which others are worth a probe.
+
+    Args:
+        monitor: what `plan` made; it gets another choice.
+        seconds: how long the trial may take; 0: none.
+
+    Raises:
+        NfprobeError: it was stopped, or the target has ended.
+    """
+    target, adapter = monitor.target, monitor.choice.adapter
+    if not seconds or adapter is None or adapter.inner or arguments.functions or arguments.captures:
+        return
+    strategy, no_stop, size = arguments.strategy, arguments.no_stop, arguments.ring_size
+    try:
+        found = Trial(target, adapter, arguments.exclude, strategy, no_stop, size, monitor.stopping).run(seconds)
+    except NfprobeError as error:
+        if monitor.stopping.is_set() or not target.is_alive():
+            raise
+        say(f"trial: {error.sentence} Only the adapter's functions are probed.")
+        return
+    describe(found, target.pid, say)
+    if found.chosen:
+        monitor.choice = _choose(arguments, target, adapter, found.globs())
 
 
 class Measurement:
@@ -111,7 +156,8 @@ class Measurement:
                 sample = self.arguments.sample
                 state = format_trace_state(sample) if sample and sample < 1 else ""
                 names = self.monitor.names_by_id()
-                encoder = SpanEncoder(self._resource, names, self._session_id, self._clock, state)
+                window_ns = self.monitor.identity.correlate_window_ns
+                encoder = SpanEncoder(self._resource, names, self._session_id, self._clock, state, window_ns)
                 spans = SpanPath(self._sampler(), encoder, self._exporter)
             self.monitor.start(self._clock, self._recording, spans)
         except BaseException:
@@ -186,9 +232,10 @@ class Measurement:
                 return
             shown_at = time.monotonic()
             counts = self.monitor.session.thread_counts()
+            batches, packets = count_received(self.monitor)
             line = (
-                f"{shown_at - self.monitor.started_at:5.0f} s  {sum(c.batches for c in counts):>12,} batches"
-                f"  {sum(c.received for c in counts):>13,} packets"
+                f"{shown_at - self.monitor.started_at:5.0f} s  {batches:>12,} batches"
+                f"  {packets:>13,} packets"
                 f"  {sum(sum(c.lost) for c in counts):>9,} records lost"
             )
             if self._exporter is not None:

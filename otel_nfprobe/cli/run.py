@@ -21,7 +21,7 @@ from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter, choose_adapter
 from otel_nfprobe.cli.main import tell_error
-from otel_nfprobe.cli.measure import Measurement, describe_probes, find_resource, plan, print_line, say
+from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.endpoint import Endpoint, find_endpoint
 from otel_nfprobe.errors import NfprobeError, UsageError
@@ -100,7 +100,7 @@ class _Run:
             The summary object, or None when the program ended before there was anything to probe.
         """
         self.target.check()
-        adapter = choose_adapter(self.arguments.adapter, self.target)
+        adapter = choose_adapter(self.arguments.adapter, self.target, self.arguments.batch_function)
         if adapter is not None and not _roles_of(adapter, self.target):
             if (self.arguments.functions or self.arguments.capture) and self.arguments.adapter == "auto":
                 say(f"adapter {adapter.name} finds no receive function yet: only --functions are probed.")
@@ -129,6 +129,8 @@ class _Run:
 
     def _measure(self, adapter: Adapter | None) -> dict[str, Any]:
         monitor = plan(self.arguments, self.target, adapter, threading.Event())
+        if self.launch.released:  # a program that is held runs nothing that could be tried
+            choose_by_trial(self.arguments, monitor, self.arguments.trial or 0.0)
         attributes = find_resource(self.arguments, self.target)
         measurement = Measurement(self.arguments, monitor, attributes, self.endpoint, self.again)
         measurement.start()

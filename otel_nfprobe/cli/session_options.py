@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
@@ -37,6 +38,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--adapter", default="auto", metavar="NAME", help="auto, none, a name, or a YAML file (default: auto)"
     )
     group.add_argument(
+        "--batch-function",
+        metavar="MODULE:NAME",
+        help="of any program: a batch is what a thread runs from one call of this function to the next"
+        " (--adapter generic)",
+    )
+    group.add_argument(
         "--archive",
         action="append",
         default=[],
@@ -50,6 +57,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="'GLOB: SNIPPET'",
         help="probe these functions and capture a value at their entry: Intel instructions that leave it in rax,"
         " such as 'libz.so.1:deflate: mov rax, [rdi+8]'; repeatable",
+    )
+    group.add_argument(
+        "--trial",
+        type=parse_seconds,
+        metavar="TIME",
+        help="without --functions: first find out, in at most this time, which functions beside the adapter's are"
+        " worth a probe; 0s: probe the adapter's only (default: attach 1s, run 0s)",
     )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(
@@ -94,6 +108,8 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="export this share of all packets, chosen by their id; 1 exports everything",
     )
+    add_digest_options(group)
+    add_correlation_options(group)
 
 
 def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
@@ -125,4 +141,5 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.packets == "none" and arguments.endpoint:
         sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
         raise UsageError(sentence, usage)
+    find_identity(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]

@@ -12,6 +12,7 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.leftover import find_monitor, session_descriptors
+from otel_nfprobe.monitor import TRIAL
 from otel_nfprobe.session import (
     FIXED_BYTES,
     LOST_CLASSES,
@@ -84,7 +85,7 @@ def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
     used = [threads[index] for index in range(min(int(header.threads), THREAD_COUNT)) if threads[index].tid]
     return {
         "pid": pid,
-        "state": STATES.get(int(header.state), "unknown"),
+        "state": _state(header),
         "probes": sum(1 for index in range(min(int(header.probes), PROBE_COUNT)) if probes[index].armed),
         "threads": len(used),
         "batches": sum(int(thread.batches) for thread in used),
@@ -93,6 +94,12 @@ def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
         "empty_polls": sum(int(thread.empty_polls) for thread in used),
         "lost": sum(int(thread.lost[loss]) for thread in used for loss in range(len(LOST_CLASSES))),
     }
+
+
+def _state(header: Any) -> str:
+    state = STATES.get(int(header.state), "unknown")
+    is_trial = state == "armed" and ffi.string(header.message, 16) == TRIAL.encode()
+    return TRIAL if is_trial else state
 
 
 def _own_pid(pid: int) -> int:

@@ -7,11 +7,13 @@ from typing import Any
 
 from otel_nfprobe.views.numbers import format_count, format_duration
 
+FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
+
 
 def explain_cause(packet: dict[str, Any]) -> str:
     """What made this packet late, from an entry of `packets.slowest` of the report's document."""
     cause = packet["cause"]
-    function = cause.get("function") or "a call"
+    function = cause.get("function") or "What runs outside of the probed functions"
     excess = format_duration(cause.get("excess_ns") or 0)
     batch = _name_batch(cause.get("batch"))
     waited = packet.get("queue_wait_ns")
@@ -20,8 +22,9 @@ def explain_cause(packet: dict[str, Any]) -> str:
         "own": f"{function} took {excess} longer than usual in its own batch.",
         "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
         "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
-        "burst": f"More packets arrived at once than this thread works off: {waiting}.",
-        "preemption": f"The thread did not run for {excess} in {batch}: {waiting}.",
+        "burst": f"More packets arrived at once than this thread works off{_name_flow(cause)}: {waiting}.",
+        "preemption": f"The scheduler kept the thread from running for {excess} in {batch}"
+        + (f": {waiting}." if waited else "."),
     }
     return sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
 
@@ -38,6 +41,11 @@ def describe_packet(packet: dict[str, Any]) -> str:
 
 def _name_batch(batch: int | None) -> str:
     return f"batch {format_count(batch)}" if batch is not None else "an earlier batch"
+
+
+def _name_flow(cause: dict[str, Any]) -> str:
+    flow = cause.get("flow")
+    return f", {flow['share']:.0%} of them {flow['flow']}" if flow and flow["share"] >= FLOW_SHARE else ""
 
 
 def _count_others(packet: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from otel_nfprobe.views.sentence import describe_packet, explain_cause
 
 BAR_CHARACTERS = 40
 HISTOGRAM_ROWS = 16
+EXCESS = ("mean_excess_ns", "max_excess_ns")
 
 
 def render_table(report: Report) -> str:
@@ -24,6 +25,7 @@ def render_table(report: Report) -> str:
         format_functions(document["functions"]),
         format_batches(document["batches"]),
         _format_packets(document["packets"]),
+        format_causes(document["packets"]),
         format_slowest(document["packets"]["slowest"]),
         _format_losses(report),
     ]
@@ -81,6 +83,21 @@ def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
         lines.append(f"     {'':>8}  {explain_cause(packet)}")
         lines.append(f"     {'':>8}  id {packet['id']}")
     return "\n".join(lines)
+
+
+def format_causes(packets: dict[str, Any]) -> str:
+    """What made the late packets late, one row per cause, the most frequent first."""
+    causes = packets.get("causes")
+    if not causes:
+        return ""
+    late = packets["late"]
+    count, over = format_count(late["packets"]), format_duration(late["over_ns"])
+    rows = [["cause", "function", "packets", "share", "mean excess", "max"]]
+    for cause in causes:
+        excess = [format_duration(cause[key]) if cause["kind"] != "unknown" else "-" for key in EXCESS]
+        counted = [format_count(cause["packets"]), f"{cause['share']:.1%}"]
+        rows.append([cause["kind"], cause["function"] or "-", *counted, *excess])
+    return f"what made the {count} packets over {over} late\n" + align_columns(rows)
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:

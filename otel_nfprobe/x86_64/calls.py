@@ -52,6 +52,9 @@ SYNC_CORE_CALLS = (
     Call("rt_sigaction", 13, (5, 0, ADDRESS, 8)),  # SIGTRAP
     Call("rt_sigaction", 13, (5, ADDRESS, 0, 8)),
 )
+# By threads of the target in probes on functions that somebody described: what is described is not checked where
+# filters do not allow it.
+CHECK_CALLS = (Call("process_vm_readv", 310, (1, ADDRESS, 1, ADDRESS, 1, 0)),)
 PROBE_CALLS = (
     Call("restart_syscall", 219),
     Call("mmap", 9, (0, 1 << 24, RW, SHARED, DESCRIPTOR, FILE_OFFSET)),

@@ -6,21 +6,18 @@ Frames come in by its control socket, so that their number is exact; its flow an
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from probed import wait_until
+from switch_processes import SCHEMA, SwitchProcesses
 
 BINARIES = ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "/usr/sbin/ovs-vswitchd")
-SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 FRAME = (
     "in_port(1),eth(src=50:54:00:00:00:09,dst=50:54:00:00:00:0a),eth_type(0x0800),"
     "ipv4(src=10.0.0.{source},dst=10.0.0.1,proto=17,tos=0,ttl=64,frag=no),udp(src=80,dst={port})"
 )
-PATIENCE_S = 60
 
 
 class OpenVswitch:
@@ -33,45 +30,17 @@ class OpenVswitch:
 
     def __init__(self, folder: Path, launcher: Sequence[str] = ()) -> None:
         self.folder = folder
-        self._said = folder / "said"
-        names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
-        self._environment = {**os.environ, **dict.fromkeys(names, str(folder))}
-        self._processes: list[subprocess.Popen[bytes]] = []
-        database, socket = folder / "conf.db", f"unix:{folder}/db.sock"
-        self._run("ovsdb-tool", "create", database, SCHEMA)
-        self._start("ovsdb-server", database, f"--remote=p{socket}", "db.ctl")
-        self._configure = ("ovs-vsctl", f"--db={socket}", f"--timeout={PATIENCE_S}")
+        self._processes = SwitchProcesses(folder)
+        self._run, self._configure = self._processes.run, self._processes.configure
         self._run(*self._configure, "--no-wait", "init")
         binary = next(name for name in BINARIES if Path(name).exists())
-        switch = self._start(*launcher, binary, socket, "--enable-dummy=override", "vs.ctl")
+        switch = self._processes.start(*launcher, binary, self._processes.socket, "--enable-dummy=override", "vs.ctl")
         self.pid = switch.pid
         self._add_bridge()
 
     @staticmethod
     def is_installed() -> bool:
         return SCHEMA.exists() and any(Path(name).exists() for name in BINARIES)
-
-    def _start(self, *words: object) -> subprocess.Popen[bytes]:
-        """Starts a daemon, without the last word, the name of its control socket, and waits until it listens."""
-        *command, control = words
-        options = (f"--unixctl={self.folder}/{control}", "--no-chdir", "-vconsole:off", "-vsyslog:off")
-        silent = subprocess.DEVNULL
-        with self._said.open("ab") as said:
-            process = subprocess.Popen(
-                [str(word) for word in (*command, *options)],
-                env=self._environment, stdin=silent, stdout=silent, stderr=said,
-            )  # fmt: skip
-        self._processes.append(process)
-        assert wait_until((self.folder / str(control)).exists, PATIENCE_S)
-        return process
-
-    def _run(self, *words: object) -> str:
-        command = [str(word) for word in words]
-        done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
 
     def _add_bridge(self) -> None:
         bridge = ["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=dummy", "fail-mode=secure"]
@@ -84,7 +53,7 @@ class OpenVswitch:
 
     def said_by_launcher(self) -> str:
         """What was said on standard error."""
-        return self._said.read_text()
+        return self._processes.said.read_text()
 
     def receive(self, frames: int) -> str:
         """Sends so many different frames into port 1; returns its counters: how many there were, and came out."""
@@ -108,10 +77,4 @@ class OpenVswitch:
         return found[0], found[1], found[2], found[3]
 
     def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-            try:
-                process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._processes.stop()

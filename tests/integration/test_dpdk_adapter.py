@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dpdk_examples import wait_until_said
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters import dpdk
@@ -102,6 +105,40 @@ def test_a_stopped_port_is_no_port(testpmd: Testpmd) -> None:
     assert error.value.next_command == f"nfprobe attach {testpmd.pid}"
     testpmd.command("port start 0", "Done")
     assert len(dpdk.DpdkAdapter().roles(target)) == 2
+
+
+@pytest.mark.parametrize(("flags", "how"), [(("-rdynamic",), "symbol"), (("-s",), "shape")])
+def test_the_layout_of_2111(
+    flags: tuple[str, ...], how: str, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = spawn(compile_target("ethdev_table", *flags))
+    assert process.stdout is not None
+    address, receive, transmit = (int(word, 16) for word in process.stdout.readline().split())
+    table = dpdk.find_table(Target(process.pid))
+    assert table.address == address
+    assert how in table.how
+    assert table.started() == [3]
+    assert (table.receive[3], table.transmit[3]) == (receive, transmit)
+
+
+def test_a_port_that_is_started_while_it_is_measured(nfprobe: Any, testpmd: Testpmd) -> None:
+    monitor = nfprobe.start("attach", testpmd.pid, "--trial", "0s", "--packets", "none", "--json")
+    wait_until_said(monitor, "attached to")
+    testpmd.command("port attach net_null0,no-rx=0", "Done")
+    testpmd.command("port start 1", "Done")
+    wait_until_said(monitor, "2 more functions receive or transmit now")
+    testpmd.command("start")
+    testpmd.wait_for_packets(7)
+    testpmd.command("stop", "Done")
+    monitor.send_signal(signal.SIGINT)
+    output, errors = monitor.communicate(timeout=60)
+    assert monitor.returncode == 0, errors
+    summary = json.loads(output.splitlines()[-1])
+    ports = [testpmd.telemetry(port) for port in (0, 1)]
+    counters = [sum(numbers) for numbers in zip(*ports, strict=True)]
+    assert counters[0] > 7
+    assert [summary["packets"][word] for word in ("received", "transmitted")] == counters
+    assert summary["not_restored"] == []
 
 
 def test_other_drivers(start_testpmd: Start) -> None:

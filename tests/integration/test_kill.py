@@ -45,7 +45,9 @@ def test_monitor_killed_at_random_moments(
     text = text_digests(target, modules)
     rng = random.Random(7)
     for number in range(kills):
-        monitor = nfprobe.start("attach", testpmd.pid, "--packets", "none", "--record", tmp_path / "killed.nfprobe")
+        monitor = nfprobe.start(
+            "attach", testpmd.pid, "--trial", "0s", "--packets", "none", "--record", tmp_path / "killed.nfprobe"
+        )
         time.sleep(rng.uniform(0.2, 2.0))
         monitor.kill()
         monitor.wait()
@@ -54,7 +56,7 @@ def test_monitor_killed_at_random_moments(
             done = nfprobe.run("detach", testpmd.pid)
             assert done.returncode == 0, done.stderr
             assert text_digests(target, modules) == text
-    summary = nfprobe.json("attach", testpmd.pid, "--packets", "none", "--for", "0.5s")
+    summary = nfprobe.json("attach", testpmd.pid, "--trial", "0s", "--packets", "none", "--for", "0.5s")
     assert summary["packets"]["received"] > 0
     assert text_digests(target, modules) == text
     assert_forwards(testpmd)
@@ -64,7 +66,7 @@ def test_gates_close_when_the_monitor_dies(
     nfprobe: Any, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]
 ) -> None:
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
-    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "none")
+    monitor = nfprobe.start("attach", testpmd.pid, "--trial", "0s", "--packets", "none")
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     monitor.kill()
     monitor.wait()
@@ -82,7 +84,9 @@ def test_target_killed(
     """What was committed when the target died is in the recording, and the summary says that it ended."""
     testpmd = start_testpmd(pcap_device(capture(200_000)))
     recording = tmp_path / "dead.nfprobe"
-    monitor: subprocess.Popen[str] = nfprobe.start("attach", testpmd.pid, "--record", recording, "--json")
+    monitor: subprocess.Popen[str] = nfprobe.start(
+        "attach", testpmd.pid, "--trial", "0s", "--record", recording, "--json"
+    )
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     testpmd.command("start")
     testpmd.wait_for_packets(200_000)

@@ -59,7 +59,9 @@ def test_every_packet_of_a_file(
 ) -> None:
     testpmd = start_testpmd(pcap_device(capture(count)))
     recording = tmp_path / "all.nfprobe"
-    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", *ROOM, "--record", recording, "--json")
+    monitor = nfprobe.start(
+        "attach", testpmd.pid, "--trial", "0s", "--packets", "all", *ROOM, "--record", recording, "--json"
+    )
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     testpmd.command("start")
     testpmd.wait_for_packets(count)
@@ -96,7 +98,7 @@ def test_endless_source_at_full_speed(
 ) -> None:
     """Attached to a forwarder at full speed: what it received in between, to within a burst at each edge."""
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True))
-    monitor = nfprobe.start("attach", testpmd.pid, "--packets", "all", *ROOM, "--json")
+    monitor = nfprobe.start("attach", testpmd.pid, "--trial", "0s", "--packets", "all", *ROOM, "--json")
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     before = testpmd.telemetry()
     testpmd.command("start")
@@ -116,7 +118,7 @@ def test_attach_and_detach_while_it_forwards(
 ) -> None:
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
     before = testpmd.telemetry()
-    summary = nfprobe.json("attach", testpmd.pid, "--packets", "none", "--for", "1s")
+    summary = nfprobe.json("attach", testpmd.pid, "--trial", "0s", "--packets", "none", "--for", "1s")
     after = testpmd.telemetry()
     assert 0 < summary["packets"]["received"] <= after[0] - before[0]
     assert summary["not_restored"] == []
@@ -130,7 +132,7 @@ def test_empty_polls_leave_no_record(
     testpmd = start_testpmd(pcap_device(capture(7)))
     testpmd.command("start")
     testpmd.wait_for_packets(7)
-    summary = nfprobe.json("attach", testpmd.pid, "--for", f"{seconds}s", timeout=seconds + 240)
+    summary = nfprobe.json("attach", testpmd.pid, "--trial", "0s", "--for", f"{seconds}s", timeout=seconds + 240)
     assert summary["records"]["read"] == 0
     assert summary["packets"]["received"] == 0
     polls = [thread for thread in summary["threads"] if thread["polls"]]

@@ -105,9 +105,9 @@ class Testpmd:
         assert transmitted is not None
         return int(received[1]), int(transmitted[1])
 
-    def telemetry(self) -> tuple[int, int]:
+    def telemetry(self, port: int = 0) -> tuple[int, int]:
         """Packets received and transmitted by the telemetry socket, which takes no turn of the prompt."""
-        stats: dict[str, Any] = self._ask_telemetry("/ethdev/stats,0")["/ethdev/stats"]
+        stats: dict[str, Any] = self._ask_telemetry(f"/ethdev/stats,{port}")["/ethdev/stats"]
         return int(stats["ipackets"]), int(stats["opackets"])
 
     def _ask_telemetry(self, command: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FOUND = 10
 
 
 def run_session(nfprobe: Any, testpmd: Testpmd, endpoint: str, service: str, recording: Path) -> dict[str, Any]:
-    options = ["--packets", "all", "--sample", 1, "--endpoint", endpoint, "--service", service]
+    options = ["--trial", "0s", "--packets", "all", "--sample", 1, "--endpoint", endpoint, "--service", service]
     options += ["--record", recording, "--json"]
     monitor = nfprobe.start("attach", testpmd.pid, *options)
     wait_until_armed(nfprobe, testpmd.pid, monitor)

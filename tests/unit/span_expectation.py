@@ -37,6 +37,7 @@ def attributes_of(entries: list[KeyValue]) -> dict[str, Any]:
 # What the spans of one packet must be, from the columns, in plain Python.
 class Expectation:
     def __init__(self, columns: Columns, index: int, reasons: int, tail: np.void | None) -> None:
+        self.columns = columns
         self.packet = columns.packets[index]
         self.batch = columns.batches[int(self.packet["batch"])]
         first = int(self.batch["first_call"])
@@ -62,8 +63,10 @@ class Expectation:
         if self.reasons & (SLOW | SLOWEST):
             if self.tail is not None and self.tail["function"] < len(NAMES):
                 return f"late packet: {NAMES[self.tail['function']]}"
-            queue = self.tail is not None and self.tail["kind"] == TAIL_KINDS.index("queue")
-            return "late packet: queue wait" if queue else "late packet"
+            number = 0 if self.tail is None else int(self.tail["kind"])
+            kind = TAIL_KINDS[number] if number < len(TAIL_KINDS) else ""
+            names = {"queue": ": queue wait", "burst": ": queue wait", "preemption": ": preemption"}
+            return "late packet" + names.get(kind, "")
         return "dropped packet" if self.packet["disposition"] == 2 else "packet"
 
     def root_attributes(self) -> dict[str, Any]:
@@ -76,8 +79,8 @@ class Expectation:
         }
         if packet["disposition"] == 1 and packet["done_digest"] not in (0, packet["digest"]):
             values["nf.packet.done_id"] = f"{packet['done_digest']:016x}"
-        if packet["flags"] & 2:
-            values["nf.packet.repeated"] = True
+        marks = {2: "repeated", 16: "fragment", 32: "truncated", 64: "malformed", 128: "inner"}
+        values |= {f"nf.packet.{name}": True for bit, name in marks.items() if packet["flags"] & bit}
         if packet["done_ticks"] and packet["disposition"]:
             values["nf.packet.latency_ns"] = end - start
             values["nf.latency.bucket"] = expected_bucket(end - start)
@@ -98,6 +101,8 @@ class Expectation:
         name = transports.get(int(packet["protocol"]))
         if name:
             values["network.transport"] = name
+        if packet["protocol"] == 50:
+            values["nf.packet.spi"] = int(packet["source_port"]) << 16 | int(packet["destination_port"])
         if name not in (None, "icmp"):
             values["source.port"] = packet["source_port"]
             values["destination.port"] = packet["destination_port"]
@@ -106,16 +111,46 @@ class Expectation:
     def tail_attributes(self) -> dict[str, Any]:
         if self.tail is None or not 0 < self.tail["kind"] < len(TAIL_KINDS):
             return {}
+        values = {"nf.tail.cause": TAIL_KINDS[self.tail["kind"]]}
+        if self.tail["flags"] & 1:
+            values["nf.tail.saturated"] = True
         if TAIL_KINDS[self.tail["kind"]] == "unknown":
-            return {"nf.tail.cause": "unknown"}
-        values = {
-            "nf.tail.cause": TAIL_KINDS[self.tail["kind"]],
+            return values
+        values |= {
             "nf.tail.excess_ns": self.tail["excess_ns"],
             "nf.tail.batch": self.tail["batch_id"],
+            "nf.tail.share": self.tail["share"],
         }
+        if TAIL_KINDS[self.tail["kind"]] == "burst":
+            values |= self.burst_attributes()
         if self.tail["function"] < len(NAMES):
             values["nf.tail.function"] = NAMES[self.tail["function"]]
         return values
+
+    def burst_attributes(self) -> dict[str, Any]:
+        assert self.tail is not None
+        if self.tail["flow_packet"] >= len(self.columns.packets):
+            return {}
+        flow = self.columns.packets[self.tail["flow_packet"]]
+        version = int(flow["ip_version"])
+        if version not in (4, 6):
+            return {}
+        values: dict[str, Any] = {"nf.tail.flow.share": self.tail["flow_share"]}
+        for side in ("source", "destination"):
+            address = format_address(bytes(flow[side][: {4: 4, 6: 16}[version]]))
+            values[f"nf.tail.flow.{side}"] = f"{address if version == 4 else f'[{address}]'}:{flow[side + '_port']}"
+        return values
+
+    def check_links(self, root: Span) -> None:
+        """The culprit batch's span, if it is another trace's."""
+        tail = self.tail
+        if tail is None or not (tail["link_high"] or tail["link_low"]):
+            assert not root.links
+            return
+        (link,) = root.links
+        assert link.trace_id == int(tail["link_high"]).to_bytes(8, "big") + int(tail["link_low"]).to_bytes(8, "big")
+        assert link.span_id == int(tail["link_span"]).to_bytes(8, "big")
+        assert link.flags == 0x103
 
     def batch_attributes(self) -> dict[str, Any]:
         batch = self.batch
@@ -157,12 +192,17 @@ class Expectation:
         assert not root.parent_span_id
         assert (root.start_time_unix_nano, root.end_time_unix_nano) == self.root_times()
         assert attributes_of(list(root.attributes)) == self.root_attributes()
+        self.check_links(root)
         batch_start = self.ns(self.batch["start_ticks"])
         if self.arrived() and self.root_times()[0] < batch_start:
             wait, position = spans[1], 2
             assert (wait.name, wait.parent_span_id) == ("queue wait", root.span_id)
             assert (wait.start_time_unix_nano, wait.end_time_unix_nano) == (self.root_times()[0], batch_start)
-            assert attributes_of(list(wait.attributes)) == {"nf.duration_ns": batch_start - self.root_times()[0]}
+            source = "polls" if self.packet["flags"] & 5 == 5 else "mbuf stamp"
+            assert attributes_of(list(wait.attributes)) == {
+                "nf.duration_ns": batch_start - self.root_times()[0],
+                "nf.arrival.source": source,
+            }
         batch = spans[position]
         assert (batch.name, batch.parent_span_id) == ("batch", root.span_id)
         assert batch.start_time_unix_nano == batch_start

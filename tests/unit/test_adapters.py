@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -18,7 +18,7 @@ from otel_nfprobe.adapters import base
 from otel_nfprobe.adapters.base import DROP, RECEIVE, TRANSMIT, Buffer, Burst, choose_adapter
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import Table
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,12 @@ def test_roles_of_a_description(target: Target) -> None:
         "arrival": 48,
         "arrival_unit": 0,
         "link_layer": 1,
+        "count_width": 0,
+        "count_offset": 0,
+        "pointers_offset": 0,
+        "when": base.WHEN_NONZERO,
+        "checked": 1,
+        **dict.fromkeys(("verdict", "proven", "offence"), 0),
     }
     drop = roles[DROP].program
     assert (drop["pointers_single"], drop["pointers_argument"], drop["requested_argument"]) == (1, 0, 255)
@@ -152,6 +158,17 @@ def test_a_program_has_exactly_the_fields_of_the_structure(target: Target) -> No
         ("functions", ["a", 1], "functions[1] must be text"),
         ("recognise.exports", "nf_receive", "recognise.exports must be a list"),
         ("packets_max", 0, "packets_max is 0"),
+        ("receive.0.when", "zero", "receive[0].when is for receive functions that do not return the number"),
+        ("receive.0.requested", "capacity", "receive[0].requested is 'capacity'"),
+        ("receive.0", {"function": "nf:nf_receive", "batch": 1}, "receive[0].batch needs the layout of a batch"),
+        ("batch", {"pointers": 16, "capacity": 32}, "batch.count must hold keys"),
+        (
+            "batch",
+            {"count": {"offset": 0, "bytes": 3}, "pointers": 8, "capacity": 1},
+            "batch.count.bytes must be 2 or 4 or 8",
+        ),
+        ("batch", {"count": {"offset": 20, "bytes": 4}, "pointers": 16, "capacity": 32}, "lies in the array"),
+        ("batch", {"count": {"offset": 0, "bytes": 8}, "pointers": 16, "capacity": 0}, "batch.capacity is 0"),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
@@ -160,6 +177,65 @@ def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
     assert says in error.value.sentence
     assert "nf.yaml" in error.value.sentence
     assert error.value.next_command
+
+
+BATCH: dict[str, Any] = {
+    **DESCRIPTION,
+    "batch": {"count": {"offset": 4, "bytes": 2}, "pointers": 16, "capacity": 64},
+    "receive": [{"function": "nf:nf_receive", "batch": 0, "when": "zero", "requested": "capacity"}],
+    "transmit": [{"function": "nf:nf_transmit", "batch": 1, "count": "return", "count_bits": 16}],
+}
+
+
+def test_a_batch_behind_a_pointer(target: Target) -> None:
+    programs = {role.role: role.program for role in DescribedAdapter("nf.yaml", BATCH).roles(target)}
+    receive, transmit, drop = programs[RECEIVE], programs[TRANSMIT], programs[DROP]
+    assert (receive["count_from"], receive["when"], receive["packets_max"]) == (base.COUNT_MEMORY, base.WHEN_ZERO, 64)
+    assert (receive["requested_argument"], receive["pointers_argument"]) == (base.CAPACITY, 0)
+    assert [receive[name] for name in ("count_offset", "count_width", "pointers_offset")] == [4, 2, 16]
+    assert (transmit["count_from"], transmit["count_mask"]) == (base.COUNT_RETURN, 0xFFFF)
+    assert (transmit["count_width"], transmit["when"]) == (2, base.WHEN_ALWAYS)
+    assert (drop["count_width"], drop["packets_max"]) == (0, base.PACKETS_MAX)
+    assert all(program["checked"] == 1 for program in programs.values())
+
+
+def test_without_checks_a_batch_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a seccomp filter forbids the call that checks memory."""
+    monkeypatch.setattr(target, "may_check_memory", False)
+    with pytest.raises(RefusedError, match="may forbid process_vm_readv"):
+        DescribedAdapter("nf.yaml", BATCH).roles(target)
+    adapter = DescribedAdapter("nf.yaml", DESCRIPTION)
+    assert adapter.roles(target)[0].program["checked"] == 0
+    assert "not checked" in adapter.notes(target)[1]
+
+
+class _Recognising:
+    inner: ClassVar[list[str]] = []
+
+    def __init__(self, name: str, knows: int | None) -> None:
+        self.name = name
+        if knows is not None:
+            self.knows = knows
+
+    def recognise(self, target: Target) -> str | None:
+        return "it always does"
+
+
+@pytest.mark.parametrize(
+    ("adapters", "chosen"),
+    [
+        ([("a", base.KNOWS_LIBRARY), ("b", base.KNOWS_PROGRAM)], "b"),
+        ([("a", base.KNOWS_LIBRARY), ("b", None)], "b"),
+        ([("a", None), ("b", base.KNOWS_PROGRAM)], "a"),
+    ],
+)
+def test_auto_takes_the_one_that_knows_most(
+    adapters: list[tuple[str, int | None]], chosen: str, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_installed", lambda: [_Recognising(*adapter) for adapter in adapters])
+    adapter = choose_adapter("auto", target)
+    assert adapter is not None
+    assert adapter.name == chosen
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
         ("nfp_call", CALL),
         ("nfp_batch", BATCH),
         ("nfp_packet", PACKET),
+        ("nfp_topic", columns.TOPIC),
+        ("nfp_message", columns.MESSAGE),
         ("nfp_thread_shared", columns.THREAD),
     ],
 )

@@ -6,7 +6,9 @@ from __future__ import annotations
 import random
 import struct
 
+import frames
 import pytest
+from frames import BODY, FRAMES, NO_TUNNELS, TUNNELS, describe_in_c, ethernet, ipv4, mpls, tcp, udp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from otel_nfprobe._core import ffi, lib
@@ -25,88 +27,6 @@ VECTORS = {
 }
 KNOWN_UDP_ID = "0171898d085bdcf4"
 DEFAULT_KEY_WORDS = (0x70666E2D6C65746F, 0x7364692065626F72)
-
-
-def describe_in_c(readable: bytes, length: int | None = None, link: int = 0, key: bytes = digest.DEFAULT_KEY):
-    # Exactly as many bytes as may be read: a read beyond them is one that a sanitizer sees.
-    memory = ffi.new("uint8_t[]", readable) if readable else ffi.new("uint8_t[1]")
-    facts = ffi.new("uint8_t[56]")
-    words = ffi.new("uint64_t[2]", struct.unpack("<2Q", key))
-    lib.nfp_digest_describe(memory, len(readable), len(readable) if length is None else length, link, words, facts)
-    return digest.unpack_facts(bytes(facts))
-
-
-def ethernet(payload: bytes, ether_type: int = 0x0800, macs: bytes = bytes(12), tags: bytes = b"") -> bytes:
-    return macs + tags + struct.pack(">H", ether_type) + payload
-
-
-def ipv4(
-    payload: bytes,
-    protocol: int = 17,
-    *,
-    ip_id: int = 7,
-    ttl: int = 64,
-    tos: int = 0,
-    fragment: int = 0,
-    source: bytes = b"\x0a\0\0\1",
-    destination: bytes = b"\x0a\0\0\2",
-    options: bytes = b"",
-) -> bytes:
-    return (
-        struct.pack(
-            ">BBHHHBBH4s4s",
-            0x45 + len(options) // 4,
-            tos,
-            20 + len(options) + len(payload),
-            ip_id,
-            fragment,
-            ttl,
-            protocol,
-            0x1234,
-            source,
-            destination,
-        )
-        + options
-        + payload
-    )
-
-
-def ipv6(payload: bytes, next_header: int = 17, hop_limit: int = 64) -> bytes:
-    return struct.pack(">IHBB", 0x60000000, len(payload), next_header, hop_limit) + bytes(range(32)) + payload
-
-
-def udp(payload: bytes, source: int = 1000, destination: int = 2000, checksum: int = 0) -> bytes:
-    return struct.pack(">HHHH", source, destination, 8 + len(payload), checksum) + payload
-
-
-def tcp(payload: bytes, sequence: int = 1, window: int = 512, options: bytes = b"", source: int = 1000) -> bytes:
-    offset = (5 + len(options) // 4) << 12
-    return struct.pack(">HHIIHHHH", source, 80, sequence, 99, offset | 0x18, window, 0xBEEF, 0) + options + payload
-
-
-BODY = bytes(range(100, 164))
-FRAMES = {
-    "udp": ethernet(ipv4(udp(BODY))),
-    "udp, short, padded": ethernet(ipv4(udp(b"x"))) + bytes(17),
-    "tcp": ethernet(ipv4(tcp(BODY), 6)),
-    "tcp with options": ethernet(ipv4(tcp(BODY, options=b"\x02\x04\x05\xb4"), 6)),
-    "ip options": ethernet(ipv4(udp(BODY), options=bytes(8))),
-    "sctp": ethernet(ipv4(struct.pack(">HHII", 5, 6, 0xAABBCCDD, 1) + BODY, 132)),
-    "icmp": ethernet(ipv4(struct.pack(">BBHHH", 8, 0, 0, 0x55, 3) + BODY, 1)),
-    "gre": ethernet(ipv4(BODY, 47)),
-    "first fragment": ethernet(ipv4(udp(BODY), fragment=0x2000)),
-    "later fragment": ethernet(ipv4(BODY, fragment=0x2005)),
-    "vlan": ethernet(ipv4(udp(BODY)), tags=b"\x81\0\0\5"),
-    "qinq": ethernet(ipv4(udp(BODY)), tags=b"\x88\xa8\0\5\x81\0\0\6"),
-    "ipv6 udp": ethernet(ipv6(udp(BODY)), 0x86DD),
-    "ipv6 hop by hop, tcp": ethernet(ipv6(b"\x06\0" + bytes(6) + tcp(BODY), 0), 0x86DD),
-    "ipv6 fragment": ethernet(ipv6(b"\x11\0\0\x09\0\0\x12\x34" + BODY, 44), 0x86DD),
-    "ipv6 authentication": ethernet(ipv6(b"\x11\x04" + bytes(22) + udp(BODY), 51), 0x86DD),
-    "ipv6 icmp": ethernet(ipv6(struct.pack(">BBHHH", 128, 0, 0, 9, 1) + BODY, 58), 0x86DD),
-    "arp": ethernet(bytes(range(46)), 0x0806),
-    "runt": b"\1\2\3",
-    "empty": b"",
-}
 
 
 @pytest.mark.parametrize("count", VECTORS)
@@ -141,25 +61,35 @@ def test_facts_of_a_udp_packet() -> None:
     assert (facts.source_port, facts.destination_port, facts.flags) == (1000, 2000, 0)
 
 
-@pytest.mark.parametrize("name", FRAMES)
+ALL_FRAMES = {**FRAMES, **TUNNELS, **{f"no {name}": frame for name, frame in NO_TUNNELS.items()}}
+INNER = digest.LINK_INNER
+
+
+@pytest.mark.parametrize("name", ALL_FRAMES)
 def test_c_equals_python_at_every_cut(name: str) -> None:
-    frame = FRAMES[name]
+    frame = ALL_FRAMES[name]
     for readable in range(len(frame) + 1):
         for length in (readable, len(frame)):
-            assert describe_in_c(frame[:readable], length) == digest.describe(frame[:readable], length), readable
+            got = describe_in_c(frame[:readable], length, INNER)
+            assert got == digest.describe(frame[:readable], length, INNER), readable
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", ALL_FRAMES)
 def test_c_equals_python_when_any_byte_is_hostile(name: str) -> None:
-    frame = FRAMES[name]
+    frame = ALL_FRAMES[name]
     for position in range(len(frame)):
         for value in (0x00, 0xFF, frame[position] ^ 0x40):
             hostile = frame[:position] + bytes([value]) + frame[position + 1 :]
-            assert describe_in_c(hostile) == digest.describe(hostile), (position, value)
+            assert describe_in_c(hostile, link=INNER) == digest.describe(hostile, link_layer=INNER), (position, value)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 1), st.binary(min_size=16, max_size=16))
+@given(
+    st.binary(max_size=200),
+    st.integers(0, 300),
+    st.sampled_from((0, 1, INNER, INNER | 1)),
+    st.binary(min_size=16, max_size=16),
+)
 def test_c_equals_python_over_random_bytes(frame: bytes, length: int, link: int, key: bytes) -> None:
     assert describe_in_c(frame, length, link, key) == digest.describe(frame, length, link, key)
 
@@ -175,9 +105,71 @@ def test_c_equals_python_over_random_ip_headers() -> None:
             packet[6] = rng.choice((0, 6, 17, 43, 44, 51, 58, 60, 132, 135))
             packet[4:6] = struct.pack(">H", rng.choice((0, len(body), len(body) // 2, 65535)))
         else:
-            packet[9] = rng.choice((1, 6, 17, 47, 132))
+            packet[9] = rng.choice((1, 6, 17, 33, 47, 50, 132, 136))
             packet[2:4] = struct.pack(">H", rng.choice((0, len(packet), 19, 65535)))
         assert describe_in_c(bytes(packet), link=1) == digest.describe(bytes(packet), link_layer=1)
+
+
+def test_c_equals_python_over_mutated_frames() -> None:
+    """Several bytes of a known frame at once, with any part of it readable, inside of tunnels and outside."""
+    rng = random.Random(2)
+    known = list(ALL_FRAMES.values())
+    for _ in range(5000):
+        frame = bytearray(rng.choice(known))
+        for _ in range(rng.randrange(4) if frame else 0):
+            frame[rng.randrange(len(frame))] = rng.choice((0, 1, 4, 0x45, 0x60, 0xFF, rng.randrange(256)))
+        readable = bytes(frame[: rng.randrange(len(frame) + 1)]) if rng.random() < 0.5 else bytes(frame)
+        length = rng.choice((len(frame), len(readable), rng.randrange(2000)))
+        link = rng.choice((0, 1)) | rng.choice((0, INNER))
+        assert describe_in_c(readable, length, link) == digest.describe(readable, length, link), readable.hex()
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+def test_packet_inside_a_tunnel_is_the_one_that_went_in(name: str) -> None:
+    alone = describe_in_c(ethernet(frames.INNER))
+    inside = describe_in_c(TUNNELS[name], link=INNER)
+    assert inside.digest == alone.digest
+    assert (inside.source[:4], inside.source_port, inside.ip_id) == (b"\xac\x10\0\1", 1000, 77)
+    assert (inside.flags, inside.length) == (digest.FLAG_INNER, len(TUNNELS[name]))
+    outside = describe_in_c(TUNNELS[name])
+    assert outside.digest != alone.digest
+    assert outside.flags == 0
+
+
+@pytest.mark.parametrize("name", NO_TUNNELS)
+def test_what_is_no_whole_tunnel_keeps_the_outer_identity(name: str) -> None:
+    assert describe_in_c(NO_TUNNELS[name], link=INNER) == describe_in_c(NO_TUNNELS[name])
+
+
+def test_a_tunnel_that_cannot_be_read_is_marked() -> None:
+    frame = TUNNELS["vxlan"]
+    assert describe_in_c(frame[:54], len(frame), INNER).flags & digest.FLAG_CUT
+
+
+def test_mpls_labels_do_not_count() -> None:
+    for labels in ((1,), (16, 17, 18)):
+        assert describe_in_c(mpls(ipv4(udp(BODY)), *labels)).digest == describe_in_c(FRAMES["udp"]).digest
+
+
+FLOWS = {
+    "icmp": (0x55, 0x0800),
+    "icmp, unreachable": (0, 0x0301),
+    "ipv6 icmp": (9, 0x8000),
+    "esp": (0xCAFE, 1),
+    "udp-lite": (1000, 2000),
+    "dccp": (1000, 2000),
+    "sctp": (5, 6),
+    "mpls": (1000, 2000),
+    "qinq": (1000, 2000),
+    "later fragment": (0, 0),
+    "gre": (0, 0),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_flow_key(name: str) -> None:
+    facts = describe_in_c(FRAMES[name])
+    assert (facts.source_port, facts.destination_port) == FLOWS[name]
 
 
 REWRITES = {

@@ -88,6 +88,10 @@ def test_every_field_of_every_span() -> None:
     tails["function"] = random.choice([0, 1, 3, 4, NONE], 300)
     tails["excess_ns"] = random.integers(-(10**6), 10**6, 300)
     tails["batch_id"] = random.integers(0, 2**62, 300)
+    tails["flags"], tails["share"] = random.integers(0, 2, 300), random.random(300)
+    tails["flow_packet"], tails["flow_share"] = random.integers(0, 510, 300), random.random(300)
+    for name in ("link_high", "link_low", "link_span"):
+        tails[name] = random.integers(0, 2**62, 300) * (np.arange(300) % 3 > 0)
     check_all(columns, selected, random.integers(0, 8, 300).astype(np.uint8), tails)
 
 
@@ -287,6 +291,17 @@ def test_late_span_of_unknown_function_falls_back() -> None:
     tails["function"], tails["kind"] = [NONE, len(NAMES)], 3
     spans = parse(list(make_encoder().encode(columns, *select(2, SLOW), tails)))
     assert [span.name for span in spans if not span.parent_span_id] == ["late packet: queue wait"] * 2
+
+
+def test_links_lead_to_the_span_of_the_batch() -> None:
+    columns = make_columns(20)
+    encoder, every = make_encoder(), np.arange(20, dtype=np.uint32)
+    links = encoder.find_batch_links(columns, every)
+    spans = [
+        span for span in parse(list(encoder.encode(columns, every, np.zeros(20, np.uint8)))) if span.name == "batch"
+    ]
+    found = [(span.trace_id, span.span_id) for span in spans]
+    assert found == [(row[:2].astype(">u8").tobytes(), row[2:].astype(">u8").tobytes()) for row in links]
 
 
 def test_causes_become_tails() -> None:

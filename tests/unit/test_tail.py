@@ -6,12 +6,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns
-from otel_nfprobe.statistics import Statistics
-from otel_nfprobe.tail import CauseKind, Typical, find_causes
+from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, BatchFlag, Columns
+from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
+from otel_nfprobe.tail import CauseKind, find_causes
+from otel_nfprobe.typical import BatchSample, Typical
 
 RX, WORK, TX = 0, 1, 2
-TYPICAL = Typical(np.array([100, 100, 100], np.uint64), latency_ticks=300, own_ticks=300, batch_size=4)
+# Three functions of 100 ticks each, nothing outside of them.
+BASE = np.array([100.0, 100.0, 100.0, 0.0, 300.0])
+TYPICAL = Typical(BASE, np.zeros(5), 300, 300, 4, gap_ticks=20, idle_ticks=100, batches=1000)
+# The same in a function whose batches take 10 ticks per packet.
+PER_PACKET = Typical(np.zeros(5), np.array([0.0, 10.0, 0.0, 0.0, 10.0]), 40, 40, 4, 0, 100, 1000)
 
 
 def _fill(array: np.ndarray, names: tuple[str, ...], rows: list) -> None:
@@ -24,15 +29,24 @@ class Story:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, int, int, int]] = []  # function, start, end, batch, thread
-        self.batches: list[tuple[int, int, int, int]] = []  # start, end, size, thread
+        self.batches: list[tuple[int, int, int, int, int]] = []  # start, end, size, thread, flags
+        self.switches: list[tuple[int, int, int]] = []  # out, in, flags
         self.packets: list[tuple[int, int, int]] = []  # arrival, done, batch
 
-    def batch(self, start: int, ticks: tuple[int, ...], arrival: int = 0, size: int = 4, thread: int = 0) -> None:
+    def batch(
+        self,
+        start: int,
+        ticks: tuple[int, ...],
+        arrival: int = 0,
+        size: int = 4,
+        thread: int = 0,
+        full: bool = False,
+    ) -> None:
         at, index = start, len(self.batches)
         for function, duration in enumerate(ticks):
             self.calls.append((function, at, at + duration, index, thread))
             at += duration
-        self.batches.append((start, at, size, thread))
+        self.batches.append((start, at, size, thread, BatchFlag.FULL if full else 0))
         self.packets.append((arrival, at, index))
 
     def columns(self) -> Columns:
@@ -40,23 +54,42 @@ class Story:
         batches, packets = np.zeros(len(self.batches), BATCH), np.zeros(len(self.packets), PACKET)
         _fill(calls, ("function", "start_ticks", "end_ticks", "batch", "thread"), self.calls)
         calls["self_ticks"], calls["parent"] = calls["end_ticks"] - calls["start_ticks"], NONE
-        _fill(batches, ("start_ticks", "end_ticks", "size", "thread"), self.batches)
+        _fill(batches, ("start_ticks", "end_ticks", "size", "thread", "flags"), self.batches)
         batches["id"] = np.arange(len(batches)) + 100
         batches["first_call"] = np.searchsorted(calls["batch"], np.arange(len(batches)))
         batches["calls"] = np.bincount(calls["batch"])
+        batches["first_packet"], batches["packets"] = np.arange(len(batches)), 1
         _fill(packets, ("arrival_ticks", "done_ticks", "batch"), self.packets)
         packets["flags"], packets["disposition"] = packets["arrival_ticks"] > 0, 1
         return Columns(calls, batches, packets)
 
-    def cause(self, packet: int) -> np.void:
-        return find_causes(self.columns(), np.array([packet]), TYPICAL)[0]
+    def preempt(self, out: int, back: int, flags: int = SwitchFlag.PREEMPTED) -> None:
+        self.switches.append((out, back, flags))
+
+    def cause(self, packet: int, typical: Typical = TYPICAL) -> np.void:
+        switches = np.zeros(len(self.switches), SWITCH)
+        if self.switches:
+            _fill(switches, ("out_ticks", "in_ticks", "flags"), self.switches)
+        return find_causes(self.columns(), np.array([packet]), typical, switches)[0]
+
+
+def read(cause: np.void, *names: str) -> tuple[object, ...]:
+    return tuple(cause[name].item() for name in names)
 
 
 def test_own() -> None:
     story = Story()
     story.batch(1000, (100, 900, 100))
     cause = story.cause(0)
-    assert cause.tolist() == (CauseKind.OWN, WORK, 800, 100, 0, 1, 1.0)
+    assert read(cause, "kind", "function", "excess_ticks", "batch_id", "batch", "call", "share") == (
+        CauseKind.OWN,
+        WORK,
+        800,
+        100,
+        0,
+        1,
+        1.0,
+    )
 
 
 def test_queue() -> None:
@@ -70,7 +103,7 @@ def test_queue() -> None:
         0,
         100,
     )
-    assert cause["excess_ticks"] == min(4900, 6200 - 1500)
+    assert cause["excess_ticks"] == min(4900, 6500 - 1500 - 300)
     assert cause["share"] == 1.0
 
 
@@ -96,7 +129,13 @@ def test_other_threads_are_not_to_blame() -> None:
     story = Story()
     story.batch(1000, (100, 100, 5000), thread=1)
     story.batch(6200, (100, 100, 100), arrival=1500)
-    assert story.cause(1).tolist() == (CauseKind.UNKNOWN, NONE, 0, 0, NONE, NONE, 0.0)
+    assert read(story.cause(1), "kind", "function", "excess_ticks", "batch", "share") == (
+        CauseKind.UNKNOWN,
+        NONE,
+        0,
+        NONE,
+        0.0,
+    )
 
 
 def test_call_after_the_packet_was_done_is_not_to_blame() -> None:
@@ -108,14 +147,9 @@ def test_call_after_the_packet_was_done_is_not_to_blame() -> None:
 
 def test_batching() -> None:
     story = Story()
-    story.batch(1000, (150, 150, 150, 150, 150, 150), size=32)
-    cause = story.cause(0)
-    assert (cause["kind"], cause["function"], cause["excess_ticks"], cause["share"]) == (
-        CauseKind.BATCHING,
-        NONE,
-        600,
-        1.0,
-    )
+    story.batch(1000, (0, 320, 0), size=32)
+    cause = story.cause(0, PER_PACKET)
+    assert read(cause, "kind", "function", "excess_ticks", "batch", "share") == (CauseKind.BATCHING, NONE, 280, 0, 1.0)
 
 
 def test_punctual_and_unfinished_packets_have_no_cause() -> None:
@@ -124,7 +158,7 @@ def test_punctual_and_unfinished_packets_have_no_cause() -> None:
     assert story.cause(0)["kind"] == CauseKind.UNKNOWN
     columns = story.columns()
     columns.packets["done_ticks"], columns.packets["disposition"] = 0, 0
-    assert find_causes(columns, np.array([0]), TYPICAL)["kind"][0] == CauseKind.UNKNOWN
+    assert find_causes(columns, np.array([0]), TYPICAL, no_switches())["kind"][0] == CauseKind.UNKNOWN
     assert len(find_causes(columns, np.array([], np.int64), TYPICAL)) == 0
 
 
@@ -138,12 +172,124 @@ def test_batches_may_come_in_any_order(order: int) -> None:
     assert story.cause(late)[["kind", "batch"]].tolist() == (CauseKind.QUEUE, 1 - late)
 
 
-def test_typical_of_statistics() -> None:
+def test_preemption_is_not_blamed_on_the_function() -> None:
     story = Story()
-    for start in range(1000, 20000, 1000):
-        story.batch(start, (100, 200, 100))
-    statistics = Statistics()
-    statistics.add(story.columns())
-    typical = Typical.of(statistics)
-    assert typical.self_ticks.tolist() == pytest.approx([100, 200, 100], rel=1 / 64)
-    assert (typical.latency_ticks, typical.own_ticks, typical.batch_size) == (400, 400, 4)
+    story.batch(1000, (100, 5000, 100))
+    story.preempt(1200, 6000)
+    assert read(story.cause(0), "kind", "function", "excess_ticks", "batch") == (CauseKind.PREEMPTION, NONE, 4800, 0)
+    story.batch(6220, (100, 100, 100), arrival=1500)
+    assert read(story.cause(1), "kind", "batch", "call") == (CauseKind.PREEMPTION, 0, NONE)
+
+
+def test_a_function_that_gave_up_its_cpu_is_blamed() -> None:
+    story = Story()
+    story.batch(1000, (100, 5000, 100))
+    story.preempt(1200, 6000, flags=0)
+    assert read(story.cause(0), "kind", "function") == (CauseKind.OWN, WORK)
+
+
+def test_preemption_between_polls_that_find_nothing() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 100))
+    story.preempt(5000, 9000)
+    story.batch(9010, (100, 100, 100), arrival=5100)
+    assert read(story.cause(1), "kind", "batch") == (CauseKind.PREEMPTION, 1)
+
+
+def test_the_larger_of_preemption_and_function() -> None:
+    story = Story()
+    story.batch(1000, (100, 9000, 100))
+    story.preempt(1200, 3200)
+    assert read(story.cause(0), "kind", "function", "excess_ticks") == (CauseKind.OWN, WORK, 6900)
+
+
+def test_preemption_of_another_thread() -> None:
+    story = Story()
+    story.batch(1000, (100, 5000, 100), thread=1)
+    story.preempt(1200, 6000)
+    assert story.cause(0)["kind"] == CauseKind.OWN
+
+
+def test_burst() -> None:
+    story = Story()
+    at = 1000
+    for _ in range(10):
+        story.batch(at, (0, 320, 0), arrival=990, size=32, full=True)
+        at += 320
+    cause = story.cause(9, PER_PACKET)
+    assert read(cause, "kind", "function", "batch", "saturated") == (CauseKind.BURST, NONE, 9, 1)
+    assert cause["excess_ticks"] == pytest.approx(9 * 320, abs=400)
+    assert cause["flow_share"] == 1.0
+
+
+def test_a_function_that_is_slow_in_many_batches_is_charged_for_all() -> None:
+    story = Story()
+    at = 1000
+    story.batch(at, (0, 40, 0), size=4)
+    at += 40
+    for _ in range(10):
+        story.batch(at, (0, 960, 0), arrival=1001, size=32, full=True)
+        at += 960
+    assert read(story.cause(10, PER_PACKET), "kind", "function") == (CauseKind.QUEUE, WORK)
+
+
+def test_slow_code_outside_of_probed_functions() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 100))
+    story.calls[1] = (WORK, 1100, 1200, 0, 0)
+    story.calls[2] = (TX, 9000, 9100, 0, 0)
+    story.batches[0] = (1000, 9100, 4, 0, 0)
+    story.packets[0] = (0, 9100, 0)
+    assert read(story.cause(0), "kind", "function", "call") == (CauseKind.OWN, NONE, NONE)
+
+
+def test_an_idle_gap_ends_the_period() -> None:
+    story = Story()
+    story.batch(1000, (100, 9000, 100), full=True)
+    story.batch(11000, (100, 100, 100), full=True)
+    story.batch(11310, (100, 900, 100), arrival=11020)
+    assert read(story.cause(2), "kind", "function", "batch", "saturated") == (CauseKind.OWN, WORK, 2, 0)
+
+
+def test_nothing_is_unusual_before_enough_was_seen() -> None:
+    story = Story()
+    story.batch(1000, (100, 9000, 100))
+    sample = BatchSample()
+    sample.add(story.columns())
+    assert not sample.typical().is_known
+    assert story.cause(0, sample.typical())["kind"] == CauseKind.UNKNOWN
+
+
+def test_typical_times_grow_with_the_batch() -> None:
+    random, sample = np.random.default_rng(1), BatchSample()
+    for take in range(20):
+        story, at = Story(), 1000 + take * 10**6
+        for _ in range(100):
+            size = int(random.integers(1, 33))
+            slow = 10**5 if random.random() < 0.05 else 0
+            ticks = (60, 200 + 30 * size + slow, 100) if size % 8 else (60, 200 + 30 * size, 100, 7)
+            story.batch(at, ticks, size=size, full=size == 32)
+            at += sum(ticks) + (50 if size == 32 else 700)
+        sample.add(story.columns())
+    typical = sample.typical()
+    assert typical.batches == 2000
+    for size in (1, 8, 16, 32):
+        usual = typical.function_ticks(np.array([RX, WORK, TX, 3, 99, NONE]), size)
+        assert usual == pytest.approx([60, 200 + 30 * size, 100, 0, 0, 0], rel=0.15, abs=20)
+        assert typical.batch_ticks(np.array([size]))[0] == pytest.approx(360 + 30 * size, rel=0.15)
+    assert typical.gap_ticks == 50
+    assert typical.idle_ticks == 3 * 50
+    assert 14 <= typical.batch_size <= 19
+    assert typical.latency_ticks == typical.own_ticks == pytest.approx(360 + 30 * 16, rel=0.15)
+
+
+def test_samples_are_bounded() -> None:
+    story = Story()
+    for number in range(3000):
+        story.batch(1000 + number * 400, (100, 100, 100))
+    sample, columns = BatchSample(), story.columns()
+    for _ in range(40):
+        sample.add(columns)
+    assert len(sample._kept.sizes) <= 8192
+    assert len(sample._latencies) <= 32768
+    assert sample.typical().function_ticks(np.array([RX, WORK, TX]), 4).tolist() == pytest.approx([100, 100, 100])

@@ -59,7 +59,9 @@
 	or %rax, %rdx
 	testl $0, FRAME_RAX(%rsp)
 	FIELD receive, FIELD_RETURN_MASK, 4
-	jnz .Lreceive_some
+	.byte 0x75 // jnz; jz or jmp where the return value says it in another way
+	FIELD receive, FIELD_WHEN, 1
+	.byte .Lreceive_some - . - 1
 	cmpq $0, NFP_THREAD_LIMIT(%r11) // this thread has no ring yet: C gives it one and counts
 	je .Lreceive_some
 	mov NFP_THREAD_SHARED(%r11), %r11
@@ -103,6 +105,7 @@
 	STORE_ARGUMENTS
 	THREAD packets
 	testb $NFP_GATE_PACKETS, NFP_THREAD_GATE(%r11)
+	FIELD packets, FIELD_DESCRIBE, 1 // or always: where the number of packets can be read at the entry only
 	jnz .Lpackets_describe
 .Lpackets_call:
 	mov FRAME_R11(%rsp), %r11

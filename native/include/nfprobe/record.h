@@ -33,7 +33,7 @@
 #define NFP_MARK 7        // time stamp counter            as ENTRY: a call whose end is not measured
 // A packet is a PACKET record and, reserved together with it so that they are adjacent, the facts below it.
 #define NFP_PACKET 8          // buffer address            length | position in its burst << 16
-#define NFP_PACKET_ID 9 // digest                    IP id | IP protocol << 16 | IP version << 24 (0: no IP)
+#define NFP_PACKET_ID 9 // digest   IP id | IP protocol << 16 | IP version << 24 (0: no IP) | marks << 28
 #define NFP_PACKET_V4 10 // source | destination << 32 (host order)  source port | destination port << 16
 #define NFP_PACKET_ARRIVAL 11 // arrival time stamp        unit (NFP_ARRIVAL_*)
 #define NFP_PACKET_SRC6_HIGH                                                                                 \
@@ -41,6 +41,18 @@
 #define NFP_PACKET_SRC6_LOW 13 // bytes 8..15 of the source                        0
 #define NFP_PACKET_DST6_HIGH 14 // bytes 0..7 of the destination                    0
 #define NFP_PACKET_DST6_LOW 15 // bytes 8..15 of the destination                   0
+
+// A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
+#define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
+#define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
+
+// Marks of a PACKET_ID record: NFP_FACTS_* of headers.h.
+#define NFP_PACKET_VERSION_SHIFT 24
+#define NFP_PACKET_MARKS_SHIFT 28
+#define NFP_VERSION_MESSAGE 15 // no IP packet, a broker's message
+#define NFP_TEXT_BYTES 12 // of a topic in one record
+#define NFP_TOPIC_RECORDS 7 // more of a topic is not written ...
+#define NFP_TOPIC_READ_BYTES 1024 // ... and this is all that is read of it
 
 #define NFP_ARRIVAL_TICKS 0 // the processor's time stamp counter
 #define NFP_ARRIVAL_UNIX_NS 1

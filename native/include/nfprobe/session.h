@@ -150,13 +150,44 @@ struct nfp_thread_shared {
 	uint64_t reserved2[7];
 };
 
-enum nfp_role { NFP_ROLE_CALL = 0, NFP_ROLE_RECEIVE = 1, NFP_ROLE_TRANSMIT = 2, NFP_ROLE_DROP = 3 };
-enum nfp_count_from { NFP_COUNT_RETURN = 0, NFP_COUNT_ARGUMENT = 1, NFP_COUNT_FIXED = 2 };
+enum nfp_role {
+	NFP_ROLE_CALL = 0,
+	NFP_ROLE_RECEIVE = 1,
+	NFP_ROLE_TRANSMIT = 2,
+	NFP_ROLE_DROP = 3,
+	// Of programs that work on messages (native/core/message.c).
+	NFP_ROLE_AROUND = 4, // its call is the batch of the messages that are described inside it
+	NFP_ROLE_MESSAGE = 5, // is handed a message: received when inside AROUND, else made by the program
+	NFP_ROLE_SEND = 6, // sends a message to one receiver; captures its buffer << 16 | message id
+	NFP_ROLE_LENGTH = 7, // captures the length of the message that is described next
+	NFP_ROLE_NUMBER = 8, // captures its message id
+	// Of any program (native/core/turn.c).
+	NFP_ROLE_TURN = 9, // what runs from one of its calls to the next is a batch of one
+	NFP_ROLE_LAST = 9,
+};
+enum nfp_count_from {
+	NFP_COUNT_RETURN = 0,
+	NFP_COUNT_ARGUMENT = 1,
+	NFP_COUNT_FIXED = 2,
+	NFP_COUNT_MEMORY = 3, // the batch structure says it
+};
+// When a receive function has received something, as its return value says.
+enum nfp_when { NFP_WHEN_NONZERO = 0, NFP_WHEN_ZERO = 1, NFP_WHEN_ALWAYS = 2 };
+// Why a program was switched off (native/probe/plausible.c).
+enum nfp_verdict {
+	NFP_VERDICT_NONE = 0,
+	NFP_VERDICT_COUNT_UNREADABLE = 1, // offence: the address
+	NFP_VERDICT_COUNT_TOO_LARGE = 2, // the count
+	NFP_VERDICT_POINTERS_UNREADABLE = 3, // the address
+	NFP_VERDICT_PACKET_UNREADABLE = 4, // the packet pointer
+	NFP_VERDICT_LENGTH_WRONG = 5, // the length
+};
 
 // What a receive, transmit or drop probe reads: how many packets, where their buffers are, where the
 // headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
+#define NFP_CAPACITY 254 // instead of requested_argument: as many as fit, packets_max
 // cdef begin
 struct nfp_program {
 	uint8_t role; // enum nfp_role
@@ -174,9 +205,19 @@ struct nfp_program {
 	uint16_t segment_length; // offset of the first segment's length (bytes that may be read)
 	uint16_t arrival; // offset of a 64-bit arrival stamp, or 0xffff
 	uint8_t arrival_unit; // NFP_ARRIVAL_*
-	uint8_t link_layer; // 0 Ethernet, 1 IP
+	uint8_t link_layer; // NFP_LINK_* of headers.h: 0 Ethernet, 1 IP; 0x80 added: look inside tunnels
 	uint16_t packets_max; // more in one call are not described, and counted
-	uint16_t reserved[19];
+	// Where pointers_argument is a batch, a structure that holds the number of packets and the array of pointers:
+	uint8_t count_width; // bytes of the number: 2, 4 or 8; 0: it is no batch
+	uint8_t when; // enum nfp_when
+	uint16_t count_offset; // of the number, in the structure
+	uint16_t pointers_offset; // of the array
+	uint16_t checked; // 1: somebody described it, so it is not trusted
+	// Written by the target.
+	uint16_t verdict; // enum nfp_verdict
+	uint32_t proven; // calls whose packets were plausible
+	uint64_t offence; // what the verdict is about
+	uint64_t reserved[2];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.

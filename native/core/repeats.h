@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Repeats: which packets carry a digest that was seen before in the same window of time, or in the one before it.
+// Two sets of digests, one for each of two windows; memory is bounded by digests_max. What does not fit is marked
+// unsure, so that an unmarked digest is the only one of its window. Called by repeats.py.
+#ifndef NFPROBE_REPEATS_H
+#define NFPROBE_REPEATS_H
+#include "clock.h"
+#include "columns.h"
+
+// cdef begin
+struct nfp_repeats;
+
+// How many packets, and how many of them carry which mark (enum nfp_packet_flags).
+struct nfp_repeats_counts {
+	uint64_t packets;
+	uint64_t repeated;
+	uint64_t unsure;
+	uint64_t fragments;
+	uint64_t cut;
+	uint64_t malformed;
+	uint64_t inner;
+};
+
+// window_ns > 0: windows begin at multiples of it, in Unix ns. NULL when there is no memory.
+struct nfp_repeats *nfp_repeats_create(uint64_t window_ns, uint32_t digests_max);
+void nfp_repeats_destroy(struct nfp_repeats *repeats);
+
+// Sets NFP_PACKET_REPEATED and NFP_PACKET_UNSURE; packets are looked at in the order in which they stand.
+void nfp_repeats_mark(struct nfp_repeats *repeats, struct nfp_packet *packets, uint64_t count,
+                      const struct nfp_anchor *anchors, uint64_t anchor_count);
+
+// The same for bare digests and their times; marks[i] are 0, NFP_PACKET_REPEATED or NFP_PACKET_UNSURE.
+void nfp_repeats_look(struct nfp_repeats *repeats, const uint64_t *digests, const uint64_t *unix_ns,
+                      uint64_t count, uint8_t *marks);
+
+void nfp_repeats_count(const struct nfp_repeats *repeats, struct nfp_repeats_counts *counts);
+// cdef end
+#endif

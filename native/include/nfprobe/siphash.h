@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// SipHash-2-4 (Aumasson, Bernstein), absorbed word by word: the keyed hash of the packet digest. Runs inside
+// the target: no libc call, no memory of its own, no vector register. Used by nfprobe/digest.h.
+#ifndef NFPROBE_SIPHASH_H
+#define NFPROBE_SIPHASH_H
+#include <stdint.h>
+
+struct nfp_siphash {
+	uint64_t v0, v1, v2, v3;
+	uint64_t bytes;
+};
+
+static inline uint64_t nfp_rotate_left(uint64_t word, unsigned bits)
+{
+	return word << bits | word >> (64 - bits);
+}
+
+static inline void nfp_siphash_round(struct nfp_siphash *hash)
+{
+	hash->v0 += hash->v1;
+	hash->v1 = nfp_rotate_left(hash->v1, 13) ^ hash->v0;
+	hash->v0 = nfp_rotate_left(hash->v0, 32);
+	hash->v2 += hash->v3;
+	hash->v3 = nfp_rotate_left(hash->v3, 16) ^ hash->v2;
+	hash->v0 += hash->v3;
+	hash->v3 = nfp_rotate_left(hash->v3, 21) ^ hash->v0;
+	hash->v2 += hash->v1;
+	hash->v1 = nfp_rotate_left(hash->v1, 17) ^ hash->v2;
+	hash->v2 = nfp_rotate_left(hash->v2, 32);
+}
+
+static inline void nfp_siphash_init(const uint64_t key[2], struct nfp_siphash *hash)
+{
+	hash->v0 = key[0] ^ 0x736f6d6570736575ULL;
+	hash->v1 = key[1] ^ 0x646f72616e646f6dULL;
+	hash->v2 = key[0] ^ 0x6c7967656e657261ULL;
+	hash->v3 = key[1] ^ 0x7465646279746573ULL;
+	hash->bytes = 0;
+}
+
+static inline void nfp_siphash_absorb(struct nfp_siphash *hash, uint64_t word)
+{
+	hash->v3 ^= word;
+	nfp_siphash_round(hash);
+	nfp_siphash_round(hash);
+	hash->v0 ^= word;
+	hash->bytes += 8;
+}
+
+// Takes the last `count` bytes of the message, any number, and returns the hash.
+static inline uint64_t nfp_siphash_finish(struct nfp_siphash *hash, const uint8_t *bytes, uint32_t count)
+{
+	for (; count >= 8; count -= 8, bytes += 8) {
+		uint64_t word;
+		__builtin_memcpy(&word, bytes, 8);
+		nfp_siphash_absorb(hash, word);
+	}
+	uint64_t last = (hash->bytes + count) << 56;
+	for (uint32_t i = 0; i < count; i++)
+		last |= (uint64_t)bytes[i] << (8 * i);
+	nfp_siphash_absorb(hash, last);
+	hash->v2 ^= 0xff;
+	for (int i = 0; i < 4; i++)
+		nfp_siphash_round(hash);
+	return hash->v0 ^ hash->v1 ^ hash->v2 ^ hash->v3;
+}
+#endif

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs that a person described are not trusted: what an argument is said to point to may be a number.
+//
+//   every call      the words behind an argument (a count, an array of pointers) are read where memory is known
+//                   to be readable: the kernel was asked for that page, once
+//   first 64 calls  with packets: each pointer, the fields behind it and the packet's first and last byte are
+//                   read by the kernel, and lengths must fit; nothing is written before all of them did
+//
+// What does not fit switches the program off for the whole session, with a verdict for the monitor. Nothing here
+// can fault. Called by capture.c.
+#include "library.h"
+#include "x86_64/syscall.h"
+
+enum {
+	PROCESS_VM_READV = 310,
+	PAGE_SHIFT = 12,
+	KNOWN_PAGES = 256,
+	PROOF_CALLS = 64,
+	LENGTH_MAX = 1 << 18, // a whole segment offload is 64 KiB
+};
+
+static uint64_t known_pages[KNOWN_PAGES]; // page numbers; what was readable for one thread is for all
+
+// Copies memory of this process as the kernel sees it. Returns whether all of it is there.
+static int copy(void *out, uint64_t address, uint64_t bytes)
+{
+	struct {
+		void *base;
+		uint64_t bytes;
+	} to = {out, bytes}, from = {(void *)(uintptr_t)address, bytes};
+	return nfp_syscall6(PROCESS_VM_READV, nfp_library.pid, (long)&to, 1, (long)&from, 1, 0) ==
+	       (long)bytes;
+}
+
+static int is_known(uint64_t page)
+{
+	uint64_t *known = &known_pages[page % KNOWN_PAGES];
+	uint8_t byte;
+	if (__atomic_load_n(known, __ATOMIC_RELAXED) == page)
+		return page != 0;
+	if (!copy(&byte, page << PAGE_SHIFT, 1))
+		return 0;
+	__atomic_store_n(known, page, __ATOMIC_RELAXED);
+	return 1;
+}
+
+static int is_readable(uint64_t address, uint64_t bytes)
+{
+	uint64_t last = address + bytes - 1;
+	if (!bytes)
+		return 1;
+	if (last < address)
+		return 0;
+	for (uint64_t page = address >> PAGE_SHIFT; page <= last >> PAGE_SHIFT; page++)
+		if (!is_known(page))
+			return 0;
+	return 1;
+}
+
+// The first verdict stands. Returns 0.
+static int switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence)
+{
+	uint16_t none = NFP_VERDICT_NONE;
+	if (!__atomic_load_n(&program->offence, __ATOMIC_RELAXED))
+		__atomic_store_n(&program->offence, offence, __ATOMIC_RELAXED);
+	__atomic_compare_exchange_n(&program->verdict, &none, (uint16_t)verdict, 0, __ATOMIC_RELEASE,
+	                            __ATOMIC_RELAXED);
+	return 0;
+}
+
+static int is_off(const struct nfp_program *program)
+{
+	return __atomic_load_n(&program->verdict, __ATOMIC_RELAXED) != NFP_VERDICT_NONE;
+}
+
+uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure)
+{
+	uint64_t count = 0, address = structure + program->count_offset;
+	if (is_off(program) || !structure)
+		return 0;
+	if (!is_readable(address, program->count_width)) {
+		switch_off(program, NFP_VERDICT_COUNT_UNREADABLE, address);
+		return 0;
+	}
+	const void *place = (const void *)(uintptr_t)address;
+	if (program->count_width == 2)
+		__builtin_memcpy(&count, place, 2);
+	else if (program->count_width == 4)
+		__builtin_memcpy(&count, place, 4);
+	else
+		__builtin_memcpy(&count, place, 8);
+	if (count > program->packets_max) {
+		switch_off(program, NFP_VERDICT_COUNT_TOO_LARGE, count);
+		return 0;
+	}
+	return (uint32_t)count;
+}
+
+static int copy_length(uint32_t *length, uint64_t address, uint8_t width)
+{
+	*length = 0;
+	return copy(length, address, width == 4 ? 4 : 2);
+}
+
+// Whether it looks like a packet. A packet without a byte proves nothing.
+static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves)
+{
+	uint64_t data, stamp;
+	uint16_t offset = 0;
+	uint32_t length, segment;
+	uint8_t byte;
+	int there = copy(&data, buffer + program->data_pointer, sizeof(data)) &&
+	            copy_length(&length, buffer + program->length, program->length_width) &&
+	            copy_length(&segment, buffer + program->segment_length, program->segment_width);
+	if (there && program->data_offset != 0xffff)
+		there = copy(&offset, buffer + program->data_offset, sizeof(offset));
+	if (there && program->arrival != 0xffff)
+		there = copy(&stamp, buffer + program->arrival, sizeof(stamp));
+	if (!there)
+		return switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
+	if (length > LENGTH_MAX || segment > length)
+		return switch_off(program, NFP_VERDICT_LENGTH_WRONG, length > LENGTH_MAX ? length : segment);
+	data += offset;
+	*proves &= segment != 0;
+	if (segment && !(copy(&byte, data, 1) && copy(&byte, data + segment - 1, 1)))
+		return switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
+	return 1;
+}
+
+int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count)
+{
+	if (is_off(program))
+		return 0;
+	uint32_t described = count < program->packets_max ? count : program->packets_max;
+	int single = program->pointers_single;
+	if (!single && !is_readable(pointers, described * sizeof(uint64_t)))
+		return switch_off(program, NFP_VERDICT_POINTERS_UNREADABLE, pointers);
+	if (!count || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= PROOF_CALLS)
+		return 1;
+	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
+	int proves = 1;
+	for (uint32_t i = 0; i < described && (!single || !i); i++)
+		if (!packet_fits(program, single ? pointers : buffers[i], &proves))
+			return 0;
+	if (proves)
+		__atomic_fetch_add(&program->proven, 1, __ATOMIC_RELAXED);
+	return 1;
+}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports of DPDK as adapters see them: the drivers' burst functions, how they are called, what a packet is.
+
+The table of a program's ports is found by dpdk.py. Called by the adapters of programs that use DPDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from otel_nfprobe.adapters.base import RECEIVE, TRANSMIT, Buffer, Burst, RoleFunction, make_program
+from otel_nfprobe.errors import RefusedError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.symbols import function_at
+from otel_nfprobe.target import Target
+
+if TYPE_CHECKING:
+    from otel_nfprobe.adapters.dpdk import Table
+
+# rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len.
+MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2)
+# uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
+BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
+
+
+def port_roles(target: Target, table: Table) -> list[RoleFunction]:
+    """The burst functions of the started ports, each once.
+
+    Raises:
+        RefusedError: one is in no loaded file.
+    """
+    ports = table.started()
+    found: list[RoleFunction] = []
+    for role, word, functions in (
+        (RECEIVE, "receive", table.receive),
+        (TRANSMIT, "transmit", table.transmit),
+    ):
+        for address in dict.fromkeys(functions[port] for port in ports):
+            used = [port for port in ports if functions[port] == address]
+            found.append(_role(target, address, role, word, used))
+    return found
+
+
+def mbuf_note(target: Target) -> str:
+    """What is taken for granted about the layout of packets, for a person."""
+    versions = [module.name for module in target.modules() if module.name.startswith("librte_eal")]
+    return f"rte_mbuf is read as DPDK 17.11 and later lay it out ({versions[0] if versions else 'linked statically'})"
+
+
+def module_at(modules: Sequence[Module], address: int) -> Module | None:
+    """The module whose code holds the address."""
+    for module in modules:
+        if any(start <= address < end for start, end in module.executable_ranges):
+            return module
+    return None
+
+
+def _role(target: Target, address: int, role: int, word: str, ports: list[int]) -> RoleFunction:
+    module = module_at(target.modules(), address)
+    function = None if module is None else function_at(module, address - module.base)
+    if module is None or function is None:
+        raise RefusedError(f"The {word} function of port {ports[0]} is in no loaded file.")
+    driver = module.name.split(".so")[0].removeprefix("librte_")
+    numbers = ", ".join(str(port) for port in ports)
+    label = f"{driver} {word}, port{'s' if len(ports) > 1 else ''} {numbers}"
+    return RoleFunction(address, function.label, role, make_program(role, BURST, MBUF), label)

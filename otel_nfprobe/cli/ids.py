@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe ids FILE.pcap`: the id of each packet of a capture, to search for in Jaeger."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.capturefile import SECOND_NS, CapturedPackets, CaptureReader, open_capture
+from otel_nfprobe.cli.identity_options import add_digest_options, find_key
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE
+from otel_nfprobe.columns import PacketFlag
+from otel_nfprobe.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
+from otel_nfprobe.flow import format_flow
+from otel_nfprobe.repeats import FOREVER_NS, Repeats
+
+DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB
+FLOWS_MAX = 1 << 16  # whose words are remembered
+
+_FACTS_BYTES = 56
+_FACTS = np.dtype(
+    {
+        "names": ["digest", "length", "flags"],
+        "formats": ["<u8", "<u4", "u1"],
+        "offsets": [0, 44, 54],
+        "itemsize": _FACTS_BYTES,
+    }
+)
+_FLOW = struct.Struct("<16s16sHH4x2xHBB")  # of struct nfp_packet_facts, from its addresses on
+_FLOW_AT = 8
+_UNKNOWN_TYPE = 0
+# Facts' flags are moved above those of PacketFlag that `Repeats` gives.
+_FACTS_SHIFT = 4
+_MARKS = {
+    PacketFlag.REPEATED: "repeated",
+    PacketFlag.UNSURE: "unsure",
+    FLAG_CUT << _FACTS_SHIFT: "truncated",
+    FLAG_FRAGMENT << _FACTS_SHIFT: "fragment",
+    FLAG_MALFORMED << _FACTS_SHIFT: "malformed",
+    FLAG_INNER << _FACTS_SHIFT: "inner",
+}
+
+
+class IdsCommand:
+    """Prints one line per packet: number, time, id, flow, length, and marks: repeated, when the id stood before;
+    truncated, when the capture is too short for the id; fragment, malformed, inner.
+
+    FILE is pcap or pcapng, `-` standard input: tcpdump -w - | nfprobe ids -
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("capture", metavar="FILE", help="pcap or pcapng file, or -")
+        add_digest_options(parser)
+        parser.add_argument("--json", action="store_true", help="one JSON object: packets, counts, damage")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        key = struct.unpack("<2Q", find_key(arguments))
+        reader = open_capture(arguments.capture)
+        printer = _Printer(reader, ffi.new("uint64_t[2]", key), LINK_INNER if arguments.inner else 0)
+        printer.print_json() if arguments.json else printer.print_lines()
+        for sentence in printer.sentences():
+            print(f"nfprobe: {sentence}", file=sys.stderr)
+        return EXIT_NOT_DONE if reader.damage else EXIT_DONE
+
+
+@dataclass
+class _Printer:
+    # One capture on its way to standard output.
+    reader: CaptureReader
+    key: object  # cffi: uint64_t[2]
+    link_flags: int
+    count: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_MARKS.values(), 0))
+    _repeats: Repeats = field(default_factory=lambda: Repeats(FOREVER_NS, DIGESTS_MAX))
+    _flows: dict[bytes, str] = field(default_factory=dict)
+    _names: dict[int, list[str]] = field(default_factory=dict)
+
+    def print_lines(self) -> None:
+        for number, unix_ns, digest, flow, length, marks in self._packets():
+            seconds, ns = divmod(unix_ns, SECOND_NS)
+            more = "  " + " ".join(marks) if marks else ""
+            sys.stdout.write(f"{number}  {seconds}.{ns:09d}  {digest:016x}  {flow}  {length}{more}\n")
+
+    def print_json(self) -> None:
+        before = '{"packets":['  # written late: what is no capture gives an error and no output
+        for number, unix_ns, digest, flow, length, marks in self._packets():
+            sys.stdout.write(
+                f'{before}{{"number":{number},"unix_ns":{unix_ns},"id":"{digest:016x}","flow":"{flow}",'
+                f'"length":{length},"marks":{json.dumps(marks) if marks else "[]"}}}'
+            )
+            before = ","
+        rest = {
+            "count": self.count,
+            **self.counts,
+            "skipped": self.reader.skipped,
+            "damage": self.reader.damage or None,
+        }
+        if not self.count:
+            sys.stdout.write(before)
+        sys.stdout.write("]," + json.dumps(rest, separators=(",", ":"))[1:] + "\n")
+
+    def sentences(self) -> Iterator[str]:
+        """What a person must know of the capture."""
+        if self.reader.damage:
+            yield self.reader.damage
+        if self.reader.skipped:
+            yield f"{self.reader.skipped:,} packets were left out: their link type is none that ids reads."
+        if self.counts["unsure"]:
+            yield f"Ids of {DIGESTS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
+
+    def _packets(self) -> Iterator[tuple[int, int, int, str, int, list[str]]]:
+        for piece in self.reader.pieces():
+            if not piece.unix_ns:
+                continue
+            raw = self._describe(piece)
+            facts = np.frombuffer(raw, _FACTS)
+            marks = self._mark(facts)
+            flows = self._find_flows(raw)
+            numbers = range(self.count + 1, self.count + 1 + len(facts))
+            self.count += len(facts)
+            names = map(self._names_of, marks.tolist())
+            columns = (piece.unix_ns, facts["digest"].tolist(), flows, facts["length"].tolist(), names)
+            yield from zip(numbers, *columns, strict=True)
+
+    def _describe(self, piece: CapturedPackets) -> bytes:
+        offsets, readable, lengths, layers = piece.arrays()
+        layers |= np.uint64(self.link_flags)
+        count = len(offsets)
+        facts = ffi.new("uint8_t[]", count * _FACTS_BYTES)
+        words = [ffi.from_buffer("uint64_t[]", array) for array in (offsets, readable, lengths, layers)]
+        lib.nfp_digest_describe_all(ffi.from_buffer("uint8_t[]", piece.data), *words, count, self.key, facts)
+        return bytes(ffi.buffer(facts))
+
+    def _mark(self, facts: NDArray[np.void]) -> NDArray[np.uint8]:
+        digests = np.ascontiguousarray(facts["digest"])
+        marks = self._repeats.look(digests, np.zeros(len(facts), np.uint64))
+        marks |= facts["flags"] << np.uint8(_FACTS_SHIFT)
+        for bit, name in _MARKS.items():
+            self.counts[name] += int(np.count_nonzero(marks & np.uint8(bit)))
+        return marks
+
+    def _names_of(self, marks: int) -> list[str]:
+        if marks not in self._names:
+            self._names[marks] = [name for bit, name in _MARKS.items() if marks & bit]
+        return self._names[marks]
+
+    def _find_flows(self, raw: bytes) -> list[str]:
+        flows, known = [], self._flows
+        if len(known) > FLOWS_MAX:
+            known.clear()
+        for at in range(_FLOW_AT, len(raw), _FACTS_BYTES):
+            key = raw[at : at + 36] + raw[at + 42 : at + 46]
+            flow = known.get(key)
+            if flow is None:
+                flow = known[key] = _format(raw, at)
+            flows.append(flow)
+        return flows
+
+
+def _format(raw: bytes, at: int) -> str:
+    source, destination, source_port, destination_port, ether_type, protocol, version = _FLOW.unpack_from(raw, at)
+    if version:
+        return format_flow(version, protocol, source, destination, (source_port, destination_port))
+    return f"ethertype 0x{ether_type:04x}" if ether_type != _UNKNOWN_TYPE else "no frame that is known"

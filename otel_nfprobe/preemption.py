@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preemption: watches the scheduler take threads of the target off their CPUs, at no cost to the probes.
+
+One perf event per thread, the software event `dummy` with `context_switch`: it counts nothing, but the kernel writes
+a record into its buffer whenever it switches the thread out or in. It needs no performance counters, so it works in
+virtual machines. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate against the time
+stamp counter is constant, and become ticks here.
+
+Called by drain.py, after the rings: what a record says happened before it is then known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.clock import Clock, sample_pair
+from otel_nfprobe.columns import Rows
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
+
+THREADS_MAX = 256  # each has a file descriptor and a buffer
+PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
+PAIR_S = 0.1  # how often the clocks are compared: a rate that is off by 10 parts per million makes 1 us of it
+PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+
+_PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
+_ATTRIBUTE_BYTES = 112
+_SOFTWARE, _DUMMY = 1, 9
+_SAMPLE_TYPE = 1 << 1 | 1 << 2 | 1 << 7  # thread, time, CPU: 24 bytes behind each record
+# exclude_kernel, exclude_hv: nothing is counted, and without them more rights are needed.
+_FLAGS = 1 << 5 | 1 << 6 | 1 << 18 | 1 << 25 | 1 << 26  # ..., sample_id_all, use_clockid, context_switch
+_CLOEXEC = 8
+_DATA_HEAD = 1024  # offsets in the first page of a buffer: struct perf_event_mmap_page
+_DATA_TAIL = 1032
+_RECORD_SWITCH = 14
+_OUT, _PREEMPTED = 1 << 13, 1 << 14
+_HEADER = struct.Struct("<IHH")
+
+_EVENT = np.dtype(
+    [
+        ("type", "<u4"),
+        ("misc", "<u2"),
+        ("size", "<u2"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("time_ns", "<u8"),
+        ("cpu", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Watched:
+    # One thread's event. `away` is the record of a switch out whose switch in has not come.
+    descriptor: int
+    buffer: mmap.mmap
+    away: NDArray[np.void]
+    incomplete: bool = False
+
+    def close(self) -> None:
+        self.buffer.close()
+        os.close(self.descriptor)
+
+
+class SwitchWatch:
+    """The switches of the threads of one target.
+
+    Args:
+        clock: of the session; for its rate.
+
+    Attributes:
+        lost: records that found their buffer full.
+        unwatched: threads beyond THREADS_MAX.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.lost = 0
+        self.unwatched = 0
+        self._clock = clock
+        self._watched: dict[int, _Watched] = {}
+        self._pair = (0, 0)
+        self._paired_at = 0.0
+
+    def watch(self, tid: int) -> None:
+        """Begins with a thread; does nothing for one that is watched, or has ended.
+
+        Args:
+            tid: as the monitor sees it.
+
+        Raises:
+            NfprobeError: the kernel does not allow it.
+        """
+        if tid in self._watched:
+            return
+        if len(self._watched) >= THREADS_MAX:
+            self.unwatched += 1
+            return
+        try:
+            descriptor = _open_event(tid)
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            raise _refuse(error) from None
+        try:
+            self._watched[tid] = _Watched(descriptor, _map_buffer(descriptor), np.empty(0, _EVENT))
+        except OSError as error:
+            os.close(descriptor)
+            raise _refuse(error) from None
+
+    def keep(self, tids: set[int]) -> None:
+        """Ends with all threads but these."""
+        for tid in self._watched.keys() - tids:
+            self._watched.pop(tid).close()
+
+    def read(self, indexes: Mapping[int, int]) -> Rows:
+        """The switches that ended since the last call.
+
+        Args:
+            indexes: of threads in the thread table, by tid as the monitor sees it; others are left out.
+
+        Returns:
+            rows of dtype SWITCH, those of one thread in order.
+        """
+        rows = []
+        for tid, watched in self._watched.items():
+            events, lost = _take(watched.buffer)
+            self.lost += lost
+            if lost:
+                watched.away, watched.incomplete = watched.away[:0], True
+            if len(events) and tid in indexes:
+                rows.append(self._pair_up(watched, events, indexes[tid]))
+        return np.concatenate(rows) if rows else no_switches()
+
+    def close(self) -> None:
+        """Ends with all threads."""
+        self.keep(set())
+
+    def _pair_up(self, watched: _Watched, events: NDArray[np.void], index: int) -> Rows:
+        events = np.concatenate((watched.away, events))
+        is_out = (events["misc"] & _OUT) != 0
+        watched.away = events[-1:].copy() if is_out[-1] else events[:0]
+        starts = np.flatnonzero(is_out[:-1] & ~is_out[1:])
+        rows = np.zeros(len(starts), SWITCH)
+        rows["out_ticks"] = self._ticks(events["time_ns"][starts])
+        rows["in_ticks"] = self._ticks(events["time_ns"][starts + 1])
+        rows["thread"] = index
+        rows["flags"] = np.where(events["misc"][starts] & _PREEMPTED, SwitchFlag.PREEMPTED, 0)
+        if watched.incomplete and len(rows):
+            rows["flags"][0] |= SwitchFlag.INCOMPLETE
+            watched.incomplete = False
+        rows["from_cpu"], rows["to_cpu"] = events["cpu"][starts], events["cpu"][starts + 1]
+        return rows
+
+    def _ticks(self, raw_ns: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        if time.monotonic() >= self._paired_at + PAIR_S:
+            self._paired_at = time.monotonic()
+            self._pair = _pair_clocks(self._clock.ticks_per_second)
+        ticks, paired_ns = self._pair
+        elapsed_ns = raw_ns.astype(np.int64) - paired_ns
+        elapsed = np.rint(elapsed_ns * (self._clock.ticks_per_second / 1e9)).astype(np.int64)
+        found: NDArray[np.uint64] = (ticks + elapsed).astype(np.uint64)
+        return found
+
+
+def _pair_clocks(ticks_per_second: float) -> tuple[int, int]:
+    """Ticks and CLOCK_MONOTONIC_RAW ns of one moment, by way of CLOCK_REALTIME, to some 100 ns."""
+    best: tuple[int, int, int] | None = None
+    for _ in range(8):
+        before = time.time_ns()
+        raw_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+        width = time.time_ns() - before
+        if best is None or width < best[0]:
+            best = (width, before + width // 2, raw_ns)
+    assert best is not None
+    pair = sample_pair()
+    ticks = pair.ticks - round((pair.unix_ns - best[1]) * ticks_per_second / 1e9)
+    return ticks, best[2]
+
+
+def _open_event(tid: int) -> int:
+    attribute = bytearray(_ATTRIBUTE_BYTES)
+    struct.pack_into("<IIQQQQQ", attribute, 0, _SOFTWARE, _ATTRIBUTE_BYTES, _DUMMY, 0, _SAMPLE_TYPE, 0, _FLAGS)
+    struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
+    pointer = (ctypes.c_char * _ATTRIBUTE_BYTES).from_buffer(attribute)
+    descriptor: int = _libc.syscall(_PERF_EVENT_OPEN, pointer, tid, -1, -1, _CLOEXEC)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def _map_buffer(descriptor: int) -> mmap.mmap:
+    for pages in PAGES[:-1]:
+        try:
+            return mmap.mmap(descriptor, (1 + pages) * mmap.PAGESIZE)
+        except PermissionError:
+            continue  # more than this user may lock
+    return mmap.mmap(descriptor, (1 + PAGES[-1]) * mmap.PAGESIZE)
+
+
+def _refuse(error: OSError) -> NfprobeError:
+    reason = error.strerror or "unknown error"
+    allowed = ""
+    if error.errno in (errno.EPERM, errno.EACCES):
+        try:
+            with open(PARANOID, encoding="ascii") as file:
+                allowed = f", kernel.perf_event_paranoid is {file.read().strip()}"
+        except OSError:
+            pass
+    return NfprobeError(
+        f"Preemptions are not seen (perf_event_open: {reason}{allowed}): functions may be blamed for them.",
+        "nfprobe doctor",
+    )
+
+
+def _take(buffer: mmap.mmap) -> tuple[NDArray[np.void], int]:
+    """What the kernel wrote since the last time: switches, and how many records it lost."""
+    (head,) = struct.unpack_from("<Q", buffer, _DATA_HEAD)
+    (tail,) = struct.unpack_from("<Q", buffer, _DATA_TAIL)
+    if head == tail:
+        return np.empty(0, _EVENT), 0
+    size = len(buffer) - mmap.PAGESIZE
+    first, last = tail % size, head % size
+    if first < last:
+        data = buffer[mmap.PAGESIZE + first : mmap.PAGESIZE + last]
+    else:
+        data = buffer[mmap.PAGESIZE + first :] + buffer[mmap.PAGESIZE : mmap.PAGESIZE + last]
+    struct.pack_into("<Q", buffer, _DATA_TAIL, head)
+    return _split(data)
+
+
+def _split(data: bytes) -> tuple[NDArray[np.void], int]:
+    if len(data) % _EVENT.itemsize == 0:
+        events = np.frombuffer(data, _EVENT)
+        if np.all((events["type"] == _RECORD_SWITCH) & (events["size"] == _EVENT.itemsize)):
+            return events, 0
+    # Rare: the kernel says that it lost some, or stops a thread's events from flooding.
+    kept, lost, at = [], 0, 0
+    while at + _HEADER.size <= len(data):
+        kind, _, size = _HEADER.unpack_from(data, at)
+        if kind == _RECORD_SWITCH and size == _EVENT.itemsize:
+            kept.append(np.frombuffer(data, _EVENT, 1, at))
+        elif size >= _HEADER.size:
+            lost += 1
+        else:
+            break
+        at += size
+    return (np.concatenate(kept) if kept else np.empty(0, _EVENT)), lost

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The culprit found: faults are put into examples/firewall, and what nfprobe says of the latest packets is compared
+with the faults' own log (culprit.py), in the recording and in the spans that were sent meanwhile.
+
+Other work on the machine takes the CPU away, too: that is in the log, and nfprobe must say so. What nobody can know
+(the machine itself stood still) is not judged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from culprit import Debugger, Truth, Verdict, find_packet_ticks, start_hog
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from otlp_receiver import Receiver
+
+from otel_nfprobe.columns import NONE, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.tail import CauseKind, find_causes
+from otel_nfprobe.typical import BatchSample, Typical
+
+pytestmark = pytest.mark.integration
+
+DESCRIPTION = Path(__file__).resolve().parents[2] / "examples" / "firewall" / "firewall.yaml"
+RIGHT_SHARE, WRONG_SHARE = 0.95, 0.01
+JUDGED_MIN = 100
+START_S = 0.3  # attaching stops the firewall, and its first records meet memory that was never touched
+RATE = 60_000
+FAULTS = {
+    "output": ("--slow-every", "700", "--slow-us", "6000"),
+    "flow": ("--slow-flow-every", "30001", "--slow-flow-rules", "3000000"),
+    "burst": ("--burst-every", "40000", "--burst-packets", "4096"),
+}
+
+
+class Run:
+    """One firewall with faults, measured from its begin to its end."""
+
+    def __init__(self, binary: Path, folder: Path, faults: set[str], seconds: float, seed: int) -> None:
+        self.recording, self._log = folder / f"{seed}.nfprobe", folder / f"{seed}.faults"
+        self._seconds, self._seed, self._faults = seconds, seed, faults
+        self._cpu = max(os.sched_getaffinity(0))
+        words = [str(binary), "--rate", str(RATE), "--seed", str(seed)]
+        words += ["--faults", str(self._log), "--slow-every", "0"]
+        if "hog" in faults:
+            words += ["--worker-cpu", str(self._cpu)]
+        for kind, options in FAULTS.items():
+            words += options if kind in faults else ()
+        self.firewall = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._symbols = subprocess.run(["nm", "-D", str(binary)], capture_output=True, text=True, check=True).stdout
+        self._binary = binary
+
+    def measure(self, port: int) -> Truth:
+        """Attaches, puts the faults in, ends everything. Returns what really happened."""
+        pid = self.firewall.pid
+        options = ["--adapter", DESCRIPTION, "--for", f"{self._seconds}s", "--record", self.recording]
+        options += ["--ring-size", "64MiB", "--slowest", "1%", "--endpoint", f"http://127.0.0.1:{port}"]
+        words = [sys.executable, "-m", "otel_nfprobe", "attach", pid, *options]
+        monitor = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True)
+        assert monitor.stderr is not None
+        said = []
+        for line in monitor.stderr:
+            said.append(line)
+            if "attached to" in line:
+                break
+        else:
+            pytest.fail("".join(said))
+        debugger = self._start_debugger() if "pause" in self._faults else None
+        hog = start_hog(self._cpu, 0.008, 0.15) if "hog" in self._faults else None
+        time.sleep(0.75 * self._seconds)  # a debugger must be gone before nfprobe is
+        if debugger is not None:
+            debugger.end()
+            assert not debugger.failure
+        if hog is not None:
+            hog.kill()
+            hog.wait()
+        _, errors = monitor.communicate(timeout=120)
+        assert monitor.returncode == 0, errors
+        self.end()
+        return Truth.read(self._log, debugger)
+
+    def end(self) -> None:
+        self.firewall.terminate()
+        self.firewall.wait(timeout=60)
+
+    def _start_debugger(self) -> Debugger:
+        pid = self.firewall.pid
+        tasks = Path(f"/proc/{pid}/task")
+        (worker,) = [int(task.name) for task in tasks.iterdir() if (task / "comm").read_text() == "fw-worker\n"]
+        offset = next(int(line.split()[0], 16) for line in self._symbols.splitlines() if line.endswith(" fw_stage"))
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        base = next(int(line.split("-")[0], 16) for line in maps if line.endswith(str(self._binary)))
+        debugger = Debugger(pid, worker, base + offset, 0.006, 0.15, self._seed)
+        debugger.start()
+        return debugger
+
+
+class Found:
+    """What a recording says of its late packets."""
+
+    def __init__(self, path: Path, truth: Truth) -> None:
+        reader = RecordingReader(path)
+        self.facts: RecordingFacts = read_facts(reader)
+        self.truth = truth
+        sample, takes = BatchSample(), []
+        with Pipeline(self.facts.roles) as pipeline:
+            for columns in replay(reader, self.facts, pipeline):
+                sample.add(columns)
+                takes.append(columns)
+        self.columns = concatenate(takes)
+        self.typical: Typical = sample.typical()
+        self.packet_ticks = find_packet_ticks(self.columns.batches)
+        self.begin = int(self.columns.batches["start_ticks"].min())
+
+    def judge(self, quantile: float) -> Verdict:
+        """Compares the causes of all packets later than a quantile with the truth."""
+        latency, starts = latency_ticks(self.columns), life_start_ticks(self.columns)
+        settled = starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
+        if not settled.any():
+            return Verdict()
+        late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
+        causes = find_causes(self.columns, late, self.typical, self.facts.switches)
+        verdict, names = Verdict(), self.facts.function_names
+        for packet, cause in zip(late.tolist(), causes, strict=True):
+            life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])
+            function = names[cause["function"]] if cause["function"] != NONE else None
+            kind = CauseKind(int(cause["kind"])).name.lower()
+            self._compare(verdict, life, kind, function, f"packet {packet}")
+        return verdict
+
+    def judge_spans(self, roots: list[Span]) -> Verdict:
+        """The same for the spans that were sent while the firewall ran."""
+        verdict, clock = Verdict(), self.facts.make_clock()
+        for span in roots:
+            times = clock.convert_back(np.array([span.start_time_unix_nano, span.end_time_unix_nano], np.uint64))
+            attributes = attributes_of(span)
+            kind, function = attributes["nf.tail.cause"], attributes.get("nf.tail.function")
+            self._compare(verdict, (int(times[0]), int(times[1])), kind, function, f"span {span.name}")
+        return verdict
+
+    def _compare(self, verdict: Verdict, life: tuple[int, int], kind: str, function: str | None, where: str) -> None:
+        late = life[1] - life[0] - self.typical.latency_ticks
+        if self.truth.window(*life)[0] < self.begin:
+            return  # what happened before the session began is not in it
+        verdict.judge(self.truth.amounts(*life, self.packet_ticks), late, kind, function, where)
+
+
+def attributes_of(span: Span) -> dict[str, Any]:
+    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
+
+
+def read_spans(receiver: Receiver) -> list[Span]:
+    return [
+        span
+        for data in receiver.requests
+        for part in ExportTraceServiceRequest.FromString(data).resource_spans
+        for scope in part.scope_spans
+        for span in scope.spans
+    ]
+
+
+def check(verdict: Verdict) -> None:
+    assert verdict.right >= RIGHT_SHARE * verdict.judged, f"{verdict}\n" + "\n".join(verdict.mistakes[:10])
+    assert verdict.wrong <= WRONG_SHARE * verdict.judged, f"{verdict}\n" + "\n".join(verdict.mistakes[:10])
+
+
+def check_live(found: Found, spans: list[Span]) -> None:
+    """Every late packet says why; links lead to spans of batches that were sent, too."""
+    late = [span for span in spans if not span.parent_span_id and span.name.startswith("late packet")]
+    if not late:
+        return  # the first ones, while it was attached to, were later than all that came after them
+
+    for span in late:
+        attributes = attributes_of(span)
+        assert attributes["nf.sampling.reason"] == "slowest"
+        if attributes["nf.tail.cause"] != "unknown":
+            assert attributes["nf.tail.excess_ns"] > 0
+            assert 0.5 <= attributes["nf.tail.share"] <= 1
+    batches = {(span.trace_id, span.span_id) for span in spans if span.name == "batch"}
+    links = [(link.trace_id, link.span_id) for span in late for link in span.links]
+    assert set(links) <= batches
+    known = [span for span in late if attributes_of(span)["nf.tail.cause"] == "queue"]
+    assert all(span.links for span in known)
+    begin = min(span.start_time_unix_nano for span in spans)
+    verdict = found.judge_spans([span for span in late if span.start_time_unix_nano > begin + START_S * 1e9])
+    if verdict.judged >= JUDGED_MIN:
+        check(verdict)
+
+
+def run_once(binary: Path, folder: Path, faults: set[str], seconds: float, seed: int) -> tuple[Found, list[Span]]:
+    receiver = Receiver()
+    run = Run(binary, folder, faults, seconds, seed)
+    try:
+        truth = run.measure(receiver.port)
+    finally:
+        with suppress(ProcessLookupError):
+            run.end()
+        receiver.stop()
+    return Found(run.recording, truth), read_spans(receiver)
+
+
+def test_the_culprit_of_each_fault(firewall_binary: Path, tmp_path: Path) -> None:
+    found, spans = run_once(firewall_binary, tmp_path, {"output", "flow", "burst", "pause"}, 3.0, 1)
+    check_live(found, spans)
+    later = found.judge(0.999)
+    late = found.judge(0.98)  # the latest ones may all have one cause
+    print(later, late, sep="\n")
+    if late.judged < JUDGED_MIN:
+        pytest.skip(f"the machine was too busy to know what made packets late: {late}")
+    check(late)
+    check(later)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("faults", ["output", "flow", "burst", "pause", "hog"])
+def test_the_culprit_over_20_seeds(firewall_binary: Path, tmp_path: Path, faults: str) -> None:
+    total = Verdict()
+    for seed in range(20):
+        found, _ = run_once(firewall_binary, tmp_path, {faults}, 4.0, seed)
+        total.add(found.judge(0.999))
+    print(total)
+    assert total.judged >= JUDGED_MIN
+    check(total)
