@@ -1,20 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // Made before the target is stopped or watched: afterwards only binary searches are left.
 #include "change.h"
+#include "guard.h"
 #include <errno.h>
-#include <stdlib.h>
 
-static int compare_spans(const void *left, const void *right)
+// A heap sort: the C library's qsort allocates.
+static void sink(struct nfp_span *spans, uint32_t from, uint32_t count)
 {
-	uint64_t a = ((const struct nfp_span *)left)->address, b = ((const struct nfp_span *)right)->address;
-	return a < b ? -1 : a > b;
+	struct nfp_span span = spans[from];
+	for (uint32_t child; (child = 2 * from + 1) < count; from = child) {
+		if (child + 1 < count && spans[child + 1].address > spans[child].address)
+			child++;
+		if (spans[child].address <= span.address)
+			break;
+		spans[from] = spans[child];
+	}
+	spans[from] = span;
+}
+
+static void sort_spans(struct nfp_span *spans, uint32_t count)
+{
+	for (uint32_t i = count / 2; i-- > 0;)
+		sink(spans, i, count);
+	for (uint32_t last = count; last-- > 1;) {
+		struct nfp_span largest = spans[0];
+		spans[0] = spans[last];
+		spans[last] = largest;
+		sink(spans, 0, last);
+	}
 }
 
 int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t count,
                   const struct nfp_move *moves)
 {
 	*plan = (struct nfp_plan){.changes = changes, .count = count, .moves = moves};
-	plan->spans = calloc(2 * (size_t)count + 1, sizeof(*plan->spans));
+	plan->spans = nfp_guard_room((2 * (size_t)count + 1) * sizeof(*plan->spans));
 	if (!plan->spans)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++) {
@@ -26,14 +46,8 @@ int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t co
 			    (struct nfp_span){change->island, NFP_ISLAND_BYTES, i, change->island_expected,
 			                      change->island_replacement};
 	}
-	qsort(plan->spans, plan->span_count, sizeof(*plan->spans), compare_spans);
+	sort_spans(plan->spans, plan->span_count);
 	return 0;
-}
-
-void nfp_plan_free(struct nfp_plan *plan)
-{
-	free(plan->spans);
-	plan->spans = NULL;
 }
 
 const struct nfp_span *nfp_plan_span(const struct nfp_plan *plan, uint64_t address)

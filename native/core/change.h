@@ -58,7 +58,6 @@ struct nfp_plan {
 // Returns 0 or -ENOMEM. The changes stay the caller's.
 int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t count,
                   const struct nfp_move *moves);
-void nfp_plan_free(struct nfp_plan *plan);
 // The span that holds the address, or NULL.
 const struct nfp_span *nfp_plan_span(const struct nfp_plan *plan, uint64_t address);
 // Returns 1 and where to go on, 0 when the address may stay, -EBUSY when there is no place to go.

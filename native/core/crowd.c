@@ -2,8 +2,8 @@
 // Finds the threads of a target in /proc and seizes them.
 #define _GNU_SOURCE
 #include "crowd.h"
+#include "guard.h"
 #include "signal_frame.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kcmp.h>
@@ -17,14 +17,8 @@
 int nfp_crowd_make(struct nfp_crowd *crowd, int32_t pid, long options)
 {
 	*crowd = (struct nfp_crowd){.pid = pid, .options = options};
-	crowd->threads = calloc(NFP_CROWD_MAX, sizeof(*crowd->threads));
+	crowd->threads = nfp_guard_room(NFP_CROWD_MAX * sizeof(*crowd->threads));
 	return crowd->threads ? 0 : -ENOMEM;
-}
-
-void nfp_crowd_free(struct nfp_crowd *crowd)
-{
-	free(crowd->threads);
-	crowd->threads = NULL;
 }
 
 struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid)
@@ -92,23 +86,26 @@ static int seize(struct nfp_crowd *crowd, pid_t tid)
 	return nfp_crowd_add(crowd, tid) ? 1 : -E2BIG;
 }
 
+struct newcomers {
+	struct nfp_crowd *crowd;
+	int found;
+};
+
+static int seize_newcomer(void *context, int32_t tid)
+{
+	struct newcomers *newcomers = context;
+	int seized = nfp_crowd_find(newcomers->crowd, tid) ? 0 : seize(newcomers->crowd, tid);
+	newcomers->found += seized > 0;
+	return seized;
+}
+
 int nfp_crowd_seize_new(struct nfp_crowd *crowd)
 {
 	char path[64];
-	int found = 0;
+	struct newcomers newcomers = {crowd, 0};
 	snprintf(path, sizeof(path), "/proc/%d/task", crowd->pid);
-	DIR *directory = opendir(path);
-	if (!directory)
-		return -errno;
-	for (struct dirent *entry; found >= 0 && (entry = readdir(directory));) {
-		pid_t tid = atoi(entry->d_name);
-		if (tid <= 0 || nfp_crowd_find(crowd, tid))
-			continue;
-		int seized = seize(crowd, tid);
-		found = seized < 0 ? seized : found + seized;
-	}
-	closedir(directory);
-	return found;
+	int error = nfp_each_number(path, seize_newcomer, &newcomers);
+	return error ? error : newcomers.found;
 }
 
 int nfp_shares_memory(int32_t pid, pid_t other)

@@ -17,7 +17,6 @@ struct nfp_crowd {
 
 // All return 0 or more, or -errno.
 int nfp_crowd_make(struct nfp_crowd *crowd, int32_t pid, long options);
-void nfp_crowd_free(struct nfp_crowd *crowd);
 struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid);
 // A place for one more thread, or NULL.
 struct nfp_seized *nfp_crowd_add(struct nfp_crowd *crowd, pid_t tid);

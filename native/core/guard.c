@@ -1,27 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// The child calls nothing that another thread of the monitor may hold a lock of: fork keeps only this one.
+// The child is made as vfork makes one, on a stack of its own: it runs in the monitor's memory, and the thread that
+// made it stands still until it has ended. When the monitor is killed the memory stays as long as the child does.
 #define _GNU_SOURCE
 #include "guard.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define STACK_BYTES (1u << 20)
+#define ROOM_BYTES (64u << 20) // taken page by page, as it is used
+#define ALIGNMENT_BYTES 64
+
 struct guarded {
+	int (*work)(void *shared);
+	void *shared;
 	int result;
 	int finished;
-	_Alignas(16) char shared[];
 };
 
-static int wait_for(pid_t child, struct guarded *guarded)
+// Of the thread that waits, and of its child: they have the same thread-local storage, and never run at once.
+static __thread struct {
+	uint8_t *next;
+	size_t left;
+} room;
+
+void *nfp_guard_room(size_t bytes)
 {
-	int status;
-	while (waitpid(child, &status, 0) < 0)
-		if (errno != EINTR)
-			break; // somebody else reaps children: it has finished all the same
-	return guarded->finished ? guarded->result : -ECHILD;
+	size_t taken = (bytes + ALIGNMENT_BYTES - 1) & ~(size_t)(ALIGNMENT_BYTES - 1);
+	if (taken < bytes || taken > room.left)
+		return NULL;
+	void *found = room.next;
+	room.next += taken;
+	room.left -= taken;
+	return found;
 }
 
 // A signal to the monitor's process group, such as Ctrl-C, is not for the guard, nor one that is meant to end the
@@ -37,22 +55,63 @@ static void shield(void)
 	sigprocmask(SIG_SETMASK, &all, NULL);
 }
 
-int nfp_guard(int (*work)(void *shared), void *shared, size_t bytes)
+static int run(void *argument)
 {
-	size_t size = sizeof(struct guarded) + bytes;
-	struct guarded *guarded = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (guarded == MAP_FAILED)
+	struct guarded *guarded = argument;
+	shield();
+	guarded->result = guarded->work(guarded->shared);
+	guarded->finished = 1;
+	_exit(0);
+}
+
+static int wait_for(pid_t child, const struct guarded *guarded)
+{
+	int status;
+	while (waitpid(child, &status, 0) < 0)
+		if (errno != EINTR)
+			break; // somebody else reaps children: it has finished all the same
+	return guarded->finished ? guarded->result : -ECHILD;
+}
+
+int nfp_guard(int (*work)(void *shared), void *shared)
+{
+	struct guarded guarded = {.work = work, .shared = shared};
+	uint8_t *memory = mmap(NULL, STACK_BYTES + ROOM_BYTES, PROT_READ | PROT_WRITE,
+	                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
 		return -errno;
-	memcpy(guarded->shared, shared, bytes);
-	pid_t child = fork();
-	if (child == 0) {
-		shield();
-		guarded->result = work(guarded->shared);
-		guarded->finished = 1;
-		_exit(0);
-	}
-	int result = child < 0 ? -errno : wait_for(child, guarded);
-	memcpy(shared, guarded->shared, bytes);
-	munmap(guarded, size);
+	room.next = memory + STACK_BYTES;
+	room.left = ROOM_BYTES;
+	pid_t child = clone(run, memory + STACK_BYTES, CLONE_VM | CLONE_VFORK | SIGCHLD, &guarded);
+	int result = child < 0 ? -errno : wait_for(child, &guarded);
+	room.left = 0;
+	munmap(memory, STACK_BYTES + ROOM_BYTES);
 	return result;
+}
+
+struct entry {
+	uint64_t inode;
+	int64_t offset;
+	uint16_t bytes;
+	uint8_t type;
+	char name[];
+};
+
+int nfp_each_number(const char *directory, int (*visit)(void *context, int32_t number), void *context)
+{
+	_Alignas(8) char entries[4096];
+	int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	int result = 0;
+	for (long bytes; result >= 0 && (bytes = syscall(SYS_getdents64, fd, entries, sizeof(entries))) > 0;)
+		for (long at = 0; result >= 0 && at < bytes;) {
+			const struct entry *entry = (const void *)(entries + at);
+			int32_t number = atoi(entry->name);
+			if (number > 0)
+				result = visit(context, number);
+			at += entry->bytes;
+		}
+	close(fd);
+	return result < 0 ? result : 0;
 }

@@ -329,7 +329,7 @@ int nfp_inject(struct nfp_inject *inject, struct nfp_boot *boot)
 	if (inject->bootstrap_bytes >= CODE_BYTES)
 		return fail(inject, -E2BIG, "the bootstrap");
 	struct work work = {*inject, *boot};
-	int error = nfp_guard(do_work, &work, sizeof(work));
+	int error = nfp_guard(do_work, &work);
 	*inject = work.inject;
 	*boot = work.boot;
 	return error;

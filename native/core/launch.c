@@ -244,6 +244,6 @@ static int release_here(void *shared)
 
 int nfp_launch_release(struct nfp_launch *launch)
 {
-	int error = nfp_guard(release_here, launch, sizeof(*launch));
+	int error = nfp_guard(release_here, launch);
 	return error == -ESRCH ? -ECHILD : error;
 }

@@ -12,7 +12,6 @@
 #include "watch.h"
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -288,32 +287,22 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 	return error;
 }
 
-// Laid out in one block for the guard: this header, then the changes. The session is shared memory.
 struct work {
-	struct nfp_live live;
+	struct nfp_live *live;
 	struct nfp_session_header *header;
+	struct nfp_change *changes;
 	uint32_t count;
-	struct nfp_change changes[];
 };
 
 static int do_work(void *shared)
 {
 	struct work *work = shared;
-	return change_here(&work->live, work->header, work->changes, work->count);
+	return change_here(work->live, work->header, work->changes, work->count);
 }
 
 int nfp_change_live(struct nfp_live *live, struct nfp_session_header *header, struct nfp_change *changes,
                     uint32_t count)
 {
-	size_t bytes = sizeof(struct work) + count * sizeof(*changes);
-	struct work *work = malloc(bytes);
-	if (!work)
-		return fail(live, -ENOMEM, "planning the change");
-	*work = (struct work){.live = *live, .header = header, .count = count};
-	memcpy(work->changes, changes, count * sizeof(*changes));
-	int error = nfp_guard(do_work, work, bytes);
-	*live = work->live;
-	memcpy(changes, work->changes, count * sizeof(*changes));
-	free(work);
-	return error;
+	struct work work = {live, header, changes, count};
+	return nfp_guard(do_work, &work);
 }

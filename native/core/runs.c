@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything is allocated and laid out before the stop; between the reads and the writes only memory is copied.
 #include "runs.h"
+#include "guard.h"
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ static int is_in_page(const struct nfp_run *run, const struct nfp_span *span)
 int nfp_runs_make(struct nfp_runs *runs, const struct nfp_plan *plan)
 {
 	*runs = (struct nfp_runs){.plan = plan};
-	runs->runs = calloc(plan->span_count + 1, sizeof(*runs->runs));
+	runs->runs = nfp_guard_room((plan->span_count + 1) * sizeof(*runs->runs));
 	if (!runs->runs)
 		return -ENOMEM;
 	struct nfp_run *run = NULL;
@@ -34,23 +34,13 @@ int nfp_runs_make(struct nfp_runs *runs, const struct nfp_plan *plan)
 		runs->runs[i].offset = total;
 		total += runs->runs[i].bytes;
 	}
-	runs->found = malloc(total + 1);
-	runs->wanted = malloc(total + 1);
-	if (!runs->found || !runs->wanted) {
-		nfp_runs_free(runs);
+	runs->found = nfp_guard_room(total + 1);
+	runs->wanted = nfp_guard_room(total + 1);
+	if (!runs->found || !runs->wanted)
 		return -ENOMEM;
-	}
 	memset(runs->found, 0, total + 1); // no page faults later
 	memset(runs->wanted, 0, total + 1);
 	return 0;
-}
-
-void nfp_runs_free(struct nfp_runs *runs)
-{
-	free(runs->runs);
-	free(runs->found);
-	free(runs->wanted);
-	*runs = (struct nfp_runs){0};
 }
 
 void nfp_runs_touch(const struct nfp_runs *runs, int memory)

@@ -21,7 +21,6 @@ struct nfp_runs {
 
 // All return 0 or -errno.
 int nfp_runs_make(struct nfp_runs *runs, const struct nfp_plan *plan);
-void nfp_runs_free(struct nfp_runs *runs);
 // Makes the target's own copy of each page, by writing one byte as it is: the threads run on.
 void nfp_runs_touch(const struct nfp_runs *runs, int memory);
 // Marks changes whose expected bytes are not there, and writes the others. On an error all is as it was.

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
 #include <unistd.h>
@@ -133,43 +132,30 @@ static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *change
 	}
 	for (uint32_t i = 0; !error && i < count; i++)
 		stop->changed += changes[i].failed == NFP_CHANGE_MADE;
-	nfp_runs_free(&runs);
-	nfp_plan_free(&plan);
-	nfp_crowd_free(&crowd);
 	if (memory >= 0)
 		close(memory);
 	return error;
 }
 
-// Laid out in one block for the guard: this header, then the changes. The moves are only read.
 struct work {
-	struct nfp_stop stop;
+	struct nfp_stop *stop;
+	struct nfp_change *changes;
 	const struct nfp_move *moves;
 	uint64_t patience_ns;
 	uint32_t count;
-	struct nfp_change changes[];
 };
 
 static int do_work(void *shared)
 {
 	struct work *work = shared;
-	return stop_and_change_here(&work->stop, work->changes, work->count, work->moves, work->patience_ns);
+	return stop_and_change_here(work->stop, work->changes, work->count, work->moves, work->patience_ns);
 }
 
 int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                         const struct nfp_move *moves, uint64_t patience_ns)
 {
-	size_t bytes = sizeof(struct work) + count * sizeof(*changes);
-	struct work *work = malloc(bytes);
-	if (!work)
-		return fail(stop, -ENOMEM, "planning the change");
-	*work = (struct work){.stop = *stop, .moves = moves, .patience_ns = patience_ns, .count = count};
-	memcpy(work->changes, changes, count * sizeof(*changes));
-	int error = nfp_guard(do_work, work, bytes);
-	*stop = work->stop;
-	memcpy(changes, work->changes, count * sizeof(*changes));
-	free(work);
-	return error;
+	struct work work = {stop, changes, moves, patience_ns, count};
+	return nfp_guard(do_work, &work);
 }
 
 int nfp_change_word(int32_t pid, uint64_t address, uint64_t expected, uint64_t replacement)

@@ -3,7 +3,7 @@
 // process's action to the default and unblocks it. A tracer still sees the trap first, but the target would
 // not be as it was.
 #include "trap.h"
-#include <dirent.h>
+#include "guard.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -54,37 +54,40 @@ static int read_status(int32_t pid, pid_t tid, struct status *status)
 	return 0;
 }
 
-// Fills `tids` with the threads that block SIGTRAP.
-static uint32_t list_blocked(int32_t pid, uint32_t helper_tid, struct nfp_trap_use *use, pid_t *tids)
+// The threads that block SIGTRAP.
+struct blocking {
+	int32_t pid;
+	uint32_t helper_tid; // in the target's own namespace
+	uint32_t count;
+	struct nfp_trap_use *use;
+	pid_t tids[BLOCKED_MAX];
+};
+
+static int look_at_thread(void *context, int32_t tid)
 {
-	char path[64];
-	uint32_t count = 0;
-	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	DIR *directory = opendir(path);
-	if (!directory)
+	struct blocking *blocking = context;
+	struct status status;
+	if (read_status(blocking->pid, tid, &status) != 0)
 		return 0;
-	for (struct dirent *entry; (entry = readdir(directory));) {
-		struct status status;
-		pid_t tid = atoi(entry->d_name);
-		if (tid <= 0 || read_status(pid, tid, &status) != 0)
-			continue;
-		if (status.ignored & TRAP_BIT)
-			use->refusal = "the target ignores SIGTRAP";
-		use->is_caught |= (status.caught & TRAP_BIT) != 0;
-		if (status.tid_inside == (long)helper_tid)
-			use->helper = tid;
-		else if ((status.blocked & TRAP_BIT) && count < BLOCKED_MAX)
-			tids[count++] = tid;
-	}
-	closedir(directory);
-	return count;
+	if (status.ignored & TRAP_BIT)
+		blocking->use->refusal = "the target ignores SIGTRAP";
+	blocking->use->is_caught |= (status.caught & TRAP_BIT) != 0;
+	if (status.tid_inside == (long)blocking->helper_tid)
+		blocking->use->helper = tid;
+	else if ((status.blocked & TRAP_BIT) && blocking->count < BLOCKED_MAX)
+		blocking->tids[blocking->count++] = tid;
+	return 0;
 }
 
 void nfp_trap_look(int32_t pid, uint32_t helper_tid, struct nfp_trap_use *use)
 {
-	pid_t tids[BLOCKED_MAX];
+	char path[64];
+	struct blocking blocking = {.pid = pid, .helper_tid = helper_tid, .use = use};
 	*use = (struct nfp_trap_use){0};
-	uint32_t count = list_blocked(pid, helper_tid, use, tids);
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	nfp_each_number(path, look_at_thread, &blocking);
+	uint32_t count = blocking.count;
+	pid_t *tids = blocking.tids;
 	for (int look = 0; look < LOOKS && count > 0 && !use->refusal; look++) {
 		nanosleep(&(struct timespec){0, BETWEEN_LOOKS_NS}, NULL);
 		uint32_t still = 0;

@@ -2,12 +2,12 @@
 // Who is watched, from when until when. reaction.c has what is done when a thread reports something.
 #define _GNU_SOURCE
 #include "watch.h"
+#include "guard.h"
 #include "reaction.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
@@ -27,9 +27,6 @@ static void wake(int signal)
 
 void nfp_watch_end(struct nfp_watch *watch)
 {
-	nfp_plan_free(&watch->plan);
-	nfp_crowd_free(&watch->crowd);
-	free(watch->stood);
 	if (watch->memory >= 0)
 		close(watch->memory);
 }
@@ -176,7 +173,7 @@ int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, struct nfp_change *cha
 	watch->memory = open(path, O_RDWR | O_CLOEXEC);
 	if (watch->memory < 0)
 		return -errno;
-	watch->stood = calloc(count + 1, 1);
+	watch->stood = nfp_guard_room(count + 1);
 	int error = nfp_plan_make(&watch->plan, changes, count, NULL);
 	if (!error)
 		error = nfp_crowd_make(&watch->crowd, pid, OPTIONS);

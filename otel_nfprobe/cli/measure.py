@@ -57,7 +57,7 @@ def plan(
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
         adapter = _if_it_finds_roles(adapter, target)
     choice = _choose(arguments, target, adapter, arguments.functions)
-    if adapter is not None:
+    if adapter is not None and arguments.adapter == "auto":
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     identity = find_identity(arguments)
     return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping, identity=identity)

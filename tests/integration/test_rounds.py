@@ -28,6 +28,7 @@ ROUNDS = 200
 ROUNDS_LONG = 2000
 ROUNDS_OF_MANY = 10_000
 MANY = 1000
+MANY_OF = ("librte_eal.so*:*", "librte_ethdev.so*:*", "librte_m*.so*:*", "librte_net_pcap.so*:*")
 PATIENCE_S = 60.0
 LOOK_EVERY = 10  # rounds; what was not restored would still be seen then
 SOME = ("librte_ethdev.so*:rte_eth_dev_*", "libc.so*:memc*")
@@ -72,7 +73,7 @@ def one_session(target: Target, choice: Choice, seconds: float) -> int:
 
 def choose_many(target: Target) -> Choice:
     """A thousand functions of DPDK's libraries."""
-    choice = choose(target, choose_adapter("auto", target), ["librte_*.so*:*"], [])
+    choice = choose(target, choose_adapter("auto", target), MANY_OF, [])
     plans = [plan for plan in choice.plans if plan.strategy is not None and not plan.is_slot]
     roles = {role.address for role in choice.roles}
     plans.sort(key=lambda plan: plan.address not in roles)
