@@ -50,7 +50,7 @@ LOST_CLASSES = ("call", "packet", "poll")
 F_OFD_SETLK = 37
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
 
-COMMAND_PATIENCE_NS = 5_000_000_000
+COMMAND_PATIENCE_NS = 15_000_000_000
 DRAIN_ROOM_RECORDS = 1 << 16
 HOLE_PATIENCE_S = 0.05
 
