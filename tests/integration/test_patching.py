@@ -73,9 +73,9 @@ class Sites:
             ffi.memmove(change.island_expected, pad, ISLAND_BYTES)
             ffi.memmove(change.island_replacement, filled, ISLAND_BYTES)
 
-    def change(self, arm: bool) -> Any:
+    def change(self, arm: bool, patience_ns: int = PATIENCE_NS) -> Any:
         """All sites, live. Returns struct nfp_live, with the function's result in `result`."""
-        live = ffi.new("struct nfp_live *", {"pid": self.target.pid, "restores": not arm, "patience_ns": PATIENCE_NS})
+        live = ffi.new("struct nfp_live *", {"pid": self.target.pid, "restores": not arm, "patience_ns": patience_ns})
         changes = self.new if arm else self.old
         self.result = lib.nfp_change_live(live, self.session.header, changes, self.count)
         self.failed = [int(change.failed) for change in changes]
@@ -239,7 +239,7 @@ def test_stopped_target_stays_stopped(sites: Sites) -> None:
         return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
     assert wait_until(is_stopped)
-    live = sites.change(arm=True)
+    live = sites.change(arm=True, patience_ns=500_000_000)
     assert sites.result < 0
     assert "does not answer" in ffi.string(live.message).decode()
     assert sites.are_as_before()
