@@ -139,7 +139,6 @@ class PacketFlag(IntFlag):
     ARRIVAL_KNOWN = 1
     REPEATED = 2
     ARRIVAL_UNIX_NS = 4
-    ARRIVAL_POLLS = 5  # both bits: nobody stamped it, arrival_ticks is the earliest that the polls allow
     UNSURE = 8
     FRAGMENT = 16
     CUT = 32
@@ -219,7 +218,7 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
         packets: of dtype PACKET.
         ticks_of_unix_ns: the clock's conversion, array to array of the same shape.
     """
-    stamped = (packets["flags"] & PacketFlag.ARRIVAL_POLLS) == PacketFlag.ARRIVAL_UNIX_NS
+    stamped = (packets["flags"] & PacketFlag.ARRIVAL_UNIX_NS) != 0
     if not stamped.any():
         return
     packets["arrival_ticks"][stamped] = ticks_of_unix_ns(packets["arrival_ticks"][stamped])

@@ -7,6 +7,7 @@ Collector's sake: a recording that fails and an exporter that is full are counte
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -238,11 +239,15 @@ class Drain:
     def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
         if self.switches is None:
             return
+        switches = self._take_switches()  # their buffers are small, and nothing may have been delivered for long
+        if self.spans is not None:
+            self.spans.explainer.add_switches(switches)
         try:
+            self.switches.keep({int(name) for name in os.listdir(f"/proc/{self.session.pid}/task")})
             for count in counts:
                 self.switches.watch(count.tid)
-        except NfprobeError:
-            return  # said when the session began
+        except (NfprobeError, OSError):
+            return  # said when the session began, or the target has ended
 
     def _keep_house(self) -> None:
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S

@@ -27,11 +27,11 @@ from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
 from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread
 
-PATIENCE_NS = 3_000_000_000
-STAGE_PATIENCE_S = 10.0
+PATIENCE_NS = 10_000_000_000
+STAGE_PATIENCE_S = 30.0
 FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
-HELPER_PATIENCE_S = 4.0
+HELPER_PATIENCE_S = 20.0
 PREPARED_RINGS_MAX = 3
 ENTRY_SYMBOL = "nfp_helper_main"
 LIBC_FUNCTIONS = (

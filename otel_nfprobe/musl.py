@@ -19,7 +19,7 @@ from otel_nfprobe.target import Target, read_task_status
 MODULES_MAX = 4096
 STATIC_BYTES_MAX = 1 << 20
 WORD_BYTES = 8
-PATIENCE_S = 2.0
+PATIENCE_S = 10.0
 
 
 @dataclass

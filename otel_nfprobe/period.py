@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import BatchFlag, Columns
+from otel_nfprobe.columns import BatchFlag, Columns, PacketFlag
 from otel_nfprobe.switches import Absences, overlap_ticks
 from otel_nfprobe.typical import Typical
 
@@ -38,6 +38,7 @@ class Timeline:
         preempted: time from start to `until` in which the thread was kept from running.
         usual: what a batch of this size takes.
         over: what it took beyond that; may be negative.
+        gap_over: what of that lies behind its last call, while packets were waiting.
     """
 
     def __init__(self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences) -> None:
@@ -53,13 +54,15 @@ class Timeline:
         gap = following - self.end
         gap_away = overlap_ticks(slept, self.end, following)
         gap_preempted = overlap_ticks(preempted, self.end, following)
-        self.is_idle = (gap - gap_away > typical.idle_ticks) | (gap_away > gap_preempted)
+        full = (batches["flags"] & BatchFlag.FULL) != 0
+        waiting = full & np.append(_first_arrivals(columns, rows)[1:] < self.end[:-1], False)[: len(rows)]
+        self.is_idle = ((gap - gap_away > typical.idle_ticks) | (gap_away > gap_preempted)) & ~waiting
+        self.gap_over = np.where(waiting, np.maximum(gap - gap_preempted - typical.gap_ticks, 0), 0)
         self.until = np.where(self.is_idle, self.end, np.maximum(following, self.end))
         self.preempted = overlap_ticks(preempted, self.start, self.until)
         usual = typical.batch_ticks(self.size) + np.where(self.is_idle, 0, typical.gap_ticks)
         self.usual = np.rint(usual).astype(np.int64)
         self.over = self.until - self.start - self.usual
-        full = (batches["flags"] & BatchFlag.FULL) != 0
         begins = ~full
         begins[1:] |= self.is_idle[:-1]
         self._begins = begins
@@ -76,6 +79,17 @@ class Timeline:
             return Period(at + 1, own, False)
         first = int(self._first[at])
         return Period(first, own, not self._begins[first])
+
+
+def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """When the first described packet of each batch arrived; the largest number when that is not known."""
+    batches, packets = columns.batches[rows], columns.packets
+    never = np.iinfo(np.int64).max
+    if not len(packets):
+        return np.full(len(rows), never)
+    first = packets[np.minimum(batches["first_packet"], len(packets) - 1)]
+    known = (batches["packets"] > 0) & ((first["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0)
+    return np.where(known, first["arrival_ticks"].astype(np.int64), never)
 
 
 def make_timelines(columns: Columns, typical: Typical, away: Absences) -> dict[int, Timeline]:

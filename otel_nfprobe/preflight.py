@@ -40,7 +40,7 @@ SHELLS = (
 )
 LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
 CHILDREN_SHOWN = 3
-OWN_TRACER_PATIENCE_S = 3.0
+OWN_TRACER_PATIENCE_S = 10.0
 YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 

@@ -27,6 +27,7 @@ from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
+ARRIVAL_SOURCE = "mbuf stamp"  # the only one that is known, as in nf.arrival.source
 LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
@@ -182,7 +183,7 @@ class _Scene:
                 "flow": self._burst_flow(cause),
             },
             "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if known else None,
-            "arrival_source": _name_source(packet) if known else None,
+            "arrival_source": ARRIVAL_SOURCE if known else None,
             "disposition": DISPOSITIONS.get(int(packet["disposition"]), "unknown"),
             "length": int(packet["length"]),
             "batch": slow.batch_id,
@@ -271,11 +272,6 @@ def format_flow(packet: np.void, topic: str = "") -> str:
 
 def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:
     return bool(packet["flags"] & PacketFlag.ARRIVAL_KNOWN) and int(packet["arrival_ticks"]) == slow.start_ticks
-
-
-def _name_source(packet: np.void) -> str:
-    by_polls = int(packet["flags"]) & PacketFlag.ARRIVAL_POLLS == PacketFlag.ARRIVAL_POLLS
-    return "polls" if by_polls else "mbuf stamp"
 
 
 def _make_document(

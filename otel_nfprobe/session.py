@@ -179,7 +179,7 @@ class Session:
         """Whether the target's helper thread serves this session."""
         return int(self.header.state) in (lib.NFP_STATE_READY, lib.NFP_STATE_ARMED)
 
-    def leave(self, patience_s: float = 2.0) -> bool:
+    def leave(self, patience_s: float = 10.0) -> bool:
         """Closes the gates and ends the helper thread. Returns whether it is gone."""
         lib.nfp_mailbox_send(self.header, lib.NFP_COMMAND_LEAVE)
         deadline = time.monotonic() + patience_s

@@ -164,6 +164,9 @@ class _Judge:
             row = int(timeline.rows[period.first + position])
             for function, ticks, call in self._excess.of(row):
                 charges.charge(function, ticks, row, call)
+            gap = float(timeline.gap_over[period.first + position])
+            if gap:
+                charges.charge(NONE, gap, row, NONE)
         return charges
 
     def _charge_preemptions(

@@ -70,8 +70,6 @@ enum nfp_packet_flags {
 	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks
 	NFP_PACKET_REPEATED = 2,
 	NFP_PACKET_ARRIVAL_UNIX_NS = 4, // arrival_ticks holds Unix ns until the clock has converted it
-	NFP_PACKET_ARRIVAL_POLLS =
-	    5,   // both: nobody stamped it, arrival_ticks is the earliest that the polls allow
 	NFP_PACKET_UNSURE = 8,          // too many digests to know whether this one is repeated
 	// What the probe saw of its headers, NFP_FACTS_* of headers.h.
 	NFP_PACKET_FRAGMENT = 16,

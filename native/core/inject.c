@@ -21,7 +21,7 @@
 #define CODE_BYTES 8192
 #define DATA_BYTES (64 << 10) // struct nfp_boot, then the stack of nfp_boot_start
 #define RED_ZONE_BYTES 128
-#define CALL_PATIENCE_NS 3000000000u
+#define CALL_PATIENCE_NS 10000000000ull
 #define INT3 0xcc
 
 struct saved {

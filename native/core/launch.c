@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define INT3 0xcc
-#define PATIENCE_NS 3000000000u
+#define PATIENCE_NS 10000000000ull
 #define ALL_SIGNALS (~(uint64_t)0)
 _Static_assert(sizeof(struct user_regs_struct) <= sizeof(((struct nfp_launch *)0)->registers), "registers");
 

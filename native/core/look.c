@@ -11,7 +11,7 @@
 #ifndef PTRACE_SECCOMP_GET_FILTER
 #define PTRACE_SECCOMP_GET_FILTER 0x420c
 #endif
-#define PATIENCE_NS 2000000000u
+#define PATIENCE_NS 10000000000ull
 #define INSTRUCTIONS_MAX 32768 // the kernel's limit for all filters of a thread
 #define FILTERS_MAX 1024
 

@@ -269,14 +269,13 @@ static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trac
 static uint8_t *write_queue_wait(uint8_t *p, const struct nfp_trace *trace, uint64_t arrival_ns,
                                  uint64_t batch_ns)
 {
-	static const struct word name = WORD("queue wait"), stamp = WORD("mbuf stamp"), polls = WORD("polls");
-	const uint32_t source = trace->packet->flags & NFP_PACKET_ARRIVAL_POLLS;
+	static const struct word name = WORD("queue wait"), stamp = WORD("mbuf stamp");
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
 	p = write_head(p, &name);
 	p = nfp_span_times(p, arrival_ns, batch_ns);
 	p = nfp_wire_int(p, &DURATION, batch_ns - arrival_ns);
-	p = write_word(p, &ARRIVAL_SOURCE, source == NFP_PACKET_ARRIVAL_POLLS ? &polls : &stamp);
+	p = write_word(p, &ARRIVAL_SOURCE, &stamp);
 	return nfp_span_end(start, p);
 }
 

@@ -139,6 +139,11 @@ class Truth:
         self.faults["unknown"] = [
             span for span in unknown if not any(span[0] < end and start < span[1] for start, end in known)
         ]
+        # The firewall cannot tell a stop from a preemption when it met both.
+        spans = self.faults.get("preempted", [])
+        mixed = [span for span in spans if any(span[0] < end and start < span[1] for start, end in known)]
+        self.faults["mixed"] = mixed
+        self.faults["preempted"] = [span for span in spans if span not in set(mixed)]
 
     def _array(self, kind: str, spans: list[tuple[int, int]]) -> np.ndarray:
         if kind not in self._arrays:

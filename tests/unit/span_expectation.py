@@ -198,10 +198,9 @@ class Expectation:
             wait, position = spans[1], 2
             assert (wait.name, wait.parent_span_id) == ("queue wait", root.span_id)
             assert (wait.start_time_unix_nano, wait.end_time_unix_nano) == (self.root_times()[0], batch_start)
-            source = "polls" if self.packet["flags"] & 5 == 5 else "mbuf stamp"
             assert attributes_of(list(wait.attributes)) == {
                 "nf.duration_ns": batch_start - self.root_times()[0],
-                "nf.arrival.source": source,
+                "nf.arrival.source": "mbuf stamp",
             }
         batch = spans[position]
         assert (batch.name, batch.parent_span_id) == ("batch", root.span_id)

@@ -251,6 +251,16 @@ def test_an_idle_gap_ends_the_period() -> None:
     assert read(story.cause(2), "kind", "function", "batch", "saturated") == (CauseKind.OWN, WORK, 2, 0)
 
 
+def test_a_gap_while_packets_wait_is_not_idle() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 100), full=True)
+    story.batch(9000, (100, 100, 100), arrival=1200, full=True)
+    story.batch(9320, (100, 100, 100), arrival=1250)
+    cause = story.cause(2)
+    assert read(cause, "kind", "function", "batch", "call") == (CauseKind.QUEUE, NONE, 0, NONE)
+    assert cause["excess_ticks"] == pytest.approx(9000 - 1300 - 20, abs=30)
+
+
 def test_nothing_is_unusual_before_enough_was_seen() -> None:
     story = Story()
     story.batch(1000, (100, 9000, 100))
