@@ -22,6 +22,7 @@ BUILT_IN = {
     "dpdk": "otel_nfprobe.adapters.dpdk:DpdkAdapter",
     "generic": "otel_nfprobe.adapters.generic:GenericAdapter",
     "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
+    "vpp": "otel_nfprobe.adapters.vpp:VppAdapter",
 }
 GENERIC = "generic"  # the one that `--batch-function` is for
 KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
@@ -30,13 +31,14 @@ RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 # Roles of functions whose probes read no packets; session.h says what each means.
+CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
 MESSAGE = int(lib.NFP_ROLE_MESSAGE)  # reads a message's topic
 SEND = int(lib.NFP_ROLE_SEND)
 LENGTH = int(lib.NFP_ROLE_LENGTH)
 NUMBER = int(lib.NFP_ROLE_NUMBER)
 TURN = int(lib.NFP_ROLE_TURN)
-READ_NO_PACKETS = (AROUND, SEND, LENGTH, NUMBER, TURN)
+READ_NO_PACKETS = (CALL, AROUND, SEND, LENGTH, NUMBER, TURN)
 COUNT_RETURN = int(lib.NFP_COUNT_RETURN)
 COUNT_ARGUMENT = int(lib.NFP_COUNT_ARGUMENT)
 COUNT_FIXED = int(lib.NFP_COUNT_FIXED)

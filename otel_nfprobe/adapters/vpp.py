@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter for FD.io VPP. Its graph nodes are found in the running, stripped process (vpp_graph.py).
+
+    uword function(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)     returns the vectors
+
+    input nodes                 receive; their frame is NULL, so that a batch is what they return
+    nodes called ...-tx         transmit
+    drop                        drops: the last of the drop nodes
+    other internal nodes        named as in the graph; each call carries its number of vectors
+    process, pre-input nodes    are never probed
+
+Nodes are probed once VPP has called them. Headers of packets are not read: an input node's call does not say which
+packets it has received.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from otel_nfprobe.adapters.base import (
+    ABSENT,
+    CALL,
+    COUNT_RETURN,
+    DROP,
+    KNOWS_PROGRAM,
+    NO_OFFSET,
+    RECEIVE,
+    TRANSMIT,
+    WHEN_NONZERO,
+    RoleFunction,
+)
+from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.vpp_frames import find_count_offset
+from otel_nfprobe.adapters.vpp_graph import (
+    INPUT,
+    INTERNAL,
+    MAIN_SYMBOL,
+    PROCESS,
+    Graph,
+    Node,
+    called_functions,
+    module_of,
+    read_graph,
+)
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.session import PROGRAM_COUNT
+from otel_nfprobe.snippet import assemble
+from otel_nfprobe.symbols import Function, function_at
+from otel_nfprobe.target import Target
+
+TRANSMIT_SUFFIX = "-tx"
+DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
+PROBED = (INTERNAL, INPUT)
+WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
+ROOM_FOR_LATER = 16  # functions that a session can still take up when their nodes are called for the first time
+WITNESSES = 64  # functions that are asked where a frame has its number of vectors
+NAMES_SHOWN = 3  # of the nodes that share a function
+NODE_SHIFT = 32  # of the node's index in the value of a function that several nodes share
+NAME_SOURCE = "graph"
+# A frame that is not there is replaced by the node's runtime, which can be read.
+VECTORS = "test rdx, rdx; cmove rdx, rsi; movzx eax, word ptr [rdx+{count}]"
+NODE_AND_VECTORS = (
+    "test rdx, rdx; cmove rdx, rsi; movzx ecx, word ptr [rdx+{count}]; "
+    "mov eax, dword ptr [rsi+{node}]; shl rax, 32; or rax, rcx"
+)
+# The return value says how many; no argument leads to packets in every kind of node.
+PROGRAM = {
+    "count_from": COUNT_RETURN,
+    "count_argument": ABSENT,
+    "requested_argument": ABSENT,
+    "pointers_argument": ABSENT,
+    "count_mask": 0xFFFFFFFF,
+    "when": WHEN_NONZERO,
+    "length_width": 2,
+    "segment_width": 2,
+    "data_offset": NO_OFFSET,
+    "arrival": NO_OFFSET,
+    **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
+    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset"), 0),
+    **dict.fromkeys(("checked", "verdict", "proven", "offence"), 0),
+}
+
+
+class VppAdapter:
+    """Finds the functions of the graph nodes that run."""
+
+    name = "vpp"
+    knows = KNOWS_PROGRAM
+
+    def __init__(self) -> None:
+        self.inner: list[str] = []
+        self._graph: Graph | None = None
+        self._count_offset: int | None = None
+        self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
+
+    def recognise(self, target: Target) -> str | None:
+        """See Adapter."""
+        vlib = module_of(target, MAIN_SYMBOL)
+        return None if vlib is None else f"{vlib.name} exports {MAIN_SYMBOL}, which leads to VPP's graph nodes"
+
+    def roles(self, target: Target) -> list[RoleFunction]:
+        """See Adapter."""
+        graph = self._graph = read_graph(target)
+        self._considered = {address for node in graph.nodes if node.calls for address in node.functions}
+        by_address = _group(graph)
+        calls = {address: sum(node.calls for node in nodes) for address, nodes in by_address.items()}
+        busiest = sorted(by_address, key=lambda address: -calls[address])
+        witnesses = [address for address in busiest if _role(by_address[address], graph) != RECEIVE][:WITNESSES]
+        self._count_offset = find_count_offset(_function(target, address) for address in witnesses)
+        found = [
+            self._make_role(by_address[address], _function(target, address), graph)
+            for address in busiest
+            if calls[address]
+        ]
+        if not any(role.role == RECEIVE for role in found):
+            raise NfprobeError(
+                f"No input node of process {target.pid} ({target.name}) has been called yet; is an interface up?",
+                f"nfprobe attach {target.pid}",
+            )
+        found.sort(key=lambda role: role.role == CALL)
+        kept = max(PROGRAM_COUNT - ROOM_FOR_LATER, sum(role.role != CALL for role in found))
+        further = found[kept:]
+        # Never empty: a trial of all functions would come upon those of process nodes.
+        self.inner = [_place(_function(target, role.address)) for role in (further or found[:1])]
+        return found[:kept]
+
+    def later_roles(self, target: Target) -> list[RoleFunction]:
+        """See FollowingAdapter. Their calls carry no number of vectors."""
+        if self._graph is None:
+            return []
+        called = called_functions(target, self._graph)
+        if called <= self._considered:
+            return []
+        graph = read_graph(target, self._graph.layout)
+        self._considered |= called
+        found = [
+            self._make_role(nodes, _function(target, address), graph)
+            for address, nodes in _group(graph).items()
+            if _ran(nodes)
+        ]
+        return sorted(found, key=lambda role: role.role == CALL)
+
+    def notes(self, target: Target) -> list[str]:
+        """See Adapter."""
+        graph = self._graph or read_graph(target)
+        processes = [node.name for node in graph.nodes if node.type == PROCESS]
+        running = sum(node.calls > 0 for node in graph.nodes if node.type in PROBED)
+        notes = [
+            f"{len(graph.nodes)} graph nodes in {len(graph.mains)} threads, of which {running} were called and are"
+            " probed; others are when they are called",
+            f"process nodes, never probed: {', '.join(processes) or 'none'}",
+            "packets are counted; their headers are not read",
+        ]
+        fit = _group(graph)
+        unfit = [
+            node.name for node in graph.nodes if node.type in PROBED and node.calls and not fit.keys() & node.functions
+        ]
+        if unfit:
+            notes.append(f"not probed, other kinds of nodes run their functions, too: {', '.join(unfit)}")
+        if self._count_offset is None:
+            notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
+        return notes
+
+    def _make_role(self, nodes: list[Node], function: Function, graph: Graph) -> RoleFunction:
+        role = _role(nodes, graph)
+        called = [node.name for node in nodes if node.calls]
+        names = "/".join(called[:NAMES_SHOWN])
+        names += f"/{len(called) - NAMES_SHOWN} more" if len(called) > NAMES_SHOWN else ""
+        if names not in function.aliases:
+            function.aliases = (names, *function.aliases)
+            function.name, function.name_source = names, NAME_SOURCE
+        label = f"{names} {WORDS[role]}"
+        if role == CALL:
+            return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph))
+        return RoleFunction(function.address, function.label, role, {**PROGRAM, "role": role}, label)
+
+    def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
+        if self._count_offset is None:
+            return b""
+        text = VECTORS if len(nodes) == 1 else NODE_AND_VECTORS
+        return _assemble(text.format(count=self._count_offset, node=graph.layout.node_index))
+
+
+@cache
+def _assemble(text: str) -> bytes:
+    return assemble(text).code
+
+
+def _group(graph: Graph) -> dict[int, list[Node]]:
+    """The nodes of each function that can be probed: only functions that no other kind of node runs."""
+    found: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        for address in node.functions:
+            found.setdefault(address, []).append(node)
+    return {address: nodes for address, nodes in found.items() if _is_of_one_kind(nodes, graph)}
+
+
+def _is_of_one_kind(nodes: list[Node], graph: Graph) -> bool:
+    kinds = {node.type for node in nodes}
+    return kinds in ({INTERNAL}, {INPUT}) and len({_role_of(node, graph) for node in nodes}) == 1
+
+
+def _role(nodes: list[Node], graph: Graph) -> int:
+    return _role_of(nodes[0], graph)
+
+
+def _role_of(node: Node, graph: Graph) -> int:
+    if node.type == INPUT:
+        return RECEIVE
+    if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
+        return TRANSMIT
+    return DROP if node.name == graph.last_drop else CALL
+
+
+def _ran(nodes: list[Node]) -> bool:
+    return any(node.calls for node in nodes)
+
+
+def _function(target: Target, address: int) -> Function:
+    module = module_at(target.modules(), address)
+    function = None if module is None else function_at(module, address - module.base)
+    if function is None or function.address != address:
+        raise NfprobeError(
+            f"No function starts at {address:#x}, which a graph node runs.", f"nfprobe doctor {target.pid}"
+        )
+    return function
+
+
+def _place(function: Function) -> str:
+    return f"{function.module.name}:{function.offset:#x}"

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A double of VPP, stripped, in two layouts: every call and every vector of its graph nodes, against its own counts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probed import Probed, Talker, wait_until
+
+from otel_nfprobe.adapters import vpp
+from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
+from otel_nfprobe.adapters.vpp import NODE_SHIFT, VppAdapter
+from otel_nfprobe.adapters.vpp_graph import read_graph
+from otel_nfprobe.choice import choose
+from otel_nfprobe.columns import Columns, concatenate
+from otel_nfprobe.errors import NfprobeError, RefusedError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.symbols import function_at
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+SOURCES = Path(__file__).resolve().parent.parent / "targets" / "vpp"
+RELEASES = (1903, 2606)
+COUNT = 20_000
+ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP, "node": CALL}
+Counts = dict[str, tuple[int, int]]  # calls and vectors of each node
+
+
+@pytest.fixture(scope="module")
+def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The stripped double of each release. The older one's program has copies of libvlib's variables."""
+    made = {}
+    for release in RELEASES:
+        folder = tmp_path_factory.mktemp("vpp")
+        compiler = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-s", f"-DRELEASE={release}"]
+        model = ["-fPIC"] if release == 2606 else []
+        linking = [f"-L{folder}", "-lvlib", "-Wl,-rpath,$ORIGIN", "-pthread"]
+        library, program = folder / "libvlib.so", folder / "vpp"
+        subprocess.run([*compiler, "-shared", "-fPIC", SOURCES / "vlib.c", "-o", library], check=True)
+        subprocess.run([*compiler, *model, SOURCES / "vpp.c", SOURCES / "nodes.c", "-o", program, *linking], check=True)
+        made[release] = program
+    return made
+
+
+@pytest.fixture
+def start_double(doubles: dict[int, Path], spawn: Callable[..., Any]) -> Callable[[int], Talker]:
+    return lambda release: Talker(spawn(doubles[release], stdin=subprocess.PIPE))
+
+
+def own_counts(double: Talker) -> Counts:
+    lines = [line.split() for line in double.ask("counters").split(";") if line]
+    return {name: (int(calls), int(vectors)) for name, calls, vectors in lines}
+
+
+def grown(double: Talker, before: Counts) -> Counts:
+    return {
+        name: (calls - before[name][0], vectors - before[name][1])
+        for name, (calls, vectors) in own_counts(double).items()
+    }
+
+
+def addresses_of(double: Talker) -> dict[str, int]:
+    """The function that runs for each node that was called."""
+    pairs = [line.split() for line in double.ask("addresses").split(";") if line]
+    return {name: int(address) for name, address in pairs}
+
+
+def code_of(pid: int) -> tuple[Module, int, bytes]:
+    """The program's module, and where its code is in memory, and the code."""
+    target = Target(pid)
+    program = target.modules()[0]
+    ((low, high),) = program.executable_ranges
+    return program, low, target.read(low, high - low)
+
+
+def changed_functions(pid: int, code: bytes) -> set[int]:
+    """Addresses of the program's functions whose code is not as it was; padding between them is none."""
+    program, low, changed = code_of(pid)
+    places = [low + place for place, (one, other) in enumerate(zip(code, changed, strict=True)) if one != other]
+    functions = [function_at(program, place - program.base) for place in places]
+    return {function.address for function in functions if function is not None}
+
+
+class Kept(Probed):
+    """As Probed, and keeps calls and vectors of each function, and of each node of functions that nodes share."""
+
+    def __enter__(self) -> Kept:
+        super().__enter__()
+        self.kept: list[Columns] = []
+        statistics = self.monitor.drain.statistics
+        add = statistics.add
+
+        def keep(columns: Columns) -> None:
+            self.kept.append(Columns(columns.calls.copy()))
+            add(columns)
+
+        statistics.add = keep  # type: ignore[method-assign]
+        return self
+
+    def node_counts(self) -> Counts:
+        nodes = {node.index: node.name for node in read_graph(self.target).nodes}
+        names, roles = self.monitor.names_by_id(), self.monitor.roles_by_id()
+        calls: Counter[str] = Counter()
+        vectors: Counter[str] = Counter()
+        for row in concatenate(self.kept).calls:
+            number, value = int(row["function"]), int(row["value"])
+            shared = "/" in names[number] and roles[number] == CALL
+            name = nodes[value >> NODE_SHIFT] if shared else names[number]
+            calls[name] += 1
+            vectors[name] += value & 0xFFFF
+        calls["pg-input"] += sum(thread.empty_polls for thread in self.threads)
+        return {name: (calls[name], vectors[name]) for name in calls}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_call_and_vector(release: int, start_double: Callable[[int], Talker]) -> None:
+    double = start_double(release)
+    assert double.ask("1000") == "1000 received 936 transmitted 64 dropped"
+    before, code = own_counts(double), code_of(double.pid)[2]
+    running = addresses_of(double)
+    assert len(running) == len(before) == (13 if release == 2606 else 12)
+    with Kept(double.pid, [], Path("vpp"), ring_bytes=16 << 20) as probed:
+        # Processes, pre-input nodes and all others are as they were.
+        assert changed_functions(double.pid, code) == {running[name] for name in running if name != "unix-epoll-input"}
+        transmitted, dropped = (int(word) for word in double.ask(str(COUNT)).split()[2::2])
+    probed.assert_exact()
+    (thread,) = [thread for thread in probed.threads if thread.received]
+    assert thread.received == probed.counts.received == COUNT
+    assert (thread.transmitted, thread.dropped) == (transmitted - 936, dropped - 64)
+    assert thread.transmitted + thread.dropped == COUNT
+    assert code_of(double.pid)[2] == code
+    own = grown(double, before)
+    del own["unix-epoll-input"]
+    pairs = own.pop("tap0-tx"), own.pop("tap1-tx")
+    own["tap0-tx/tap1-tx"] = pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]
+    assert probed.node_counts() == own
+
+
+def test_auto_says_what_it_is(nfprobe: Any, start_double: Callable[[int], Talker]) -> None:
+    double = start_double(2606)
+    double.ask("1000")
+    said = nfprobe.run("doctor", double.pid).stdout
+    assert "adapter: vpp\n" in said
+    assert "adapter vpp: libvlib.so exports vlib_global_main, which leads to VPP's graph nodes\n" in said
+    assert "pg-input receive" in said
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_each_node_is(release: int, start_double: Callable[[int], Talker]) -> None:
+    double = start_double(release)
+    target, adapter = Target(double.pid), VppAdapter()
+    with pytest.raises(NfprobeError, match=r"No input node .* has been called yet"):
+        adapter.roles(target)
+    double.ask("1000")
+    found = {role.label: role for role in adapter.roles(target)}
+    drops = ["drop drop", "error-drop node"] if release == 2606 else ["error-drop drop"]
+    expected = ["pg-input receive", "tap0-tx/tap1-tx transmit", "ip4-drop/ip6-drop node", "ip4-lookup node", *drops]
+    assert set(expected) <= found.keys()
+    assert len(found) == (10 if release == 2606 else 9)
+    assert all(role.role == ROLES[label.split()[-1]] for label, role in found.items())
+    assert all(bool(role.snippet) == (role.role == CALL) for role in found.values())
+    assert found["ip4-lookup node"].address == addresses_of(double)["ip4-lookup"]  # a variant, not what was registered
+    assert any("never probed: startup-config-process, dhcp-client-process" in note for note in adapter.notes(target))
+
+
+def test_more_nodes_than_values(start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The busiest nodes carry values; the others are probed by what they are called."""
+    monkeypatch.setattr(vpp, "PROGRAM_COUNT", vpp.ROOM_FOR_LATER + 5)
+    double = start_double(2606)
+    double.ask("1000")
+    target, adapter = Target(double.pid), VppAdapter()
+    choice = choose(target, adapter, [], [])
+    assert (len(choice.roles), len(adapter.inner), len(choice.plans)) == (5, 5, 10)
+    assert {role.role for role in choice.roles[:3]} == {RECEIVE, TRANSMIT, DROP}
+    assert sum(bool(request.snippet) for request in choice.requests()) == 2
+
+
+@pytest.mark.parametrize("what", ["names", "functions", "indexes", "runtimes"])
+def test_an_implausible_layout_is_refused(what: str, start_double: Callable[[int], Talker]) -> None:
+    double = start_double(2606)
+    double.ask("1000")
+    assert double.ask(f"spoil {what}") == "spoiled"
+    with pytest.raises(
+        RefusedError, match=r"vlib_global_main of process \d+ \(vpp\) leads to .*; its layout is not known"
+    ):
+        VppAdapter().roles(Target(double.pid))
+    double.ask(f"spoil {what}")
+    assert VppAdapter().roles(Target(double.pid))
+
+
+def test_a_node_that_is_called_later(start_double: Callable[[int], Talker]) -> None:
+    double = start_double(2606)
+    double.ask("1000")
+    with Probed(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
+        double.ask("late")
+        double.ask("1")  # its one call is over when its probe is made
+        assert wait_until(lambda: any("late-node" in text for text in probed.said))
+        before = own_counts(double)
+        double.ask("1000")
+        calls = grown(double, before)["late-node"][0]
+    probed.assert_exact()
+    assert probed.calls["late-node"] == calls > 0

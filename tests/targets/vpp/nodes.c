@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// The double's graph: its node functions, its process nodes, and where it stands in memory. See vpp.c.
+#include "nodes.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+enum { BUFFER_BYTES = 512, BUFFERS = 1024, STACK_BYTES = 1 << 16, PROCESSES = 2 };
+#define NODE_FUNCTION __attribute__((noipa)) static uint64_t
+
+struct vlib_buffer {
+	int16_t current_data;
+	uint16_t current_length;
+	uint32_t flags;
+	uint64_t number; // of the packet
+	uint32_t next_buffer;
+	uint8_t rest[BUFFER_BYTES - 20];
+};
+static uint64_t buffer_mem_start; // what VPP's buffer_main begins with
+static uint32_t free_indices[BUFFERS];
+int late_node_runs;
+
+// ---- vectors: the length stands eight bytes before the first element --------------------------------------------
+
+void *vector(uint32_t count, size_t element_bytes)
+{
+	uint8_t *memory = aligned_alloc(64, (64 + count * element_bytes + 63) / 64 * 64);
+	if (!memory)
+		abort();
+	memset(memory, 0, 64 + count * element_bytes);
+	memcpy(memory + 56, &count, sizeof(count));
+	return memory + 64;
+}
+
+uint32_t vector_length(const void *elements)
+{
+	return *(const uint32_t *)((const uint8_t *)elements - 8);
+}
+
+// ---- the graph's work --------------------------------------------------------------------------------------------
+
+static struct vlib_buffer *buffer_at(uint32_t index)
+{
+	return (struct vlib_buffer *)(uintptr_t)(buffer_mem_start + ((uint64_t)index << 6));
+}
+
+static void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
+{
+	vlib_frame_t *frame = vm->pending[node];
+	if (!frame) {
+		frame = vm->pending[node] = &vm->frames[node];
+		frame->n_vectors = 0;
+		vm->queue[vm->queued++] = node;
+	}
+	frame->indices[frame->n_vectors++] = index;
+}
+
+NODE_FUNCTION pg_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	uint32_t count = 1 + vm->received * 37 % FRAME_SIZE;
+	if (frame || node->node_index != PG_INPUT)
+		abort();
+	if (count > vm->left)
+		count = (uint32_t)vm->left;
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t index = free_indices[--vm->free_count];
+		buffer_at(index)->number = vm->received++;
+		buffer_at(index)->current_length = 60;
+		enqueue(vm, ETHERNET_INPUT, index);
+	}
+	vm->left -= count;
+	return count;
+}
+
+NODE_FUNCTION pass_on(vlib_main_t *vm, vlib_frame_t *frame, uint32_t next)
+{
+	for (uint32_t i = 0; i < frame->n_vectors; i++)
+		enqueue(vm, next, frame->indices[i]);
+	return frame->n_vectors;
+}
+
+// A variant for each kind of processor, of which one runs.
+#define VARIANTS(name, next)                                                                                 \
+	NODE_FUNCTION name(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)                  \
+	{                                                                                                    \
+		node->clocks += frame->n_vectors;                                                            \
+		return pass_on(vm, frame, next);                                                             \
+	}                                                                                                    \
+	NODE_FUNCTION name##_x86_64_v3(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)      \
+	{                                                                                                    \
+		node->clocks += 3u * frame->n_vectors;                                                       \
+		return pass_on(vm, frame, next);                                                             \
+	}
+VARIANTS(ethernet_input, IP4_INPUT)
+VARIANTS(ip4_lookup, IP4_REWRITE)
+VARIANTS(ip4_rewrite, INTERFACE_OUTPUT)
+VARIANTS(late_node, INTERFACE_OUTPUT)
+
+NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock_n = frame->n_vectors;
+	for (uint32_t i = 0; i < frame->n_vectors; i++) {
+		uint64_t kind = buffer_at(frame->indices[i])->number % 32;
+		uint32_t next = late_node_runs ? LATE_NODE : IP4_LOOKUP;
+		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, frame->indices[i]);
+	}
+	return frame->n_vectors;
+}
+
+NODE_FUNCTION interface_output(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock_n = frame->n_vectors;
+	for (uint32_t i = 0; i < frame->n_vectors; i++)
+		enqueue(vm, TAP0_TX + buffer_at(frame->indices[i])->number % 2, frame->indices[i]);
+	return frame->n_vectors;
+}
+
+static void release(vlib_main_t *vm, vlib_frame_t *frame)
+{
+	for (uint32_t i = 0; i < frame->n_vectors; i++)
+		free_indices[vm->free_count++] = frame->indices[i];
+}
+
+NODE_FUNCTION device_tx(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock_n = frame->n_vectors;
+	release(vm, frame);
+	vm->transmitted += frame->n_vectors;
+	return frame->n_vectors;
+}
+
+NODE_FUNCTION ip_drop(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock_n = frame->n_vectors;
+	return pass_on(vm, frame, ERROR_DROP);
+}
+
+#if RELEASE == 2606
+NODE_FUNCTION error_drop(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock = frame->n_vectors;
+	return pass_on(vm, frame, LAST_DROP);
+}
+#endif
+
+NODE_FUNCTION last_drop(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock_n = frame->n_vectors;
+	release(vm, frame);
+	vm->dropped += frame->n_vectors;
+	return frame->n_vectors;
+}
+
+NODE_FUNCTION epoll_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	node->max_clock += vm->left == 0;
+	return frame != NULL;
+}
+
+NODE_FUNCTION never(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	(void)vm, (void)node, (void)frame;
+	abort();
+}
+
+// ---- process nodes: coroutines on stacks of their own ------------------------------------------------------------
+
+static ucontext_t main_context, process_contexts[PROCESSES];
+static uint32_t resumes; // which one is resumed
+
+NODE_FUNCTION process(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	uint32_t number = resumes;
+	(void)vm, (void)node;
+	while (!frame)
+		swapcontext(&process_contexts[number], &main_context);
+	return 0;
+}
+
+static void enter_process(void)
+{
+	process(NULL, NULL, NULL);
+}
+
+static void start_process(uint32_t number)
+{
+	ucontext_t *context = &process_contexts[number];
+	getcontext(context);
+	context->uc_stack.ss_sp = malloc(STACK_BYTES);
+	context->uc_stack.ss_size = STACK_BYTES;
+	makecontext(context, enter_process, 0);
+}
+
+void resume_processes(void)
+{
+	for (resumes = 0; resumes < PROCESSES; resumes++)
+		swapcontext(&main_context, &process_contexts[resumes]);
+}
+
+void start_nodes(vlib_main_t *vm)
+{
+	struct vlib_buffer *buffers = aligned_alloc(64, sizeof(*buffers) * BUFFERS);
+	buffer_mem_start = (uintptr_t)buffers;
+	for (uint32_t i = 0; i < BUFFERS; i++)
+		free_indices[vm->free_count++] = i * (BUFFER_BYTES >> 6);
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		start_process(i);
+}
+
+// ---- the graph ---------------------------------------------------------------------------------------------------
+
+static const struct {
+	uint32_t index;
+	const char *name;
+	enum node_type type;
+	vlib_node_function_t *registered, *running;
+} known[] = {
+    {PG_INPUT, "pg-input", INPUT, pg_input, pg_input},
+    {ETHERNET_INPUT, "ethernet-input", INTERNAL, ethernet_input, ethernet_input_x86_64_v3},
+    {IP4_INPUT, "ip4-input", INTERNAL, ip4_input, ip4_input},
+    {IP4_LOOKUP, "ip4-lookup", INTERNAL, ip4_lookup, ip4_lookup_x86_64_v3},
+    {IP4_REWRITE, "ip4-rewrite", INTERNAL, ip4_rewrite, ip4_rewrite_x86_64_v3},
+    {INTERFACE_OUTPUT, "interface-output", INTERNAL, interface_output, interface_output},
+    {TAP0_TX, "tap0-tx", INTERNAL, device_tx, device_tx},
+    {TAP1_TX, "tap1-tx", INTERNAL, device_tx, device_tx},
+    {IP4_DROP, "ip4-drop", INTERNAL, ip_drop, ip_drop},
+    {IP6_DROP, "ip6-drop", INTERNAL, ip_drop, ip_drop},
+#if RELEASE == 2606
+    {ERROR_DROP, "error-drop", INTERNAL, error_drop, error_drop},
+    {LAST_DROP, "drop", INTERNAL, last_drop, last_drop},
+#else
+    {ERROR_DROP, "error-drop", INTERNAL, last_drop, last_drop},
+#endif
+    {DPDK_INPUT, "dpdk-input", INPUT, never, never},
+    {EPOLL_INPUT, "unix-epoll-input", PRE_INPUT, epoll_input, epoll_input},
+    {FIRST_PROCESS, "startup-config-process", PROCESS, process, process},
+    {SECOND_PROCESS, "dhcp-client-process", PROCESS, process, process},
+    {DELETED_TX, "interface-1-tx-deleted", INTERNAL, device_tx, device_tx},
+    {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
+};
+enum { KNOWN = sizeof(known) / sizeof(known[0]) };
+
+static vlib_node_t *make_node(uint32_t index, vlib_node_function_t **running)
+{
+	vlib_node_t *node = calloc(1, sizeof(*node));
+	char name[64];
+	if (!node)
+		abort();
+	snprintf(name, sizeof(name), "unused-node-%u", index);
+	node->function = *running = never;
+	node->index = index;
+	for (uint32_t i = 0; i < KNOWN; i++) {
+		if (known[i].index != index)
+			continue;
+		snprintf(name, sizeof(name), "%s", known[i].name);
+		node->function = known[i].registered;
+		node->type = known[i].type;
+		*running = known[i].running;
+	}
+	node->name = vector((uint32_t)strlen(name), 1); // without a zero byte, as VPP has it
+	memcpy(node->name, name, strlen(name));
+	return node;
+}
+
+void make_graph(vlib_main_t *vm)
+{
+	struct vlib_node_main *graph = &vm->node_main;
+	static vlib_node_function_t *running[NODES];
+	uint32_t counts[TYPES] = {0};
+	memset(vm->before, 0x5a, sizeof(vm->before));
+	memset(vm->between, 0x11, sizeof(vm->between)); // no addresses
+	vm->buffer_main = &buffer_mem_start;
+	graph->nodes = vector(NODES, sizeof(*graph->nodes));
+	for (uint32_t i = 0; i < NODES; i++) {
+		graph->nodes[i] = make_node(i, &running[i]);
+		graph->nodes[i]->runtime_index = counts[graph->nodes[i]->type]++;
+	}
+	for (uint32_t type = 0; type < TYPES; type++) // runtimes of process nodes are elsewhere
+		if (counts[type] && type != PROCESS)
+			graph->nodes_by_type[type] = vector(counts[type], sizeof(vlib_node_runtime_t));
+	for (uint32_t i = 0; i < NODES; i++) {
+		const vlib_node_t *node = graph->nodes[i];
+		if (node->type == PROCESS)
+			continue;
+		vlib_node_runtime_t *runtime = &graph->nodes_by_type[node->type][node->runtime_index];
+		runtime->function = running[i];
+		runtime->node_index = i;
+	}
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// A double of FD.io VPP's vlib, made from facts about its layout and its way of calling nodes because VPP is not
+// packaged here; none of its code is in it. RELEASE says which layout: 2606 is VPP 26.06's as it was measured, 1903
+// stands for early releases: other offsets, vlib_mains apart, n_vectors elsewhere, no node "drop".
+#ifndef NFPROBE_TESTS_VLIB_H
+#define NFPROBE_TESTS_VLIB_H
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef RELEASE
+#define RELEASE 2606
+#endif
+
+enum { NODES = 300, FRAME_SIZE = 256, THREADS = 2 };
+enum node_type { INTERNAL = 0, INPUT = 1, PRE_INPUT = 2, PROCESS = 3, TYPES = 5 };
+#if RELEASE == 2606
+enum { NODE_MAIN = 344, BUFFER_MAIN = 296, NODE_TYPE = 120, BY_TYPE = 24, NODE_INDEX = 40, N_VECTORS = 10 };
+#else
+enum { NODE_MAIN = 1128, BUFFER_MAIN = 96, NODE_TYPE = 168, BY_TYPE = 40, NODE_INDEX = 52, N_VECTORS = 6 };
+#endif
+
+typedef struct vlib_main vlib_main_t;
+typedef struct vlib_node_runtime vlib_node_runtime_t;
+typedef struct vlib_frame {
+	uint16_t flags[N_VECTORS / 2];
+	uint16_t n_vectors;
+	uint8_t gap[16 - N_VECTORS - 2];
+	uint32_t indices[FRAME_SIZE];
+} vlib_frame_t;
+typedef uint64_t vlib_node_function_t(vlib_main_t *, vlib_node_runtime_t *, vlib_frame_t *);
+
+struct vlib_node_runtime {
+	vlib_node_function_t *function;
+	void *errors;
+	uint32_t clocks, max_clock, max_clock_n, calls, vectors;
+	uint32_t gap[(NODE_INDEX - 36) / 4];
+	uint32_t node_index;
+	uint8_t rest[128 - NODE_INDEX - 4];
+};
+
+typedef struct vlib_node {
+	vlib_node_function_t *function;
+	uint8_t *name; // a vector of bytes
+	uint8_t statistics[NODE_TYPE - 16];
+	uint32_t type, index, runtime_index;
+	uint8_t rest[256];
+} vlib_node_t;
+
+struct vlib_node_main {
+	vlib_node_t **nodes;
+	uint8_t gap[BY_TYPE - 8];
+	vlib_node_runtime_t *nodes_by_type[TYPES];
+};
+
+struct vlib_main {
+	uint8_t before[BUFFER_MAIN];
+	void *buffer_main;
+	uint8_t between[NODE_MAIN - BUFFER_MAIN - 8];
+	struct vlib_node_main node_main;
+	uint8_t after[512];
+	// Of this double.
+	uint64_t left; // packets that are still to be received
+	uint32_t received, transmitted, dropped;
+	uint32_t free_count;
+	vlib_frame_t *pending[NODES];
+	uint32_t queue[NODES], queued;
+	vlib_frame_t frames[NODES];
+};
+
+#if RELEASE == 2606
+struct vlib_global_main {
+	vlib_main_t **vlib_mains;
+	uint8_t rest[256];
+};
+extern struct vlib_global_main vlib_global_main;
+#else
+extern vlib_main_t vlib_global_main;
+extern vlib_main_t **vlib_mains;
+#endif
+
+_Static_assert(sizeof(vlib_node_runtime_t) == 128, "a runtime is two cache lines");
+_Static_assert(offsetof(vlib_frame_t, n_vectors) == N_VECTORS && offsetof(vlib_frame_t, indices) == 16,
+               "a frame");
+_Static_assert(offsetof(vlib_main_t, node_main) == NODE_MAIN, "the main structure");
+_Static_assert(offsetof(vlib_node_t, type) == NODE_TYPE, "a node");
+#endif

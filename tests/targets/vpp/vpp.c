@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// A double of FD.io VPP, made from facts because VPP is not packaged here: 300 graph nodes that are called through
+// pointers in their runtimes, march variants, functions that several nodes share, process nodes on stacks of their
+// own. A worker thread runs the graph; calls and vectors are counted in the runtimes as VPP counts them.
+//
+// Commands on standard input:
+//   N          receives so many packets; answers "R received T transmitted D dropped" of all there ever were
+//   counters   answers "NODE CALLS VECTORS;" for each node that was called
+//   addresses  answers "NODE ADDRESS;" of the function that runs for each node
+//   late       from now on packets pass late-node instead of ip4-lookup
+//   spoil X    damages names, functions, indexes or runtimes; a second time undoes it
+#define _GNU_SOURCE
+#include "nodes.h"
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static vlib_main_t *mains[THREADS];
+static sem_t wanted, done;
+
+static vlib_node_runtime_t *runtime_of(vlib_main_t *vm, uint32_t index)
+{
+	const vlib_node_t *node = vm->node_main.nodes[index];
+	return node->type == PROCESS ? NULL : &vm->node_main.nodes_by_type[node->type][node->runtime_index];
+}
+
+static uint64_t dispatch(vlib_main_t *vm, uint32_t index, vlib_frame_t *frame)
+{
+	vlib_node_runtime_t *runtime = runtime_of(vm, index);
+	uint64_t count = runtime->function(vm, runtime, frame);
+	runtime->calls++;
+	runtime->vectors += (uint32_t)count;
+	return count;
+}
+
+// Turns of the main loop: pre-input nodes, input nodes, then every frame that is pending.
+static void run_graph(vlib_main_t *vm)
+{
+	for (int idle = 0; idle < 3;) {
+		dispatch(vm, EPOLL_INPUT, NULL);
+		idle += dispatch(vm, PG_INPUT, NULL) == 0;
+		for (uint32_t i = 0; i < vm->queued; i++) {
+			uint32_t node = vm->queue[i];
+			vlib_frame_t frame = *vm->pending[node];
+			vm->pending[node] = NULL;
+			dispatch(vm, node, &frame);
+		}
+		vm->queued = 0;
+	}
+}
+
+static void *work(void *unused)
+{
+	for (;;) {
+		while (sem_wait(&wanted))
+			;
+		run_graph(mains[1]);
+		sem_post(&done);
+	}
+	return unused;
+}
+
+// ---- commands ----------------------------------------------------------------------------------------------------
+
+static void receive(uint64_t count)
+{
+	mains[1]->left = count;
+	sem_post(&wanted);
+	resume_processes();
+	while (sem_wait(&done))
+		;
+	printf("%u received %u transmitted %u dropped\n", mains[1]->received, mains[1]->transmitted,
+	       mains[1]->dropped);
+}
+
+static void tell(int addresses)
+{
+	for (uint32_t i = 0; i < NODES; i++) {
+		const vlib_node_t *node = mains[1]->node_main.nodes[i];
+		const vlib_node_runtime_t *runtime = runtime_of(mains[1], i);
+		if (!runtime || !runtime->calls)
+			continue;
+		printf("%.*s ", (int)vector_length(node->name), (const char *)node->name);
+		if (addresses)
+			printf("%lu;", (unsigned long)(uintptr_t)runtime->function);
+		else
+			printf("%u %u;", runtime->calls, runtime->vectors);
+	}
+	puts("");
+}
+
+static void spoil(const char *what)
+{
+	for (uint32_t i = 0; i < NODES; i++) {
+		vlib_node_t *node = mains[0]->node_main.nodes[i];
+		vlib_node_runtime_t *runtime = runtime_of(mains[0], i);
+		if (!strcmp(what, "names"))
+			node->name[0] ^= 0x80;
+		else if (!strcmp(what, "functions"))
+			node->function = (vlib_node_function_t *)((uintptr_t)node->function ^ 1);
+		else if (!strcmp(what, "indexes"))
+			node->index ^= 0x100000;
+		else if (runtime)
+			runtime->node_index ^= 0x100000;
+	}
+	puts("spoiled");
+}
+
+static void start(void)
+{
+	pthread_t thread;
+	vlib_main_t **list = vector(THREADS, sizeof(*list));
+#if RELEASE == 2606
+	mains[0] = vector(1, sizeof(vlib_main_t));
+	vlib_global_main.vlib_mains = list;
+#else
+	mains[0] = &vlib_global_main;
+	vlib_mains = list;
+#endif
+	mains[1] = vector(1, sizeof(vlib_main_t));
+	for (uint32_t i = 0; i < THREADS; i++) {
+		make_graph(mains[i]);
+		list[i] = mains[i];
+	}
+	start_nodes(mains[1]);
+	sem_init(&wanted, 0, 0);
+	sem_init(&done, 0, 0);
+	if (pthread_create(&thread, NULL, work, NULL))
+		abort();
+	pthread_setname_np(thread, "vpp_wk_0");
+}
+
+int main(void)
+{
+	char line[64];
+	setvbuf(stdout, NULL, _IOFBF, 1 << 16);
+	start();
+	puts("ready");
+	fflush(stdout);
+	while (fgets(line, sizeof(line), stdin)) {
+		line[strcspn(line, "\n")] = 0;
+		if (!strcmp(line, "counters") || !strcmp(line, "addresses"))
+			tell(line[0] == 'a');
+		else if (!strncmp(line, "spoil ", 6))
+			spoil(line + 6);
+		else if (!strcmp(line, "late"))
+			printf("late node %d\n", late_node_runs = 1);
+		else
+			receive(strtoull(line, NULL, 10));
+		fflush(stdout);
+	}
+	return 0;
+}
