@@ -40,7 +40,7 @@ def test_the_program_works_on(nfprobe: Any, start_firewall: Callable[..., Firewa
     assert monitor.stderr is not None
     line = next(line for line in monitor.stderr if "switched off" in line)
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 1, errors
     summary = json.loads(output.splitlines()[-1])
     found = summary["functions"]["switched_off"]

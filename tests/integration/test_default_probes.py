@@ -122,7 +122,7 @@ def wait_until_tried(nfprobe: Any, pid: int, monitor: subprocess.Popen[str]) -> 
 
 def end(monitor: subprocess.Popen[str]) -> dict[str, Any]:
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
     return summary

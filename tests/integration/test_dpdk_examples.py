@@ -69,7 +69,7 @@ def measure(nfprobe: Any, example: Example, capture: bytes) -> dict[str, Any]:
     example.end_of_packets()
     example.wait_for_packets(PACKETS, PACKETS)
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
     return summary

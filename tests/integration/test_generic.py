@@ -67,7 +67,7 @@ def test_a_slow_turn_has_its_cause(talker: Talker, nfprobe: Any, tmp_path: Path)
         assert line, "nfprobe has ended"
     assert talker.ask(f"run {TURNS}") == str(SLOW_TURNS)
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert (summary["adapter"], summary["batches"]) == ("generic", TURNS + 1)

@@ -191,7 +191,7 @@ def test_a_wrong_description_is_switched_off(
     monitor = attach(nfprobe, switch, "--adapter", description)
     play(switch, capture(1000), 1000)
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 1, errors
     summary = json.loads(output.splitlines()[-1])
     sentences = list(summary["functions"]["switched_off"].values())
