@@ -149,7 +149,7 @@ def session_is_served(target: Target) -> bool:
     while any(thread.name == "nfprobe" for thread in target.threads()):
         if find_monitor(target) is not None or time.monotonic() > deadline:
             return True
-        time.sleep(0.02)  # a helper notices within 0.1 s that its monitor is gone, within 3 s that none came
+        time.sleep(0.02)  # a helper notices within 0.1 s that its monitor is gone, within 9 s that none came
     return False
 
 

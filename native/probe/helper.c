@@ -25,6 +25,7 @@
 
 #define FIXED_BYTES NFP_ARENA_OFFSET // header and tables: what the target maps writable
 #define STACK_BYTES (256 << 10)
+#define GO_PATIENCE_S 8 // after the session is there, until the monitor has looked at it
 #define WATCH_NS 100000000           // how often the monitor's lock is looked at
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -320,14 +321,17 @@ static void fail(struct nfp_boot *boot, const char *text)
 	__atomic_store_n(&boot->stage, NFP_BOOT_FAILED, __ATOMIC_RELEASE);
 }
 
+// By the clock: on a machine without a free processor a short sleep takes many times its length.
 static int wait_for_go(struct nfp_boot *boot)
 {
-	struct timespec pause = {0, 200000};
-	for (int i = 0; i < 15000; i++) {
+	struct timespec pause = {0, 200000}, start, now;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	do {
 		if (__atomic_load_n(&boot->stage, __ATOMIC_ACQUIRE) == NFP_BOOT_GO)
 			return 1;
 		nanosleep(&pause, NULL);
-	}
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec - start.tv_sec <= GO_PATIENCE_S);
 	return 0;
 }
 
