@@ -37,7 +37,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             "closed": monitor.follower.closed,
             "rebound_slots": monitor.follower.rebound,
         },
-        "records": {"read": monitor.drain.records, "lost": _count_lost(monitor)},
+        "records": {"read": monitor.drain.records, "lost": count_lost(monitor)},
         "calls": counts.calls,
         "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
         "open": counts.open,
@@ -60,7 +60,8 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
     }
 
 
-def _count_lost(monitor: Monitor) -> dict[str, int]:
+def count_lost(monitor: Monitor) -> dict[str, int]:
+    """Lost records by class."""
     threads = [thread.lost for thread in monitor.session.thread_counts()]
     lost = np.array([*threads, monitor.session.unregistered()]).sum(axis=0).tolist()
     return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": monitor.session.torn}

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.choice import Choice, choose
@@ -21,6 +22,7 @@ from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
+from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
@@ -30,6 +32,9 @@ from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.summary import count_received, summarise
 from otel_nfprobe.target import Target
 from otel_nfprobe.trial import Trial, describe
+
+if TYPE_CHECKING:
+    from otel_nfprobe.cli.session_metrics import SessionMetrics
 
 PROGRESS_S = 1.0
 EXPORT_CLOSE_S = 10.0
@@ -54,6 +59,7 @@ def plan(
     stopping: threading.Event,
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
+    find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
         adapter = _if_it_finds_roles(adapter, target)
     choice = _choose(arguments, target, adapter, arguments.functions)
@@ -137,6 +143,7 @@ class Measurement:
         self._resource = resource
         self._endpoint = endpoint
         self._forks: Forks | None = None
+        self._metrics = _open_metrics(arguments, resource) if endpoint else None
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
@@ -157,9 +164,12 @@ class Measurement:
                 state = format_trace_state(sample) if sample and sample < 1 else ""
                 names = self.monitor.names_by_id()
                 window_ns = self.monitor.identity.correlate_window_ns
-                encoder = SpanEncoder(self._resource, names, self._session_id, self._clock, state, window_ns)
+                kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
+                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns)
                 spans = SpanPath(self._sampler(), encoder, self._exporter)
             self.monitor.start(self._clock, self._recording, spans)
+            if self._metrics is not None:
+                self._metrics.begin(self.monitor)
         except BaseException:
             self.abandon()
             raise
@@ -171,6 +181,8 @@ class Measurement:
             self._recording.discard()
         if self._exporter is not None:
             self._exporter.close(0.0)
+        if self._metrics is not None:
+            self._metrics.abandon()
 
     def run(self, progress: Callable[[], None]) -> None:
         """Drains until the time is over, someone stops it, or the target ends; then detaches."""
@@ -178,7 +190,7 @@ class Measurement:
             self._forks = Forks(self.monitor, self._measure_child, say)
             self._forks.start()
         try:
-            self.monitor.run(self.arguments.seconds, progress)
+            self.monitor.run(self.arguments.seconds, self._metrics.along(progress) if self._metrics else progress)
         finally:
             if self._forks is not None:
                 self._forks.stop()
@@ -195,6 +207,8 @@ class Measurement:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
         summary["spans"] = self._close_exporter()
+        if self._metrics is not None:
+            summary["metrics"] = self._metrics.finish(say)
         if self._forks is not None:
             summary |= {"children": self._forks.summaries, "children_missed": self._forks.missed}
             for child in self._forks.summaries:
@@ -290,6 +304,16 @@ class Measurement:
             "spooled": 0,
             "dropped_reasons": dict(counters.dropped_spans),
         }
+
+
+def _open_metrics(arguments: argparse.Namespace, resource: dict[str, Any]) -> SessionMetrics | None:
+    # The SDK for metrics takes a while to load; sessions without an endpoint do without.
+    settings = find_settings(arguments.endpoint, os.environ)
+    if settings is None:
+        return None
+    from otel_nfprobe.cli.session_metrics import SessionMetrics
+
+    return SessionMetrics(settings, resource)
 
 
 def describe_probes(monitor: Monitor, subject: int | str) -> str:

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: what is known of all packets, batches and calls, as OpenTelemetry metrics (docs/export.md).
+
+The thread that drains takes a Snapshot, which is a copy made by the C core; another thread (metrics_sender.py) makes
+the SDK's data of it. No call is ever recorded one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    ExponentialHistogram,
+    ExponentialHistogramDataPoint,
+    Gauge,
+    Histogram,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import AttributeValue
+
+from otel_nfprobe.adapters.base import READ_NO_PACKETS
+from otel_nfprobe.calibration import ticks_per_call
+from otel_nfprobe.exemplars import ExemplarEncoder, Exemplars
+from otel_nfprobe.exponential import Attributes, Counted, Span, make_exponential, make_sizes, read_counted
+from otel_nfprobe.metrics_settings import Temporality
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.otlp import ExportCounters
+from otel_nfprobe.resource import SCHEMA_URL, SCOPE_NAME, find_version
+from otel_nfprobe.session import ThreadCounts
+from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.summary import count_lost
+
+NAME_BYTES_MAX = 512  # as in spans
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was known at one moment.
+
+    Attributes:
+        unix_ns: that moment.
+        statistics: a copy.
+        names: of each function id.
+        received: packets.
+        processed: packets by disposition.
+        lost: records by class.
+        exported: spans.
+        dropped: spans by reason.
+        busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
+        overhead: of a core, by the probes, since the session began.
+        exemplars: of what was exported since the last snapshot.
+    """
+
+    unix_ns: int
+    statistics: Statistics
+    names: Sequence[str]
+    received: int
+    processed: Mapping[str, int]
+    lost: Mapping[str, int]
+    exported: int
+    dropped: Mapping[str, int]
+    busy: Sequence[tuple[int, str, float]]
+    overhead: float
+    exemplars: Exemplars
+
+
+class SnapshotTaker:
+    """Takes snapshots of a session, in the thread that drains it.
+
+    Args:
+        monitor: started.
+        encoder: keeps the exemplars.
+    """
+
+    def __init__(self, monitor: Monitor, encoder: ExemplarEncoder) -> None:
+        self._monitor = monitor
+        self._encoder = encoder
+        self._empty_ticks: dict[int, int] = {}  # by thread id, at the last snapshot
+        self._taken_at_s = 0.0  # of the session
+
+    def take(self, spans: ExportCounters, is_last: bool = False) -> Snapshot:
+        """What is known now. When the session is over, packets that are still open count as `unknown`.
+
+        Raises:
+            MemoryError: there is none for the copy.
+        """
+        monitor = self._monitor
+        copy = Statistics()
+        copy.merge(monitor.drain.statistics)
+        elapsed_s = monitor.seconds if is_last else time.monotonic() - monitor.started_at
+        threads = monitor.session.thread_counts()
+        calls = monitor.drain.pipeline.counts().calls
+        elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
+        received, processed = self._count_packets(threads, is_last)
+        return Snapshot(
+            unix_ns=time.time_ns(),
+            statistics=copy,
+            names=list(self._encoder.function_names),
+            received=received,
+            processed=processed,
+            lost=count_lost(monitor),
+            exported=spans.exported_spans,
+            dropped=dict(spans.dropped_spans),
+            busy=self._find_busy(threads, elapsed_s),
+            overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
+            exemplars=self._encoder.take_exemplars(),
+        )
+
+    def _count_packets(self, threads: Sequence[ThreadCounts], is_last: bool) -> tuple[int, dict[str, int]]:
+        """Received, and by disposition, as the summary has them (summary.py)."""
+        if any(role.role in READ_NO_PACKETS for role in self._monitor.choice.roles):
+            counts = self._monitor.drain.pipeline.counts()
+            received, transmitted, dropped = counts.received, counts.transmitted, counts.dropped
+            unknown = counts.unknown + counts.pending
+        else:
+            received = sum(thread.received for thread in threads)
+            transmitted = sum(thread.transmitted for thread in threads)
+            dropped = sum(thread.dropped for thread in threads)
+            unknown = max(0, received - transmitted - dropped)
+        processed = {"transmitted": transmitted, "dropped": dropped}
+        return received, processed | ({"unknown": unknown} if is_last else {})
+
+    def _find_busy(self, threads: Sequence[ThreadCounts], elapsed_s: float) -> list[tuple[int, str, float]]:
+        """Of threads that receive. One that began meanwhile is judged when its whole interval is known."""
+        is_first = not self._empty_ticks
+        passed = (elapsed_s - self._taken_at_s) * self._monitor.drain.clock.ticks_per_second
+        found = []
+        for thread in threads:
+            if thread.empty_polls + thread.batches == 0:
+                continue
+            before = self._empty_ticks.get(thread.tid)
+            if passed > 0 and (is_first or before is not None):
+                share = 1 - (thread.empty_ticks - (before or 0)) / passed
+                name = self._monitor.drain.thread_names.get(thread.tid, "")
+                found.append((thread.tid, name, min(1.0, max(0.0, share))))
+            self._empty_ticks[thread.tid] = thread.empty_ticks
+        self._taken_at_s = elapsed_s
+        return found
+
+
+class MetricsMaker:
+    """Makes the SDK's metrics of snapshots.
+
+    Args:
+        resource: attributes of the target, as those of its spans.
+        start_unix_ns: when the session began.
+        ticks_per_second: used for the whole session, so that no value ever moves to another bucket.
+    """
+
+    def __init__(
+        self,
+        resource: Mapping[str, AttributeValue],
+        start_unix_ns: int,
+        ticks_per_second: float,
+        temporality: Temporality,
+    ) -> None:
+        self._resource = Resource(resource, SCHEMA_URL)
+        self._scope = InstrumentationScope(SCOPE_NAME, find_version(), SCHEMA_URL)
+        self._start_ns = self._last_ns = start_unix_ns
+        self._seconds_per_tick = 1 / ticks_per_second
+        self._temporality = temporality
+        self._before: dict[tuple[str, str], Counted | int] = {}  # what was delivered, by metric and attribute
+        self._made: dict[tuple[str, str], Counted | int] = {}
+
+    def make(self, snapshot: Snapshot) -> MetricsData:
+        """All metrics of one moment."""
+        self._made = {}
+        self._made_ns = snapshot.unix_ns
+        metrics = [metric for metric in self._make_all(snapshot) if metric.data.data_points]
+        return MetricsData(
+            [ResourceMetrics(self._resource, [ScopeMetrics(self._scope, metrics, SCHEMA_URL)], SCHEMA_URL)]
+        )
+
+    def confirm(self) -> None:
+        """What was made last was delivered: the next deltas begin there."""
+        self._before |= self._made
+        self._last_ns = self._made_ns
+
+    def _make_all(self, snapshot: Snapshot) -> Iterator[Metric]:
+        statistics, exemplars = snapshot.statistics, snapshot.exemplars
+        latency = read_counted(statistics, Distribution.PACKET_TICKS)
+        about = "Time from a packet's arrival, or the receive call, to the end of its transmit or drop call"
+        latencies = [*self._make_ticks("nf.packet.latency", latency, {}, exemplars.latencies)]
+        yield self._seconds("nf.packet.latency", about, latencies)
+        functions = [*self._make_functions(snapshot)]
+        yield self._seconds("nf.function.duration", "Time in a function, without what its probes cost", functions)
+        batches = [*self._make_ticks("nf.batch.duration", read_counted(statistics, Distribution.BATCH_TICKS), {}, [])]
+        yield self._seconds(
+            "nf.batch.duration", "Time from the receive call to the end of a batch's last call", batches
+        )
+        yield self._make_sizes(statistics)
+        yield self._make_sum("nf.packet.received", "Packets received", "{packet}", "", {"": snapshot.received})
+        by = "nf.packet.disposition"
+        yield self._make_sum("nf.packet.processed", "What became of packets", "{packet}", by, snapshot.processed)
+        yield self._make_sum("nf.record.lost", "Records lost, by class", "{record}", "nf.record.class", snapshot.lost)
+        yield self._make_sum("nf.span.exported", "Spans delivered", "{span}", "", {"": snapshot.exported})
+        yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
+        yield from self._make_gauges(snapshot)
+
+    def _make_functions(self, snapshot: Snapshot) -> Iterator[ExponentialHistogramDataPoint]:
+        ids: dict[str, list[int]] = {}
+        for function, name in enumerate(snapshot.names):
+            ids.setdefault(_shorten(name), []).append(function)
+        for name, functions in ids.items():
+            counted = read_counted(snapshot.statistics, Distribution.CALL_TICKS, functions)
+            exemplar = snapshot.exemplars.durations.get(name)
+            attributes = {"code.function.name": name}
+            yield from self._make_ticks("nf.function.duration", counted, attributes, [exemplar] if exemplar else [])
+
+    def _make_ticks(
+        self, metric: str, counted: Counted, attributes: Attributes, exemplars: Sequence[Exemplar]
+    ) -> Iterator[ExponentialHistogramDataPoint]:
+        """One point, or none when nothing was counted."""
+        counted = self._since(metric, str(attributes), counted)
+        if counted.count:
+            span = self._span(self._temporality.histograms_delta)
+            yield make_exponential(counted, self._seconds_per_tick, attributes, span, exemplars)
+
+    def _make_sizes(self, statistics: Statistics) -> Metric:
+        counted = self._since("nf.batch.size", "", read_counted(statistics, Distribution.BATCH_SIZE))
+        points = [make_sizes(counted, self._span(self._temporality.histograms_delta))] if counted.count else []
+        data = Histogram(points, _temporality(self._temporality.histograms_delta))
+        return Metric("nf.batch.size", "Packets per batch", "{packet}", data)
+
+    def _since(self, metric: str, key: str, counted: Counted) -> Counted:
+        if not self._temporality.histograms_delta:
+            return counted
+        self._made[metric, key] = counted
+        before = self._before.get((metric, key))
+        return counted.since(before if isinstance(before, Counted) else None)
+
+    def _seconds(self, name: str, about: str, points: Sequence[ExponentialHistogramDataPoint]) -> Metric:
+        return Metric(name, about, "s", ExponentialHistogram(points, _temporality(self._temporality.histograms_delta)))
+
+    def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
+        """A counter, by the values of one attribute; "" for none."""
+        delta = self._temporality.sums_delta
+        span, points = self._span(delta), []
+        for key, value in values.items():
+            before = self._before.get((name, key), 0) if delta else 0
+            assert isinstance(before, int)
+            self._made[name, key] = value
+            attributes = {attribute: key} if attribute else {}
+            points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before))
+        return Metric(name, about, unit, Sum(points, _temporality(delta), is_monotonic=True))
+
+    def _make_gauges(self, snapshot: Snapshot) -> Iterator[Metric]:
+        busy = [
+            NumberDataPoint({"thread.id": tid, "thread.name": name}, self._last_ns, snapshot.unix_ns, share)
+            for tid, name, share in snapshot.busy
+        ]
+        yield Metric("nf.thread.busy", "Share of the time that was not spent in empty polls", "1", Gauge(busy))
+        overhead = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.overhead)]
+        yield Metric("nf.probe.overhead", "Share of a core that the probes took", "1", Gauge(overhead))
+
+    def _span(self, is_delta: bool) -> Span:
+        return Span(self._last_ns if is_delta else self._start_ns, self._made_ns)
+
+
+def _temporality(is_delta: bool) -> AggregationTemporality:
+    return AggregationTemporality.DELTA if is_delta else AggregationTemporality.CUMULATIVE
+
+
+def _shorten(name: str) -> str:
+    """Symbol tables hold any bytes; protobuf takes UTF-8 only."""
+    return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")

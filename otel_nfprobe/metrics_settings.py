@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics settings: where metrics go, how often, and of what time they speak. Command line and environment.
+
+OTEL_EXPORTER_OTLP_METRICS_* win over OTEL_EXPORTER_OTLP_*. Opens no connection, and loads nothing of the SDK that
+takes time. Called by cli/measure.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry.sdk import environment_variables as names
+
+from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.errors import UsageError
+
+INTERVAL_S = 60.0  # as the OpenTelemetry specification has it
+METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
+
+_TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
+_METRICS = "OTEL_EXPORTER_OTLP_METRICS_"
+_EVERY = "OTEL_EXPORTER_OTLP_"
+
+
+@dataclass(frozen=True)
+class Temporality:
+    """Which metrics speak of the time since the last export, and not since the session began."""
+
+    histograms_delta: bool = False
+    sums_delta: bool = False
+
+
+@dataclass(frozen=True)
+class MetricsSettings:
+    """Where metrics go, how often, and of what time they speak."""
+
+    endpoint: Endpoint
+    interval_s: float
+    temporality: Temporality
+
+
+def find_settings(argument: str | None, environment: Mapping[str, str]) -> MetricsSettings | None:
+    """What --endpoint and the environment say of metrics; None when there are to be none.
+
+    Raises:
+        UsageError: a variable that cannot be used.
+    """
+    wanted = environment.get(METRICS_EXPORTER, "").lower().replace(" ", "")
+    if wanted and "otlp" not in wanted.split(","):
+        return None
+    # OTEL_EXPORTER_OTLP_METRICS_* win over OTEL_EXPORTER_OTLP_*, and those for traces say nothing.
+    own = {name: value for name, value in environment.items() if name.startswith(_METRICS) and value.strip()}
+    read = {name: value for name, value in environment.items() if not name.startswith((_TRACES, _METRICS))}
+    read |= {name.replace(_METRICS, _EVERY): value for name, value in own.items()}
+    try:
+        endpoint = find_endpoint(argument, read)
+    except UsageError as error:
+        raise _name_own(error, own) from None
+    if endpoint is None:
+        return None
+    return MetricsSettings(endpoint, _read_interval_s(environment), _read_temporality(environment))
+
+
+def _name_own(error: UsageError, own: Mapping[str, str]) -> UsageError:
+    """The same error, naming the variable that was really set."""
+    sentence, next_command = error.sentence, error.next_command
+    for name in own:
+        read = name.replace(_METRICS, _EVERY)
+        sentence, next_command = sentence.replace(read, name), next_command.replace(read, name)
+    return UsageError(sentence, next_command)
+
+
+def _read_interval_s(environment: Mapping[str, str]) -> float:
+    variable = names.OTEL_METRIC_EXPORT_INTERVAL
+    text = environment.get(variable, "").strip()
+    try:
+        interval_ms = float(text or 1000 * INTERVAL_S)
+    except ValueError:
+        interval_ms = 0.0
+    if not 0 < interval_ms < float("inf"):
+        raise UsageError(f"{variable} is {text!r}, not a number of milliseconds.", f"export {variable}=60000")
+    return interval_ms / 1000
+
+
+def _read_temporality(environment: Mapping[str, str]) -> Temporality:
+    variable = names.OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE
+    text = environment.get(variable, "").strip().lower()
+    if text not in ("", "cumulative", "delta", "lowmemory"):
+        sentence = f"{variable} is {text!r}, not cumulative, delta or lowmemory."
+        raise UsageError(sentence, f"export {variable}=cumulative")
+    return Temporality(histograms_delta=text in ("delta", "lowmemory"), sums_delta=text == "delta")
