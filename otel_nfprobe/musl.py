@@ -42,20 +42,27 @@ class ThreadWords:
             RefusedError: a thread has no room for a word.
         """
         for tid, base in self._bases().items():
-            table = self.target.read_word(base + 8)
-            if not base - STATIC_BYTES_MAX < table < base:
-                raise RefusedError(
-                    f"Thread {tid} of process {self.target.pid} is older than a library with thread-local storage "
-                    "that the program has loaded: musl leaves no room for the probe library's own in it.",
-                    f"nfprobe run -- {self.target.executable}",
-                )
-            self.modules = self.target.read_word(table)
-            if self.modules > MODULES_MAX:
-                raise RefusedError(
-                    f"Thread {tid} of process {self.target.pid} is laid out in another way than musl's threads are.",
-                    f"nfprobe doctor {self.target.pid}",
-                )
-            self.floors[tid] = table + 8 * (self.modules + 1) - base
+            try:
+                self._look_at(tid, base)
+            except NfprobeError:
+                if self._lives(tid):  # else its memory is gone, or another's by now
+                    raise
+
+    def _look_at(self, tid: int, base: int) -> None:
+        table = self.target.read_word(base + 8)
+        if not base - STATIC_BYTES_MAX < table < base:
+            raise RefusedError(
+                f"Thread {tid} of process {self.target.pid} is older than a library with thread-local storage "
+                "that the program has loaded: musl leaves no room for the probe library's own in it.",
+                f"nfprobe run -- {self.target.executable}",
+            )
+        self.modules = self.target.read_word(table)
+        if self.modules > MODULES_MAX:
+            raise RefusedError(
+                f"Thread {tid} of process {self.target.pid} is laid out in another way than musl's threads are.",
+                f"nfprobe doctor {self.target.pid}",
+            )
+        self.floors[tid] = table + 8 * (self.modules + 1) - base
 
     def fill(self, offset: int, first_value: int) -> None:
         """Gives the word of each thread that has none yet its first value, after the library was loaded.
@@ -67,7 +74,7 @@ class ThreadWords:
         Raises:
             RefusedError: the word of a thread would not lie in unused bytes. No word was written.
         """
-        empty = {tid: base for tid, base in self._bases().items() if self.target.read_word(base + offset) == 0}
+        empty = {tid: base for tid, base in self._bases().items() if self._is_empty(tid, base + offset)}
         if empty and not self.floors:
             raise RefusedError(
                 f"A monitor was killed while it loaded the probe library into process {self.target.pid}; "
@@ -87,6 +94,17 @@ class ThreadWords:
                 memory.seek(base + offset)
                 memory.write(first_value.to_bytes(WORD_BYTES, "little"))
 
+    def _is_empty(self, tid: int, address: int) -> bool:
+        try:
+            return self.target.read_word(address) == 0
+        except NfprobeError:
+            if self._lives(tid):
+                raise
+            return False
+
+    def _lives(self, tid: int) -> bool:
+        return read_task_status(self.target.pid, tid).get("State", "X")[:1] not in "ZX"
+
     def _bases(self) -> dict[int, int]:
         """Thread base of each living thread, by tid. Each is stopped by itself, for microseconds."""
         bases = {thread.tid: self._base(thread.tid) for thread in self.target.threads()}
@@ -100,8 +118,7 @@ class ThreadWords:
             result = lib.nfp_read_thread_base(tid, base)
             if result == 0:
                 return int(base[0])
-            state = read_task_status(self.target.pid, tid).get("State", "X")[:1]
-            if state in "ZX":
+            if not self._lives(tid):
                 return None
             if time.monotonic() > deadline:
                 raise NfprobeError(

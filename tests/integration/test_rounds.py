@@ -130,6 +130,7 @@ def test_ten_thousand_rounds_of_a_thousand_functions(
 def test_a_session_that_is_over_is_forgotten(spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """Without a garbage collection: whoever measures one process after the other must not pile up their rings."""
     process = spawn("sleep", 600)
+    assert wait_until(lambda: "/libc.so" in Path(f"/proc/{process.pid}/maps").read_text())
     target = Target(process.pid)
     target.check()
     choice = choose(target, None, ["libc.so*:mem*"], [])
