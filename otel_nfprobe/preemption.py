@@ -11,7 +11,6 @@ Called by drain.py, after the rings: what a record says happened before it is th
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.clock import Clock, sample_pair
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.perfring import HEADER, NO_KERNEL, SOFTWARE, map_ring, open_event, take_records
 from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
@@ -33,18 +33,13 @@ PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
 PAIR_S = 0.1  # how often the clocks are compared: a rate that is off by 10 parts per million makes 1 us of it
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
-_PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
 _ATTRIBUTE_BYTES = 112
-_SOFTWARE, _DUMMY = 1, 9
+_DUMMY = 9
 _SAMPLE_TYPE = 1 << 1 | 1 << 2 | 1 << 7  # thread, time, CPU: 24 bytes behind each record
-# exclude_kernel, exclude_hv: nothing is counted, and without them more rights are needed.
-_FLAGS = 1 << 5 | 1 << 6 | 1 << 18 | 1 << 25 | 1 << 26  # ..., sample_id_all, use_clockid, context_switch
-_CLOEXEC = 8
-_DATA_HEAD = 1024  # offsets in the first page of a buffer: struct perf_event_mmap_page
-_DATA_TAIL = 1032
+# NO_KERNEL: nothing is counted, and without it more rights are needed.
+_FLAGS = NO_KERNEL | 1 << 18 | 1 << 25 | 1 << 26  # ..., sample_id_all, use_clockid, context_switch
 _RECORD_SWITCH = 14
 _OUT, _PREEMPTED = 1 << 13, 1 << 14
-_HEADER = struct.Struct("<IHH")
 
 _EVENT = np.dtype(
     [
@@ -58,7 +53,6 @@ _EVENT = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -135,7 +129,7 @@ class SwitchWatch:
         """
         rows = []
         for tid, watched in self._watched.items():
-            events, lost = _take(watched.buffer)
+            events, lost = _split(take_records(watched.buffer))
             self.lost += lost
             if lost:
                 watched.away, watched.incomplete = watched.away[:0], True
@@ -191,23 +185,18 @@ def _pair_clocks(ticks_per_second: float) -> tuple[int, int]:
 
 def _open_event(tid: int) -> int:
     attribute = bytearray(_ATTRIBUTE_BYTES)
-    struct.pack_into("<IIQQQQQ", attribute, 0, _SOFTWARE, _ATTRIBUTE_BYTES, _DUMMY, 0, _SAMPLE_TYPE, 0, _FLAGS)
+    struct.pack_into("<IIQQQQQ", attribute, 0, SOFTWARE, _ATTRIBUTE_BYTES, _DUMMY, 0, _SAMPLE_TYPE, 0, _FLAGS)
     struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
-    pointer = (ctypes.c_char * _ATTRIBUTE_BYTES).from_buffer(attribute)
-    descriptor: int = _libc.syscall(_PERF_EVENT_OPEN, pointer, tid, -1, -1, _CLOEXEC)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
+    return open_event(bytes(attribute), tid)
 
 
 def _map_buffer(descriptor: int) -> mmap.mmap:
     for pages in PAGES[:-1]:
         try:
-            return mmap.mmap(descriptor, (1 + pages) * mmap.PAGESIZE)
+            return map_ring(descriptor, pages)
         except PermissionError:
             continue  # more than this user may lock
-    return mmap.mmap(descriptor, (1 + PAGES[-1]) * mmap.PAGESIZE)
+    return map_ring(descriptor, PAGES[-1])
 
 
 def _refuse(error: OSError) -> NfprobeError:
@@ -225,34 +214,19 @@ def _refuse(error: OSError) -> NfprobeError:
     )
 
 
-def _take(buffer: mmap.mmap) -> tuple[NDArray[np.void], int]:
-    """What the kernel wrote since the last time: switches, and how many records it lost."""
-    (head,) = struct.unpack_from("<Q", buffer, _DATA_HEAD)
-    (tail,) = struct.unpack_from("<Q", buffer, _DATA_TAIL)
-    if head == tail:
-        return np.empty(0, _EVENT), 0
-    size = len(buffer) - mmap.PAGESIZE
-    first, last = tail % size, head % size
-    if first < last:
-        data = buffer[mmap.PAGESIZE + first : mmap.PAGESIZE + last]
-    else:
-        data = buffer[mmap.PAGESIZE + first :] + buffer[mmap.PAGESIZE : mmap.PAGESIZE + last]
-    struct.pack_into("<Q", buffer, _DATA_TAIL, head)
-    return _split(data)
-
-
 def _split(data: bytes) -> tuple[NDArray[np.void], int]:
+    """Switches, and how many records the kernel lost."""
     if len(data) % _EVENT.itemsize == 0:
         events = np.frombuffer(data, _EVENT)
         if np.all((events["type"] == _RECORD_SWITCH) & (events["size"] == _EVENT.itemsize)):
             return events, 0
     # Rare: the kernel says that it lost some, or stops a thread's events from flooding.
     kept, lost, at = [], 0, 0
-    while at + _HEADER.size <= len(data):
-        kind, _, size = _HEADER.unpack_from(data, at)
+    while at + HEADER.size <= len(data):
+        kind, _, size = HEADER.unpack_from(data, at)
         if kind == _RECORD_SWITCH and size == _EVENT.itemsize:
             kept.append(np.frombuffer(data, _EVENT, 1, at))
-        elif size >= _HEADER.size:
+        elif size >= HEADER.size:
             lost += 1
         else:
             break

@@ -9,8 +9,6 @@ functions that ran a moment ago. Called by trial.py.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import struct
 import time
@@ -22,19 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.perfring import HEADER, SOFTWARE, map_ring, open_event, take_records
 from otel_nfprobe.target import Target
 
-PERF_EVENT_OPEN = 298  # number of the x86-64 system call
 ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")  # struct perf_event_attr up to PERF_ATTR_SIZE_VER5
-SOFTWARE, CPU_CLOCK = 1, 0
+CPU_CLOCK = 0
 REGISTERS, STACK = 1 << 12, 1 << 13  # PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER
 WANTED_REGISTERS = 1 << 7 | 1 << 8  # stack pointer and program counter
 BY_FREQUENCY, NOT_IN_KERNEL = 1 << 10, 1 << 5  # bits of the attributes
 SAMPLE_RECORD = 9
-HEAD, TAIL = 1024, 1032  # in the first page of a buffer
 FREQUENCY_HZ = 997  # in step with nothing
 STACK_BYTES = 4096
-BUFFER_BYTES = 32 * mmap.PAGESIZE
+BUFFER_PAGES = 32
 LOOK_S = 0.01
 BUSY_LOOK_S = 0.05
 THREADS_MAX = 16  # the busiest
@@ -116,26 +113,20 @@ class _Watch:
         except PermissionError:  # an ordinary user sees its own code only
             self._fd = _open_event(tid, NOT_IN_KERNEL)
         try:
-            self._memory = mmap.mmap(self._fd, mmap.PAGESIZE + BUFFER_BYTES)
+            self._memory = map_ring(self._fd, BUFFER_PAGES)
         except OSError:
             os.close(self._fd)
             raise
 
     def take(self) -> None:
         """Takes what the kernel has written since the last time."""
-        head, tail = struct.unpack_from("<QQ", self._memory, HEAD)
-        if not 0 < head - tail <= BUFFER_BYTES:
-            return
-        ring = self._memory[mmap.PAGESIZE :]
-        start, end = tail % BUFFER_BYTES, head % BUFFER_BYTES
-        content = ring[start:end] if start < end else ring[start:] + ring[:end]
-        struct.pack_into("<Q", self._memory, TAIL, head)
+        content = take_records(self._memory)
         position = 0
-        while position + 8 <= len(content):
-            kind, _, size = struct.unpack_from("<IHH", content, position)
+        while position + HEADER.size <= len(content):
+            kind, _, size = HEADER.unpack_from(content, position)
             if kind == SAMPLE_RECORD:
-                self._take_sample(content[position + 8 : position + size])
-            position += max(size, 8)
+                self._take_sample(content[position + HEADER.size : position + size])
+            position += max(size, HEADER.size)
 
     def _take_sample(self, sample: bytes) -> None:
         """abi, registers, bytes of stack that follow, the stack, how much of it is valid."""
@@ -155,10 +146,4 @@ class _Watch:
 def _open_event(tid: int, flags: int) -> int:
     words: list[Any] = [SOFTWARE, ATTRIBUTES.size, CPU_CLOCK, FREQUENCY_HZ, REGISTERS | STACK, 0, BY_FREQUENCY | flags]
     words += [0, 0, 0, 0, 0, WANTED_REGISTERS, STACK_BYTES, 0, 0, 0, 0, 0]
-    attributes = ctypes.create_string_buffer(ATTRIBUTES.pack(*words), ATTRIBUTES.size)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.syscall(PERF_EVENT_OPEN, attributes, tid, -1, -1, ctypes.c_ulong(8))  # PERF_FLAG_FD_CLOEXEC
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(fd)
+    return open_event(ATTRIBUTES.pack(*words), tid)
