@@ -36,25 +36,42 @@ class Exemplars(NamedTuple):
     durations: dict[str, Exemplar]
 
 
+class ExemplarKeeper:
+    """Keeps exemplars for one reader."""
+
+    def __init__(self) -> None:
+        self._latencies: dict[int, Exemplar] = {}  # by the power of two
+        self._durations: dict[str, Exemplar] = {}
+
+    def take(self) -> Exemplars:
+        """What was kept since the last time."""
+        taken = Exemplars(list(self._latencies.values()), self._durations)
+        self._latencies, self._durations = {}, {}
+        return taken
+
+    def keep_latency(self, power: int, exemplar: Exemplar) -> None:
+        """Of a packet whose latency has so many bits."""
+        _keep_largest(self._latencies, power, exemplar)
+
+    def keep_duration(self, name: str, exemplar: Exemplar) -> None:
+        """Of a function's call."""
+        if name in self._durations or len(self._durations) < FUNCTIONS_MAX:
+            _keep_largest(self._durations, name, exemplar)
+
+
 class ExemplarEncoder(SpanEncoder):
     """A SpanEncoder that keeps exemplars of what it encodes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._latencies: dict[int, Exemplar] = {}  # by the power of two
-        self._durations: dict[str, Exemplar] = {}
+        self._keepers: list[ExemplarKeeper] = []
         self._due_at = 0.0
 
-    @property
-    def function_names(self) -> list[str]:
-        """Of all function ids."""
-        return self._names
-
-    def take_exemplars(self) -> Exemplars:
-        """What was kept since the last time."""
-        taken = Exemplars(list(self._latencies.values()), self._durations)
-        self._latencies, self._durations = {}, {}
-        return taken
+    def keep_exemplars(self) -> ExemplarKeeper:
+        """From now on, for one more reader."""
+        keeper = ExemplarKeeper()
+        self._keepers.append(keeper)
+        return keeper
 
     def encode(
         self,
@@ -80,7 +97,9 @@ class ExemplarEncoder(SpanEncoder):
         spans = self._find_packet_spans(columns, selected[slowest])
         for row, (trace, span) in zip(slowest.tolist(), spans, strict=True):
             done = int(columns.packets["done_ticks"][selected[row]])
-            _keep_largest(self._latencies, int(powers[row]), self._make(int(ticks[row]), done, trace, span))
+            exemplar = self._make(int(ticks[row]), done, trace, span)
+            for keeper in self._keepers:
+                keeper.keep_latency(int(powers[row]), exemplar)
 
     def _note_culprits(self, columns: Columns, selected: npt.NDArray[np.uint32], tails: Rows) -> None:
         guilty = np.flatnonzero((tails["function"] < len(self._names)) & (tails["kind"] != 0))
@@ -95,9 +114,9 @@ class ExemplarEncoder(SpanEncoder):
             ticks, end = call
             if tail["link_high"]:  # its batch is a span, in the trace of another packet
                 trace, span = int(tail["link_high"]) << 64 | int(tail["link_low"]), int(tail["link_span"])
-            name = self._names[int(tail["function"])]
-            if name in self._durations or len(self._durations) < FUNCTIONS_MAX:
-                _keep_largest(self._durations, name, self._make(ticks, end, trace, span))
+            exemplar = self._make(ticks, end, trace, span)
+            for keeper in self._keepers:
+                keeper.keep_duration(self._names[int(tail["function"])], exemplar)
 
     def _make(self, ticks: int, end_ticks: int, trace: int, span: int) -> Exemplar:
         unix_ns = int(self._clock.convert(np.array([end_ticks], np.uint64))[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
@@ -18,6 +19,7 @@ from opentelemetry.sdk.metrics.export import (
     ExponentialHistogramDataPoint,
     Gauge,
     Histogram,
+    HistogramDataPoint,
     Metric,
     MetricsData,
     NumberDataPoint,
@@ -31,8 +33,10 @@ from opentelemetry.util.types import AttributeValue
 
 from otel_nfprobe.adapters.base import READ_NO_PACKETS
 from otel_nfprobe.calibration import ticks_per_call
-from otel_nfprobe.exemplars import ExemplarEncoder, Exemplars
-from otel_nfprobe.exponential import Attributes, Counted, Span, make_exponential, make_sizes, read_counted
+from otel_nfprobe.counted import Attributes, Counted, Span, read_counted
+from otel_nfprobe.exemplars import ExemplarKeeper, Exemplars
+from otel_nfprobe.explicit import make_durations, make_sizes
+from otel_nfprobe.exponential import make_exponential
 from otel_nfprobe.metrics_settings import Temporality
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import ExportCounters
@@ -42,6 +46,7 @@ from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.summary import count_lost
 
 NAME_BYTES_MAX = 512  # as in spans
+DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,12 @@ class SnapshotTaker:
 
     Args:
         monitor: started.
-        encoder: keeps the exemplars.
+        exemplars: of the spans that are exported meanwhile.
     """
 
-    def __init__(self, monitor: Monitor, encoder: ExemplarEncoder) -> None:
+    def __init__(self, monitor: Monitor, exemplars: ExemplarKeeper) -> None:
         self._monitor = monitor
-        self._encoder = encoder
+        self._exemplars = exemplars
         self._empty_ticks: dict[int, int] = {}  # by thread id, at the last snapshot
         self._taken_at_s = 0.0  # of the session
 
@@ -106,7 +111,7 @@ class SnapshotTaker:
         return Snapshot(
             unix_ns=time.time_ns(),
             statistics=copy,
-            names=list(self._encoder.function_names),
+            names=monitor.names_by_id(),
             received=received,
             processed=processed,
             lost=count_lost(monitor),
@@ -114,7 +119,7 @@ class SnapshotTaker:
             dropped=dict(spans.dropped_spans),
             busy=self._find_busy(threads, elapsed_s),
             overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
-            exemplars=self._encoder.take_exemplars(),
+            exemplars=self._exemplars.take(),
         )
 
     def _count_packets(self, threads: Sequence[ThreadCounts], is_last: bool) -> tuple[int, dict[str, int]]:
@@ -156,6 +161,7 @@ class MetricsMaker:
         resource: attributes of the target, as those of its spans.
         start_unix_ns: when the session began.
         ticks_per_second: used for the whole session, so that no value ever moves to another bucket.
+        explicit: durations have fixed bounds instead of exponential buckets.
     """
 
     def __init__(
@@ -164,7 +170,9 @@ class MetricsMaker:
         start_unix_ns: int,
         ticks_per_second: float,
         temporality: Temporality,
+        explicit: bool = False,
     ) -> None:
+        self._explicit = explicit
         self._resource = Resource(resource, SCHEMA_URL)
         self._scope = InstrumentationScope(SCOPE_NAME, find_version(), SCHEMA_URL)
         self._start_ns = self._last_ns = start_unix_ns
@@ -208,7 +216,7 @@ class MetricsMaker:
         yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
         yield from self._make_gauges(snapshot)
 
-    def _make_functions(self, snapshot: Snapshot) -> Iterator[ExponentialHistogramDataPoint]:
+    def _make_functions(self, snapshot: Snapshot) -> Iterator[DurationPoint]:
         ids: dict[str, list[int]] = {}
         for function, name in enumerate(snapshot.names):
             ids.setdefault(_shorten(name), []).append(function)
@@ -220,12 +228,13 @@ class MetricsMaker:
 
     def _make_ticks(
         self, metric: str, counted: Counted, attributes: Attributes, exemplars: Sequence[Exemplar]
-    ) -> Iterator[ExponentialHistogramDataPoint]:
+    ) -> Iterator[DurationPoint]:
         """One point, or none when nothing was counted."""
         counted = self._since(metric, str(attributes), counted)
         if counted.count:
             span = self._span(self._temporality.histograms_delta)
-            yield make_exponential(counted, self._seconds_per_tick, attributes, span, exemplars)
+            make = make_durations if self._explicit else make_exponential
+            yield make(counted, self._seconds_per_tick, attributes, span, exemplars)
 
     def _make_sizes(self, statistics: Statistics) -> Metric:
         counted = self._since("nf.batch.size", "", read_counted(statistics, Distribution.BATCH_SIZE))
@@ -240,8 +249,12 @@ class MetricsMaker:
         before = self._before.get((metric, key))
         return counted.since(before if isinstance(before, Counted) else None)
 
-    def _seconds(self, name: str, about: str, points: Sequence[ExponentialHistogramDataPoint]) -> Metric:
-        return Metric(name, about, "s", ExponentialHistogram(points, _temporality(self._temporality.histograms_delta)))
+    def _seconds(self, name: str, about: str, points: Sequence[DurationPoint]) -> Metric:
+        temporality = _temporality(self._temporality.histograms_delta)
+        if self._explicit:
+            return Metric(name, about, "s", Histogram(cast(Sequence[HistogramDataPoint], points), temporality))
+        exponential = cast(Sequence[ExponentialHistogramDataPoint], points)
+        return Metric(name, about, "s", ExponentialHistogram(exponential, temporality))
 
     def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
         """A counter, by the values of one attribute; "" for none."""

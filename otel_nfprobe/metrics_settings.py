@@ -17,6 +17,7 @@ from otel_nfprobe.errors import UsageError
 
 INTERVAL_S = 60.0  # as the OpenTelemetry specification has it
 METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
+EXPONENTIAL, EXPLICIT = "base2_exponential_bucket_histogram", "explicit_bucket_histogram"
 
 _TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
 _METRICS = "OTEL_EXPORTER_OTLP_METRICS_"
@@ -33,11 +34,12 @@ class Temporality:
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Where metrics go, how often, and of what time they speak."""
+    """Where metrics go, how often, of what time they speak, and whether durations have fixed bounds."""
 
     endpoint: Endpoint
     interval_s: float
     temporality: Temporality
+    explicit: bool
 
 
 def find_settings(argument: str | None, environment: Mapping[str, str]) -> MetricsSettings | None:
@@ -59,7 +61,9 @@ def find_settings(argument: str | None, environment: Mapping[str, str]) -> Metri
         raise _name_own(error, own) from None
     if endpoint is None:
         return None
-    return MetricsSettings(endpoint, _read_interval_s(environment), _read_temporality(environment))
+    return MetricsSettings(
+        endpoint, _read_interval_s(environment), _read_temporality(environment), _read_explicit(environment)
+    )
 
 
 def _name_own(error: UsageError, own: Mapping[str, str]) -> UsageError:
@@ -90,3 +94,11 @@ def _read_temporality(environment: Mapping[str, str]) -> Temporality:
         sentence = f"{variable} is {text!r}, not cumulative, delta or lowmemory."
         raise UsageError(sentence, f"export {variable}=cumulative")
     return Temporality(histograms_delta=text in ("delta", "lowmemory"), sums_delta=text == "delta")
+
+
+def _read_explicit(environment: Mapping[str, str]) -> bool:
+    variable = names.OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION
+    text = environment.get(variable, "").strip().lower()
+    if text not in ("", EXPONENTIAL, EXPLICIT):
+        raise UsageError(f"{variable} is {text!r}, not {EXPONENTIAL} or {EXPLICIT}.", f"export {variable}={EXPLICIT}")
+    return text == EXPLICIT

@@ -234,8 +234,9 @@ class Monitor:
 
     def names_by_id(self) -> list[str]:
         """Name of each function id."""
-        names = [""] * (max((probe.id for probe in self.probes), default=-1) + 1)
-        for probe in self.probes:
+        probes = list(self.probes)  # the follower's thread adds some
+        names = [""] * (max((probe.id for probe in probes), default=-1) + 1)
+        for probe in probes:
             names[probe.id] = _name(probe)
         return names
 

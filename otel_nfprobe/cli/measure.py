@@ -143,7 +143,7 @@ class Measurement:
         self._resource = resource
         self._endpoint = endpoint
         self._forks: Forks | None = None
-        self._metrics = _open_metrics(arguments, resource) if endpoint else None
+        self._metrics = _open_metrics(arguments, resource, endpoint)
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
@@ -230,7 +230,7 @@ class Measurement:
         """A session on a forked child: everything as here, the recording in a file of its own."""
         pid = monitor.target.pid
         record = self.arguments.record and f"{self.arguments.record}.{pid}"
-        own = {"seconds": None, "record": record, "follow_forks": False}
+        own = {"seconds": None, "record": record, "follow_forks": False, "metrics_listen": None}
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
         resource = find_resource(arguments, monitor.target)
         return Measurement(arguments, monitor, resource, self._endpoint, self._again)
@@ -306,14 +306,19 @@ class Measurement:
         }
 
 
-def _open_metrics(arguments: argparse.Namespace, resource: dict[str, Any]) -> SessionMetrics | None:
-    # The SDK for metrics takes a while to load; sessions without an endpoint do without.
-    settings = find_settings(arguments.endpoint, os.environ)
-    if settings is None:
+def _open_metrics(
+    arguments: argparse.Namespace, resource: dict[str, Any], endpoint: Endpoint | None
+) -> SessionMetrics | None:
+    # The SDK for metrics takes a while to load; sessions that neither send nor show any do without.
+    settings = find_settings(arguments.endpoint, os.environ) if endpoint else None
+    if settings is None and arguments.metrics_listen is None:
         return None
     from otel_nfprobe.cli.session_metrics import SessionMetrics
 
-    return SessionMetrics(settings, resource)
+    metrics = SessionMetrics(settings, arguments.metrics_listen, resource)
+    if metrics.port is not None:
+        say(f"metrics are shown at port {metrics.port}, /metrics.")
+    return metrics
 
 
 def describe_probes(monitor: Monitor, subject: int | str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of one session: when they are sent, and what is said when they were not. Called by measure.py."""
+"""The metrics of one session: sent when they are due, shown when somebody asks. Called by measure.py."""
 
 from __future__ import annotations
 
@@ -7,69 +7,91 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from otel_nfprobe.exemplars import ExemplarEncoder
+from otel_nfprobe.exemplars import ExemplarEncoder, ExemplarKeeper
 from otel_nfprobe.metrics import MetricsMaker, SnapshotTaker
+from otel_nfprobe.metrics_listener import MetricsListener, parse_address
 from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
-from otel_nfprobe.metrics_settings import MetricsSettings
+from otel_nfprobe.metrics_settings import MetricsSettings, Temporality
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
+from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
 
 CLOSE_S = 10.0
 CLOSE_SOON_S = 1.0  # for a receiver that has just shown that it is not there
 
 
 class SessionMetrics:
-    """Metrics of one session.
+    """Metrics of one session, by OTLP, to be scraped, or both.
 
     Args:
-        settings: where to and how often.
+        settings: where to and how often they are sent, or None.
+        listen: `[HOST:]PORT` where they are shown, or None.
         resource: the target's resource attributes.
 
     Attributes:
         encoder_kind: its spans are to be encoded by one of these.
+
+    Raises:
+        NfprobeError: the address cannot be had.
     """
 
     encoder_kind = ExemplarEncoder
 
-    def __init__(self, settings: MetricsSettings, resource: Mapping[str, Any]) -> None:
+    def __init__(self, settings: MetricsSettings | None, listen: str | None, resource: Mapping[str, Any]) -> None:
+        self._listener = MetricsListener(*parse_address(listen)) if listen else None
         self._settings = settings
-        self._open = open_exporter(settings.endpoint)
+        self._open = open_exporter(settings.endpoint) if settings else None
         self._resource = resource
+        self._exporter: Exporter | None = None
         self._sender: MetricsSender | None = None
 
-    def begin(self, monitor: Monitor) -> None:
-        """The session has begun: its monitor sends spans, encoded by an `encoder_kind`."""
-        spans, clock = monitor.drain.spans, monitor.drain.clock
-        assert spans is not None
-        assert isinstance(spans.encoder, ExemplarEncoder)
-        maker = MetricsMaker(self._resource, time.time_ns(), clock.ticks_per_second, self._settings.temporality)
-        self._taker = SnapshotTaker(monitor, spans.encoder)
-        self._exporter: Exporter = spans.exporter
-        self._due_at = time.monotonic() + self._settings.interval_s
-        self._sender = MetricsSender(self._open, maker)
+    @property
+    def port(self) -> int | None:
+        """Where metrics are shown."""
+        return self._listener.port if self._listener else None
 
-    def send_if_due(self) -> None:
-        """To be called often by the thread that drains."""
+    def begin(self, monitor: Monitor) -> None:
+        """The session has begun; where its monitor sends spans, an `encoder_kind` encodes them."""
+        spans = monitor.drain.spans
+        self._exporter = spans.exporter if spans else None
+        ticks_per_second, now_ns = monitor.drain.clock.ticks_per_second, time.time_ns()
+        if self._listener is not None:
+            self._shown = SnapshotTaker(monitor, _keep(monitor))
+            maker = MetricsMaker(self._resource, now_ns, ticks_per_second, Temporality(), explicit=True)
+            self._listener.begin(maker)
+        if self._settings is not None and self._open is not None:
+            temporality, explicit = self._settings.temporality, self._settings.explicit
+            self._taker = SnapshotTaker(monitor, _keep(monitor))
+            maker = MetricsMaker(self._resource, now_ns, ticks_per_second, temporality, explicit)
+            self._due_at = time.monotonic() + self._settings.interval_s
+            self._sender = MetricsSender(self._open, maker)
+
+    def step(self) -> None:
+        """To be called often by the thread that drains: sends what is due, answers who asks."""
         now = time.monotonic()
-        if self._sender is None or now < self._due_at or not self._sender.is_idle:
+        if self._listener is not None and self._listener.is_asked:
+            self._give(self._shown, self._listener.give)
+        if self._settings is None or self._sender is None or now < self._due_at or not self._sender.is_idle:
             return
         self._due_at = now + self._settings.interval_s
-        self._send(self._sender, is_last=False)
+        self._give(self._taker, self._sender.send)
 
     def along(self, progress: Callable[[], None]) -> Callable[[], None]:
-        """`progress`, and `send_if_due` with it."""
+        """`progress`, and `step` with it."""
 
-        def step() -> None:
+        def both() -> None:
             progress()
-            self.send_if_due()
+            self.step()
 
-        return step
+        return both
 
     def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Sends the last metrics, after the spans. Returns what the summary says of them."""
-        assert self._sender is not None
-        self._send(self._sender, is_last=True)
-        unreachable = self._exporter.read_counters().dropped_spans[DROPPED_UNREACHABLE] > 0
+        if self._listener is not None:
+            self._listener.close()
+        if self._sender is None:
+            return {"delivered": 0, "failed": 0, "error": ""}
+        self._give(self._taker, self._sender.send, is_last=True)
+        unreachable = self._counters().dropped_spans[DROPPED_UNREACHABLE] > 0
         sent = self._sender.close(CLOSE_SOON_S if unreachable else CLOSE_S)
         if sent.failed and not sent.is_refused:
             total = sent.delivered + sent.failed
@@ -78,13 +100,26 @@ class SessionMetrics:
 
     def abandon(self) -> None:
         """Ends without a last export."""
+        if self._listener is not None:
+            self._listener.close()
         if self._sender is not None:
             self._sender.close(0.0)
-        else:
+        elif self._open is not None:
             self._open.shutdown()
 
-    def _send(self, sender: MetricsSender, is_last: bool) -> None:
+    def _counters(self) -> ExportCounters:
+        return self._exporter.read_counters() if self._exporter else ExportCounters()
+
+    def _give(self, taker: SnapshotTaker, take: Callable[[Any], None], is_last: bool = False) -> None:
         try:
-            sender.send(self._taker.take(self._exporter.read_counters(), is_last))
+            take(taker.take(self._counters(), is_last))
         except MemoryError:
-            return  # the next export says the same, when there is memory again
+            return  # the next one says the same, when there is memory again
+
+
+def _keep(monitor: Monitor) -> ExemplarKeeper:
+    """Of the spans that the session exports; without export there is nothing to point to."""
+    spans = monitor.drain.spans
+    if spans is None or not isinstance(spans.encoder, ExemplarEncoder):
+        return ExemplarKeeper()
+    return spans.encoder.keep_exemplars()

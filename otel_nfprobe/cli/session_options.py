@@ -123,6 +123,11 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
     )
     group.add_argument("--record", metavar="FILE", help="write a recording")
     group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+    group.add_argument(
+        "--metrics-listen",
+        metavar="[HOST:]PORT",
+        help="show metrics of all packets there for Prometheus (default host: 127.0.0.1)",
+    )
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
         "--json", action="store_true", help=f"the last line of {json_to} is the summary as one JSON object"

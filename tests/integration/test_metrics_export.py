@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -16,6 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 
 from metrics_receiver import MetricsReceiver
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.integration
 
@@ -107,3 +115,43 @@ def check_exemplars(receiver: MetricsReceiver) -> None:
     for _, exemplar in durations:
         assert exemplar.as_double > 0
         assert (exemplar.trace_id, exemplar.span_id) in ids
+
+
+def test_metrics_are_shown_to_who_asks(firewall_binary: Path, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """Without a receiver of spans, too; the page counts what the summary counts."""
+    firewall = spawn(firewall_binary, "--rate", "30000", stdout=subprocess.DEVNULL)
+    words = ["attach", firewall.pid, "--adapter", DESCRIPTION, "--trial", "0s", "--metrics-listen", "0", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "otel_nfprobe", *map(str, words)], stdout=PIPE, stderr=PIPE, text=True
+    ) as session:
+        try:
+            assert session.stdout is not None
+            assert session.stderr is not None
+            port = next(found[1] for line in session.stderr if (found := re.search(r"shown at port (\d+)", line)))
+            page = ask_until(int(port), "nf_packet_latency_seconds_count")
+            session.send_signal(signal.SIGINT)
+            summary = json.loads(session.communicate(timeout=60)[0].splitlines()[-1])
+        finally:
+            session.kill()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    received = families["nf_packet_received"].samples[0].value
+    assert 0 < received <= summary["packets"]["received"]
+    names = {sample.labels["code_function_name"] for sample in families["nf_function_duration_seconds"].samples}
+    assert {"fw_receive", "fw_transmit"} <= names
+    assert families["target"].samples[0].labels["process_pid"] == str(firewall.pid)
+
+
+def ask_until(port: int, text: str) -> str:
+    """Scrapes until the page has the text; the session may not have begun."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + 60
+    while True:
+        with suppress(OSError), opener.open(request, timeout=30) as response:
+            page: str = response.read().decode()
+            if text in page:
+                return page
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

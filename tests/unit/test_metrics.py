@@ -16,9 +16,11 @@ from synthetic_columns import make_columns
 
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import CALL, NONE, Columns, latency_ticks
+from otel_nfprobe.counted import Span, lowers_of, read_counted
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.exemplars import ExemplarEncoder, Exemplars
-from otel_nfprobe.exponential import BUCKETS_MAX, Span, lowers_of, make_exponential, make_sizes, read_counted
+from otel_nfprobe.explicit import make_durations, make_sizes
+from otel_nfprobe.exponential import BUCKETS_MAX, make_exponential
 from otel_nfprobe.metrics import MetricsMaker, Snapshot
 from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
 from otel_nfprobe.metrics_settings import Temporality, find_settings
@@ -83,6 +85,19 @@ def test_edges_of_buckets() -> None:
         assert lower <= value <= upper
         assert upper - lower == max(0, (1 << max(0, value.bit_length() - 6)) - 1)
         assert make_exponential(counted, 1e-9, {}, SPAN, []).zero_count == (value == 0)
+
+
+def test_durations_with_fixed_bounds() -> None:
+    ticks = durations(1)
+    counted = read_counted(statistics_of(calls(0, ticks)), Distribution.CALL_TICKS)
+    point = make_durations(counted, 1 / TICKS_PER_SECOND, {}, SPAN, [])
+    reached = np.cumsum(point.bucket_counts)
+    assert (point.count, reached[-1]) == (len(ticks), len(ticks))
+    assert point.sum == pytest.approx(ticks.sum() / TICKS_PER_SECOND)
+    assert (point.explicit_bounds[0], point.explicit_bounds[-1]) == (1e-8, 1.0)
+    for bound, count in zip(point.explicit_bounds, reached.tolist(), strict=False):
+        at_most = int((ticks <= bound * TICKS_PER_SECOND).sum())
+        assert at_most <= count <= int((ticks <= bound * TICKS_PER_SECOND * (1 + 1 / 32)).sum())
 
 
 def test_functions_of_one_name_are_added_up() -> None:
@@ -182,7 +197,11 @@ def test_settings() -> None:
     assert find_settings("http://127.0.0.1:3", {"OTEL_METRICS_EXPORTER": "none"}) is None
     assert find_settings("http://127.0.0.1:3", {"OTEL_METRICS_EXPORTER": "prometheus"}) is None
     assert find_settings("http://127.0.0.1:3", {"OTEL_METRICS_EXPORTER": "console, otlp"}) is not None
-    own_names = ("TEMPORALITY_PREFERENCE", "TIMEOUT", "COMPRESSION")
+    explicit = {"OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram"}
+    settings = find_settings("http://127.0.0.1:3", explicit)
+    assert settings is not None
+    assert settings.explicit
+    own_names = ("DEFAULT_HISTOGRAM_AGGREGATION", "TEMPORALITY_PREFERENCE", "TIMEOUT", "COMPRESSION")
     for name in ("OTEL_METRIC_EXPORT_INTERVAL", *(f"OTEL_EXPORTER_OTLP_METRICS_{own}" for own in own_names)):
         with pytest.raises(UsageError, match=name):
             find_settings("http://127.0.0.1:3", {name: "soon"})
@@ -192,6 +211,7 @@ def test_settings() -> None:
 def test_exemplars_point_to_spans(window_ns: int) -> None:
     clock = Clock(np.array([(10**15 - 10**9, START_NS, int(0.4 * 2**32))], ANCHOR), 0)
     encoder = ExemplarEncoder({}, ["f0", "f1", "f2", "f3"], 77, clock, "", window_ns)
+    keeper, other = encoder.keep_exemplars(), encoder.keep_exemplars()
     columns = make_columns(400)
     columns.packets["flags"] &= 1
     selected = np.arange(0, 400, 3, dtype=np.uint32)
@@ -209,7 +229,7 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
         for attribute in span.attributes:
             if attribute.key == "nf.packet.latency_ns":
                 roots[span.trace_id, span.span_id] = attribute.value.int_value
-    exemplars = encoder.take_exemplars()
+    exemplars = keeper.take()
     assert len(exemplars.latencies) >= 3
     for exemplar in exemplars.latencies:
         assert exemplar.trace_id is not None
@@ -227,7 +247,8 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     ids = own.trace_id.to_bytes(16, "big"), own.span_id.to_bytes(8, "big")
     assert ids in roots
     assert own.value == pytest.approx(int((mine["end_ticks"] - mine["start_ticks"]).max()) / TICKS_PER_SECOND)
-    assert encoder.take_exemplars() == Exemplars([], {})
+    assert keeper.take() == Exemplars([], {})
+    assert other.take() == exemplars
 
 
 @pytest.fixture

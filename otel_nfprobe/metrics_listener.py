@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics listener: answers Prometheus, which asks for metrics when it wants them.
+
+A question makes the thread that drains take a snapshot the next time it comes round; that thread never waits for a
+scraper. One snapshot answers all who ask meanwhile. Called by cli/session_metrics.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.metrics import MetricsMaker, Snapshot
+from otel_nfprobe.metrics_page import OPENMETRICS_TYPE, PLAIN_TYPE, wants_openmetrics, write_page
+
+PATIENCE_S = 5.0  # less than the 10 s of a scraper
+CLOSE_S = 0.05  # how often it looks whether it is to end
+PATH = "/metrics"
+LOOPBACK = "127.0.0.1"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `[HOST:]PORT`; this machine only unless a host is named.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise UsageError(f"--metrics-listen {text!r} is not [HOST:]PORT.", "--metrics-listen 9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+class MetricsListener:
+    """Listens from now on; answers once `begin` was called, and until `close`.
+
+    Attributes:
+        port: the one that was taken.
+
+    Raises:
+        NfprobeError: the address cannot be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._asked = threading.Event()
+        self._changed = threading.Condition()
+        self._maker: MetricsMaker | None = None
+        self._snapshot: Snapshot | None = None
+        self._turn = 0  # snapshots taken
+        self._server = _listen(host, port, self._answer)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(CLOSE_S,), name="nfprobe-listener", daemon=True
+        )
+        self._thread.start()
+
+    def begin(self, maker: MetricsMaker) -> None:
+        """From now on there is something to be asked for."""
+        self._maker = maker
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for a snapshot."""
+        return self._asked.is_set()
+
+    def give(self, snapshot: Snapshot) -> None:
+        """Answers who waits."""
+        with self._changed:
+            self._asked.clear()
+            self._snapshot, self._turn = snapshot, self._turn + 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, openmetrics: bool) -> bytes | None:
+        """The page, or None when the session does not answer in time."""
+        with self._changed:
+            turn = self._turn
+            self._asked.set()
+            came = self._changed.wait_for(lambda: self._turn != turn, PATIENCE_S)
+            if not came or self._snapshot is None or self._maker is None:
+                return None
+            return write_page(self._maker.make(self._snapshot), openmetrics)
+
+
+def _listen(host: str, port: int, answer: Callable[[bool], bytes | None]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != PATH:
+                self.send_error(404, f"Metrics are at {PATH}")
+                return
+            openmetrics = wants_openmetrics(self.headers.get("Accept", ""))
+            page = answer(openmetrics)
+            if page is None:
+                self.send_error(503, "The session has not begun, or has ended")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", OPENMETRICS_TYPE if openmetrics else PLAIN_TYPE)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            """Standard error is for what concerns the session."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """A scraper that goes away early concerns nobody."""
+
+    try:
+        return Server((host, port), Handler)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise NfprobeError(
+            f"--metrics-listen {host}:{port} cannot be had: {reason}.", "ss -ltnp  # who has that port"
+        ) from error
