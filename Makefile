@@ -73,7 +73,7 @@ demo: build ## attach to a running network function and see what made its packet
 demo-jaeger: build stack ## the same, into Jaeger
 	scripts/demo --endpoint http://127.0.0.1:4327
 
-stack: stack-build ## start the Collector and Jaeger on loopback
+stack: stack-build ## start the Collector, Jaeger, and Prometheus if installed, on loopback
 	examples/collector/stack up
 
 stack-down: ## stop them
