@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ class Follower:
         self.modules: list[Module] = list(self.choice.modules)
         self._holders: dict[int, Module] = {}  # by probe id: the module whose memory is changed
         self._tried: set[int] = set()  # sites
+        self._unwanted: deque[int] = deque()  # probes that are to be taken out
         self._witnesses: dict[int, int] = {}  # a placed probe in the code of each module
         self._slots: dict[int, int] = {}  # what each slot of a placed probe must hold
         self._slot_probes: dict[int, int] = {}  # probe id by slot
@@ -98,6 +100,10 @@ class Follower:
         plan = probe.request.plan
         around = (module for module in self.modules if plan.is_slot and module.low <= plan.site < module.high)
         return next(around, plan.module)
+
+    def take_out(self, indexes: Sequence[int]) -> None:
+        """Takes probes out of the target soon; their function ids keep their meaning."""
+        self._unwanted.extend(indexes)
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -153,6 +159,7 @@ class Follower:
         else:
             self._unsettled_until = 0.0
         self._follow_roles()
+        self._take_out()
         self._keep_code()
         self._keep_slots()
 
@@ -215,6 +222,26 @@ class Follower:
             for reason, count in reasons.items():
                 self.choice.refuse(reason, count)
         return placed
+
+    def _take_out(self) -> None:
+        indexes = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        indexes = [index for index in indexes if index in self.placed]
+        if not indexes:
+            return
+        try:
+            self.patcher.disarm(indexes)
+        except NfprobeError:
+            self._unwanted.extend(indexes)  # the target cannot be changed at this moment: the next look tries again
+            raise
+        for index in indexes:
+            probe = self.placed.pop(index)
+            self._slots.pop(probe.request.plan.site, None)
+            del self._holders[index]
+        self._witnesses = {
+            id(probe.request.plan.module): index
+            for index, probe in self.placed.items()
+            if not probe.request.plan.is_slot
+        }
 
     # ---- modules that are closed ---------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Snapshot:
         dropped: spans by reason.
         busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
         overhead: of a core, by the probes, since the session began.
+        probes: in place now.
         exemplars: of what was exported since the last snapshot.
     """
 
@@ -77,6 +78,7 @@ class Snapshot:
     dropped: Mapping[str, int]
     busy: Sequence[tuple[int, str, float]]
     overhead: float
+    probes: int
     exemplars: Exemplars
 
 
@@ -119,6 +121,7 @@ class SnapshotTaker:
             dropped=dict(spans.dropped_spans),
             busy=self._find_busy(threads, elapsed_s),
             overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
+            probes=len(monitor.follower.placed),
             exemplars=self._exemplars.take(),
         )
 
@@ -275,6 +278,8 @@ class MetricsMaker:
         ]
         yield Metric("nf.thread.busy", "Share of the time that was not spent in empty polls", "1", Gauge(busy))
         overhead = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.overhead)]
+        probes = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.probes)]
+        yield Metric("nf.probe.count", "Probes in place", "{probe}", Gauge(probes))
         yield Metric("nf.probe.overhead", "Share of a core that the probes took", "1", Gauge(overhead))
 
     def _span(self, is_delta: bool) -> Span:

@@ -116,9 +116,13 @@ class Patcher:
             refused[reason] = refused.get(reason, 0) + 1
         return [probe for probe in probes if probe.id not in reasons], refused
 
-    def disarm(self) -> list[int]:
-        """Puts back every byte that the probe table says is changed. Returns probes whose bytes were not found."""
-        armed = [index for index in range(self.session.probe_count) if self.session.probe(index).armed]
+    def disarm(self, only: Iterable[int] | None = None) -> list[int]:
+        """Puts back every byte that the probe table says is changed, or those of some probes.
+
+        Returns probes whose bytes were not found.
+        """
+        indexes = range(self.session.probe_count) if only is None else only
+        armed = [index for index in indexes if self.session.probe(index).armed]
         code = [index for index in armed if self.session.probe(index).kind in CODE_KINDS]
         slots = [index for index in armed if self.session.probe(index).kind == lib.NFP_SITE_GOT]
         missing = [index for index in slots if not self._change_slot(index, False) and not self._is_ours_no_more(index)]

@@ -117,6 +117,12 @@ class Statistics:
                 rows.append(row)
         return np.array(rows, FUNCTION)
 
+    def call_counts(self) -> NDArray[np.uint64]:
+        """Give the number of calls of each function, by function id."""
+        count = lib.nfp_statistics_functions(self._statistics)
+        values = (self.summary(Distribution.CALL_TICKS, function)["count"] for function in range(count))
+        return np.fromiter(values, np.uint64, count)
+
     def self_medians(self) -> NDArray[np.uint64]:
         """Give the median own time per call of each function, in ticks, by function id; 0: never called."""
         count = lib.nfp_statistics_functions(self._statistics)

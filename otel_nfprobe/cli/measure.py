@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.adapters.base import Adapter
+from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.clock import Clock
@@ -143,6 +144,7 @@ class Measurement:
         self._resource = resource
         self._endpoint = endpoint
         self._forks: Forks | None = None
+        self._budget = Budget(arguments.max_share_of_core, say) if arguments.max_share_of_core else None
         self._metrics = _open_metrics(arguments, resource, endpoint)
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
@@ -190,7 +192,7 @@ class Measurement:
             self._forks = Forks(self.monitor, self._measure_child, say)
             self._forks.start()
         try:
-            self.monitor.run(self.arguments.seconds, self._metrics.along(progress) if self._metrics else progress)
+            self.monitor.run(self.arguments.seconds, lambda: self._step(progress))
         finally:
             if self._forks is not None:
                 self._forks.stop()
@@ -200,6 +202,13 @@ class Measurement:
         if self.monitor.target_ended:
             self.monitor.not_restored.clear()  # it ended while its bytes were being put back
 
+    def _step(self, progress: Callable[[], None]) -> None:
+        progress()
+        if self._metrics is not None:
+            self._metrics.step()
+        if self._budget is not None:
+            self._budget.step(self.monitor)
+
     def finish(self) -> dict[str, Any]:
         """Closes what is open. Returns the summary object."""
         monitor = self.monitor
@@ -207,6 +216,8 @@ class Measurement:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
         summary["spans"] = self._close_exporter()
+        if self._budget is not None:
+            summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
             summary["metrics"] = self._metrics.finish(say)
         if self._forks is not None:

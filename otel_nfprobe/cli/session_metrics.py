@@ -75,15 +75,6 @@ class SessionMetrics:
         self._due_at = now + self._settings.interval_s
         self._give(self._taker, self._sender.send)
 
-    def along(self, progress: Callable[[], None]) -> Callable[[], None]:
-        """`progress`, and `step` with it."""
-
-        def both() -> None:
-            progress()
-            self.step()
-
-        return both
-
     def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Sends the last metrics, after the spans. Returns what the summary says of them."""
         if self._listener is not None:

@@ -72,6 +72,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="never stop the target's threads: functions whose code would change are refused",
     )
     group.add_argument(
+        "--max-share-of-core",
+        type=parse_fraction,
+        metavar="SHARE",
+        help="what probes may take of a core, such as 5%%: over it the functions that cost most lose their probes, and"
+        " the session ends when that is not enough",
+    )
+    group.add_argument(
         "--follow-forks",
         action="store_true",
         help="measure the processes that the target forks, too, each in a recording FILE.PID of its own",

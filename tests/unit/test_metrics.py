@@ -145,6 +145,7 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
         dropped={},
         busy=[(17, "worker", 0.25)],
         overhead=0.01,
+        probes=4,
         exemplars=Exemplars([], {}),
     )
 
