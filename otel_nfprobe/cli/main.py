@@ -29,6 +29,7 @@ EXIT_NOT_DONE = 1
 VERBS: Mapping[str, tuple[str, str, str]] = {
     "attach": ("attach", "AttachCommand", "put probes into a running process, export or record, detach"),
     "run": ("run", "RunCommand", "start a program with probes on from its first instruction"),
+    "agent": ("agent", "AgentCommand", "measure all processes that match the rules of a file, as long as it runs"),
     "detach": ("detach", "DetachCommand", "clean up after a monitor that was killed"),
     "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
@@ -107,6 +108,18 @@ def _print_unexpected(error: Exception) -> None:
 
 
 def _run(argv: list[str]) -> int:
+    command, arguments = parse(argv)
+    status = command.run(arguments)
+    sys.stdout.flush()
+    return status
+
+
+def parse(argv: list[str]) -> tuple[Command, argparse.Namespace]:
+    """The verb and its arguments.
+
+    Raises:
+        UsageError: they are not understood.
+    """
     parser = _Parser(prog="nfprobe", description="Traces packets through a running network function.")
     parser.add_argument("--version", action="version", version=f"nfprobe {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -126,9 +139,7 @@ def _run(argv: list[str]) -> int:
         command.prepare_parser(verb_parser)
     arguments = parser.parse_args(argv)
     assert command is not None
-    status = command.run(arguments)
-    sys.stdout.flush()
-    return status
+    return command, arguments
 
 
 def _find_verb(argv: list[str]) -> str | None:

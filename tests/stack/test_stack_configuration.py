@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from stack_services import EXAMPLES, Stack
@@ -43,9 +44,14 @@ COMMANDS = (
 )
 
 
+def find_built(stack: Stack, name: str) -> Path:
+    """Where `build` has put a program, if it is one of its."""
+    return Path(stack.environment.get("NFPROBE_STACK_DIR") or STACK_DIRECTORY) / name
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_programs_take_their_files(stack: Stack, command: tuple[str, ...]) -> None:
-    built = Path(stack.environment.get("NFPROBE_STACK_DIR") or STACK_DIRECTORY) / command[0]
+    built = find_built(stack, command[0])
     words = [str(built) if built.exists() else command[0], *command[1:]]
     done = subprocess.run(words, cwd=EXAMPLES, env=stack.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,3 +112,29 @@ def test_compose_file_is_of_its_schema_and_mounts_what_there_is() -> None:
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert not source.startswith(".") or (EXAMPLES / source).exists(), source
+
+
+MANIFESTS = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_are_of_their_schema(manifest: Path) -> None:
+    documents = list(yaml.safe_load_all(manifest.read_text()))
+    assert documents
+    for document in documents:
+        kubernetes_validate.validate(document, "1.33", strict=True)
+
+
+def test_configurations_inside_manifests_are_taken(stack: Stack, tmp_path: Path) -> None:
+    written = {}
+    for manifest in MANIFESTS:
+        for document in yaml.safe_load_all(manifest.read_text()):
+            written |= document.get("data", {}) if document["kind"] == "ConfigMap" else {}
+    assert set(written) == {"agent.yaml", "collector.yaml"}
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    collector = (str(find_built(stack, "otelcol")), "validate", "--config", str(tmp_path / "collector.yaml"))
+    agent = (sys.executable, "-m", "otel_nfprobe", "agent", "--check", "--config", str(tmp_path / "agent.yaml"))
+    for words in (collector, agent):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

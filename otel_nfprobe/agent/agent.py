@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent: looks for processes that match its rules, keeps a session on each, follows restarts.
+
+One thread looks, starts, ends and counts; what it says of itself others read as a copy (page.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from otel_nfprobe.agent.attached import Attached
+from otel_nfprobe.agent.processes import Process, find_processes
+from otel_nfprobe.agent.rules import Configuration, Rule
+
+PAUSE_S = 5.0  # before a session that failed is tried again; doubled each time
+PAUSE_MAX_S = 300.0
+STEADY_S = 60.0  # a session that lived so long did not fail to start
+END_S = 30.0  # for a detach on a busy machine
+Identity = tuple[int, int, str]  # of a process
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the agent has done, by rule.
+
+    Attributes:
+        sessions: that run now; started, failed, refused, too_dear: of all that ever were.
+        looked_at: monotonic seconds of the last look.
+    """
+
+    sessions: dict[str, int]
+    started: dict[str, int]
+    failed: dict[str, int]
+    refused: dict[str, int]
+    too_dear: dict[str, int]
+    looked_at: float
+
+
+@dataclass
+class _Trouble:
+    """Why a process has no session now."""
+
+    pause_s: float = PAUSE_S
+    until: float = float("inf")
+
+
+@dataclass
+class Agent:
+    """Sessions on all processes that match.
+
+    Attributes:
+        configuration: its rules.
+        say: one sentence for the log.
+        stopping: set it to end.
+    """
+
+    configuration: Configuration
+    say: Callable[[str], None]
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _attached: dict[Identity, Attached] = field(default_factory=dict)
+    _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
+    _totals: dict[str, dict[str, int]] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    def run(self, reload: Callable[[], Configuration | None]) -> None:
+        """Until `stopping` is set.
+
+        Args:
+            reload: asked at each look; what it returns holds from then on.
+        """
+        try:
+            while not self.stopping.wait(0 if self._looked_at == 0 else self.configuration.look_s):
+                fresh = reload()
+                if fresh is not None:
+                    self._take(fresh)
+                self.look()
+        finally:
+            self._end(list(self._attached.values()))
+
+    def look(self) -> None:
+        """Compares what runs with what should."""
+        self._collect()
+        found = {process.identity: process for process in find_processes() if self._rule_of(process) is not None}
+        for identity in set(self._trouble) - set(found):
+            del self._trouble[identity]
+        now = time.monotonic()
+        for identity, process in found.items():
+            rule = self._rule_of(process)
+            if rule is not None and identity not in self._attached and self._may_start(identity, now):
+                self._count("started", rule)
+                self._attached[identity] = Attached(process, rule, self.say)
+        self._looked_at = time.monotonic()
+
+    def counts(self) -> Counts:
+        """A copy for other threads."""
+        names = [rule.name for rule in self.configuration.rules]
+        running = [attached.rule.name for attached in list(self._attached.values())]
+        totals = {
+            what: {name: self._totals.get(what, {}).get(name, 0) for name in names}
+            for what in ("started", "failed", "refused", "too_dear")
+        }
+        return Counts({name: running.count(name) for name in names}, **totals, looked_at=self._looked_at)
+
+    def _rule_of(self, process: Process) -> Rule | None:
+        return next((rule for rule in self.configuration.rules if rule.matches(process)), None)
+
+    def _may_start(self, identity: Identity, now: float) -> bool:
+        trouble = self._trouble.get(identity)
+        return trouble is None or now >= trouble.until
+
+    def _count(self, what: str, rule: Rule) -> None:
+        totals = self._totals.setdefault(what, {})
+        totals[rule.name] = totals.get(rule.name, 0) + 1
+
+    def _collect(self) -> None:
+        for identity, attached in list(self._attached.items()):
+            status = attached.status
+            if status is None:
+                continue
+            del self._attached[identity]
+            self._judge(attached, status)
+
+    def _judge(self, attached: Attached, status: int) -> None:
+        """A session has ended: whether, and when, the process is tried again."""
+        rule, now = attached.rule, time.monotonic()
+        trouble = self._trouble.setdefault(attached.process.identity, _Trouble())
+        if now - attached.started_at > STEADY_S:
+            trouble.pause_s = PAUSE_S
+        if attached.was_refused:
+            self._count("refused", rule)
+            trouble.until = float("inf")
+            return
+        if attached.was_too_dear:
+            self._count("too_dear", rule)
+            trouble.pause_s = PAUSE_MAX_S
+        elif status == 0 or (attached.summary or {}).get("target_ended"):
+            trouble.pause_s = PAUSE_S  # the target has ended, or runs another program now
+        else:
+            self._count("failed", rule)
+        trouble.until = now + trouble.pause_s
+        trouble.pause_s = min(2 * trouble.pause_s, PAUSE_MAX_S)
+
+    def _take(self, fresh: Configuration) -> None:
+        """Sessions of rules that have changed end; the next look starts them anew."""
+        self.configuration = fresh
+        changed = [attached for attached in self._attached.values() if self._rule_of(attached.process) != attached.rule]
+        self._end(changed)
+        self._trouble.clear()
+        self.say(f"configuration read: {len(fresh.rules)} rules, {len(changed)} sessions ended for it.")
+
+    def _end(self, ending: list[Attached]) -> None:
+        for attached in ending:
+            attached.end()
+        deadline = time.monotonic() + END_S
+        for attached in ending:
+            while attached.status is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if attached.status is None:
+                self.say(f"{attached.rule.name}: the session on {attached.process.pid} did not end and was killed.")
+                attached.kill()
+            self._attached.pop(attached.process.identity, None)

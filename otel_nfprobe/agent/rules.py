@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: the agent's configuration file, read and checked before anything is done. docs/agent.md describes it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from otel_nfprobe.agent.processes import Process
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.metrics_listener import parse_address
+
+MATCHERS = ("process", "cgroup", "unit", "container")
+SHARE_OF_CORE = "5%"
+LOOK_S = 2.0
+# What the agent decides itself, or what makes no sense for a session that nobody watches.
+FORBIDDEN = ("json", "for", "metrics-listen")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which processes are measured, and how.
+
+    Attributes:
+        name: for logs.
+        match: patterns by matcher; a process must match all of them.
+        options: words for `nfprobe attach PID`.
+        environment: variables added to the session's.
+    """
+
+    name: str
+    match: Mapping[str, str]
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def matches(self, process: Process) -> bool:
+        """Whether it speaks of this process."""
+        values = {
+            "process": (process.executable, process.name),
+            "cgroup": (process.cgroup,),
+            "unit": (process.unit,),
+            "container": (process.container, process.container[:12]),
+        }
+        return all(
+            any(value and fnmatch.fnmatchcase(value, pattern) for value in values[matcher])
+            for matcher, pattern in self.match.items()
+        )
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The whole file.
+
+    Attributes:
+        rules: the first that matches a process holds.
+        look_s: how often processes are looked for.
+        listen: host and port of health, readiness and metrics, or None.
+    """
+
+    rules: Sequence[Rule]
+    look_s: float = LOOK_S
+    listen: tuple[str, int] | None = None
+
+
+def read_configuration(path: str, check: Callable[[Sequence[str]], None]) -> Configuration:
+    """The file at `path`.
+
+    Args:
+        check: is given the options of each rule; raises UsageError when `nfprobe attach` does not take them.
+
+    Raises:
+        UsageError: it cannot be read, or says something that is not understood; the sentence names it.
+    """
+    again = f"nfprobe agent --config {path} --check"
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", again) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}.", again) from error
+    try:
+        return _read(content, check)
+    except _WrongError as wrong:
+        raise UsageError(f"{path}: {wrong}.", again) from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.sentence}", again) from None
+
+
+class _WrongError(Exception):
+    """What is wrong, in words."""
+
+
+def _read(content: object, check: Callable[[Sequence[str]], None]) -> Configuration:
+    fields = _fields(content, "the file", ("rules", "look", "listen"))
+    rules = fields.get("rules")
+    if not isinstance(rules, list) or not rules:
+        raise _WrongError("there are no rules")
+    made = [_read_rule(rule, f"rule {number}") for number, rule in enumerate(rules, 1)]
+    for rule in made:
+        check(rule.options)
+    names = [rule.name for rule in made]
+    for name in names:
+        if names.count(name) > 1:
+            raise _WrongError(f"two rules are called {name!r}")
+    look_s = fields.get("look", LOOK_S)
+    if not isinstance(look_s, int | float) or isinstance(look_s, bool) or not 0.1 <= look_s <= 3600:
+        raise _WrongError(f"look is {look_s!r}, not a number of seconds from 0.1 to 3600")
+    listen = fields.get("listen")
+    return Configuration(made, float(look_s), None if listen is None else parse_address(str(listen)))
+
+
+def _fields(content: object, where: str, known: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise _WrongError(f"{where} is no mapping")
+    for key in content:
+        if key not in known:
+            raise _WrongError(f"{where} has {key!r}, which is none of {', '.join(known)}")
+    return content
+
+
+def _read_rule(content: object, where: str) -> Rule:
+    fields = _fields(content, where, ("name", "match", "options", "environment"))
+    match = _fields(fields.get("match"), f"match of {where}", MATCHERS)
+    if not match or not all(isinstance(pattern, str) and pattern for pattern in match.values()):
+        raise _WrongError(f"match of {where} needs at least one of {', '.join(MATCHERS)}, each a pattern")
+    environment = fields.get("environment") or {}
+    if not isinstance(environment, dict):
+        raise _WrongError(f"environment of {where} is no mapping")
+    words = _make_words(fields.get("options") or {}, where)
+    name = str(fields.get("name") or where)
+    return Rule(name, match, words, {str(key): str(value) for key, value in environment.items()})
+
+
+def _make_words(options: object, where: str) -> list[str]:
+    """`slowest: 0.1%` becomes `--slowest 0.1%`, a list repeats the option, true is an option without a value."""
+    if not isinstance(options, dict):
+        raise _WrongError(f"options of {where} is no mapping")
+    words: list[str] = []
+    for option, value in {"max-share-of-core": SHARE_OF_CORE, **options}.items():
+        if option in FORBIDDEN:
+            raise _WrongError(f"{where} must not set {option}")
+        if value is False:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            words += [f"--{option}"] if item is True else [f"--{option}", str(item)]
+    return words
