@@ -35,6 +35,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
+    "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
     "export": ("export", "ExportCommand", "send a recording to an OTLP endpoint"),
 }

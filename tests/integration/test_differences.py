@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe diff` on recordings of examples/firewall, with and without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from firewall import DESCRIPTION
+
+pytestmark = pytest.mark.integration
+
+PACKETS = 40_000
+OPTIONS = ("--rate", "40000", "--packets", str(PACKETS))
+FAULT = ("--slow-every", "10", "--slow-us", "500")
+
+
+@pytest.fixture
+def record(firewall_binary: Path, nfprobe: Any, tmp_path: Path) -> Callable[..., Path]:
+    """Records a whole run of the firewall: record(name, *options)."""
+
+    def run(name: str, *options: str) -> Path:
+        path = tmp_path / f"{name}.nfprobe"
+        words = ["--adapter", DESCRIPTION, "--record", path, "--ring-size", "64MiB", "--"]
+        done = nfprobe.run("run", *words, firewall_binary, *OPTIONS, *options)
+        assert done.returncode == 0, done.stderr
+        return path
+
+    return run
+
+
+def test_the_faulty_function_comes_first(record: Callable[..., Path], nfprobe: Any) -> None:
+    good = record("good", "--slow-every", "0")
+    again = record("again", "--slow-every", "0")
+    faulty = record("faulty", *FAULT)
+
+    diff = nfprobe.json("diff", good, faulty)
+    first = diff["functions"][0]
+    assert (first["name"], first["stands_out"]) == ("fw_output", "usual")
+    assert first["change_ns"] > 10 * first["a"]["self_ns_per_unit"]
+    assert diff["packets"]["a"]["received"] == diff["packets"]["b"]["received"] == PACKETS
+    for side in "ab":
+        of = [function[side] for function in diff["functions"] if function["name"] == "fw_classify"]
+        assert of[0]["calls"] == diff["batches"][side]["count"]
+
+    text = nfprobe.run("diff", good, faulty).stdout
+    assert text.index("fw_output usually takes") < text.index("function ")
+
+    # The other way round it is the same change; runs that differ by nothing but chance and other work on this
+    # machine, which may slow all functions down in one of them, have none that takes twice as long.
+    back = nfprobe.json("diff", faulty, good)["functions"][0]
+    assert (back["name"], back["change_ns"]) == ("fw_output", -first["change_ns"])
+    alike = nfprobe.json("diff", good, again, "--at-least", "100%")
+    assert [function["name"] for function in alike["functions"] if function["stands_out"] == "usual"] == []
+    assert alike["only_a"] == alike["only_b"] == []
