@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from otel_nfprobe.cli.main import EXIT_DONE
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.report import SLOWEST, Report, build_report
 from otel_nfprobe.views.jsonview import render_json
@@ -30,6 +30,11 @@ class ReportCommand:
         parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
         parser.add_argument("--format", choices=tuple(FORMATS), help="default: table, or what the name of FILE says")
         parser.add_argument("--json", action="store_true", help="the same as --format json")
+        parser.add_argument(
+            "--timelines",
+            action="store_true",
+            help="with --json: what ran from each slow packet's arrival until it was done, in ns after its arrival",
+        )
         parser.add_argument("-o", "--output", metavar="FILE", help="write there and not to standard output")
         parser.add_argument(
             "--slowest",
@@ -40,8 +45,11 @@ class ReportCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
+        format = _choose_format(arguments)
+        if arguments.timelines and format != "json":
+            raise UsageError("--timelines goes with --json; the HTML page has them anyway.", "nfprobe report --help")
         report = build_report(RecordingReader(arguments.recording), max(0, arguments.slowest))
-        text = FORMATS[_choose_format(arguments)](report)
+        text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
         if arguments.output:
             _write(arguments.output, text)
         else:

@@ -4,10 +4,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from otel_nfprobe.report import Report
 
 
-def render_json(report: Report) -> str:
-    """The document as one line of JSON, ending with a line end."""
-    return json.dumps(report.document, separators=(",", ":"), allow_nan=False) + "\n"
+def render_json(report: Report, timelines: bool = False) -> str:
+    """The document as one line of JSON, ending with a line end.
+
+    Args:
+        timelines: with what the thread of each slow packet did meanwhile, as `timelines`.
+    """
+    document = report.document
+    if timelines:
+        document = {**document, "timelines": [asdict(timeline) for timeline in report.timelines]}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"

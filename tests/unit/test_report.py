@@ -304,6 +304,17 @@ def test_command_line(
     path = str(record(tmp_path / "r", simulation))
     assert main(["report", path, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == report.document
+    assert main(["report", path, "--json", "--timelines"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [line["number"] for line in document["timelines"]] == list(range(len(document["packets"]["slowest"])))
+    for line, slow in zip(document["timelines"], document["packets"]["slowest"], strict=True):
+        assert (line["own_batch_id"], line["done_ns"]) == (slow["batch"], pytest.approx(slow["latency_ns"], abs=1))
+        culprits = [call for call in line["calls"] if call["is_cause"]]
+        assert [(call["name"], call["batch_id"]) for call in culprits] == [
+            (slow["cause"]["function"], slow["cause"]["batch"])
+        ]
+    assert main(["report", path, "--timelines"]) == 2
+    assert "--json" in capsys.readouterr().err
     assert main(["report", path]) == 0
     assert "slowest packets" in capsys.readouterr().out
     assert main(["report", path, "-o", str(tmp_path / "page.html")]) == 0
