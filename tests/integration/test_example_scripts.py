@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dpdk_examples import examples_are_installed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SLOW_US = 300_000  # longer than anything that other work on the machine does to the firewall
@@ -51,3 +52,18 @@ def test_the_packet_before_is_found(tmp_path: Path) -> None:
         assert "packet 13:   fw_output" in figure
         assert f"{culprits[0]['batch']}, packet 13's, fw_output took " in figure
         assert (tmp_path / "firewall.html").stat().st_size > 1000
+
+
+@pytest.mark.integration
+def test_packets_of_a_flow_back_to_back_are_faster(tmp_path: Path) -> None:
+    if not examples_are_installed():
+        pytest.skip("dpdk-doc or pkg-config is not installed: scripts/set-up test")
+    done = run_script("locality/locality.py", "--slf", 1, 64, "--rounds", 1, "--folder", tmp_path)
+    assert done.returncode == 0, done.stderr
+    apart, together = json.loads((tmp_path / "locality.json").read_text())
+    for row in (apart, together):
+        assert 0.95 * 3000 * 64 < row["packets"] <= 3000 * 64  # the last ones may still be in a buffer of libpcap
+        assert row["lookup"].startswith("rte_acl_classify_")
+    assert together["work_ns"] < apart["work_ns"]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [words[0] for words in lines if words and words[0].isdigit()] == ["1", "64"]
