@@ -31,7 +31,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AttributeValue
 
-from otel_nfprobe.adapters.base import READ_NO_PACKETS
 from otel_nfprobe.calibration import ticks_per_call
 from otel_nfprobe.counted import Attributes, Counted, Span, read_counted
 from otel_nfprobe.exemplars import ExemplarKeeper, Exemplars
@@ -43,7 +42,7 @@ from otel_nfprobe.otlp import ExportCounters
 from otel_nfprobe.resource import SCHEMA_URL, SCOPE_NAME, find_version
 from otel_nfprobe.session import ThreadCounts
 from otel_nfprobe.statistics import Distribution, Statistics
-from otel_nfprobe.summary import count_lost
+from otel_nfprobe.summary import count_lost, count_packets
 
 NAME_BYTES_MAX = 512  # as in spans
 DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
@@ -109,13 +108,14 @@ class SnapshotTaker:
         threads = monitor.session.thread_counts()
         calls = monitor.drain.pipeline.counts().calls
         elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
-        received, processed = self._count_packets(threads, is_last)
+        packets = count_packets(monitor)
+        known = ("transmitted", "dropped", *(["unknown"] if is_last else []))
         return Snapshot(
             unix_ns=time.time_ns(),
             statistics=copy,
             names=monitor.names_by_id(),
-            received=received,
-            processed=processed,
+            received=packets["received"],
+            processed={name: packets[name] for name in known},
             lost=count_lost(monitor),
             exported=spans.exported_spans,
             dropped=dict(spans.dropped_spans),
@@ -124,20 +124,6 @@ class SnapshotTaker:
             probes=len(monitor.follower.placed),
             exemplars=self._exemplars.take(),
         )
-
-    def _count_packets(self, threads: Sequence[ThreadCounts], is_last: bool) -> tuple[int, dict[str, int]]:
-        """Received, and by disposition, as the summary has them (summary.py)."""
-        if any(role.role in READ_NO_PACKETS for role in self._monitor.choice.roles):
-            counts = self._monitor.drain.pipeline.counts()
-            received, transmitted, dropped = counts.received, counts.transmitted, counts.dropped
-            unknown = counts.unknown + counts.pending
-        else:
-            received = sum(thread.received for thread in threads)
-            transmitted = sum(thread.transmitted for thread in threads)
-            dropped = sum(thread.dropped for thread in threads)
-            unknown = max(0, received - transmitted - dropped)
-        processed = {"transmitted": transmitted, "dropped": dropped}
-        return received, processed | ({"unknown": unknown} if is_last else {})
 
     def _find_busy(self, threads: Sequence[ThreadCounts], elapsed_s: float) -> list[tuple[int, str, float]]:
         """Of threads that receive. One that began meanwhile is judged when its whole interval is known."""

@@ -10,7 +10,6 @@ import numpy as np
 from otel_nfprobe.adapters.base import READ_NO_PACKETS
 from otel_nfprobe.calibration import ticks_per_call
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.session import LOST_CLASSES
 
 
@@ -42,7 +41,9 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
         "open": counts.open,
         "marked": counts.marked,
-        **(_count_pipeline(monitor, counts) if _is_counted_here(monitor) else _count_threads(monitor)),
+        "threads": _list_threads(monitor),
+        "batches": count_received(monitor)[0],
+        "packets": count_packets(monitor),
         "ids": monitor.drain.repeats.counts().as_summary(),
         "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
         "live": {"changed": monitor.patcher.live.changed, "traps": monitor.patcher.live.traps},
@@ -67,34 +68,35 @@ def count_lost(monitor: Monitor) -> dict[str, int]:
     return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": monitor.session.torn}
 
 
-def _count_threads(monitor: Monitor) -> dict[str, Any]:
-    """What the counters in the threads say: exact even when records were lost."""
-    counts = monitor.session.thread_counts()
+def _list_threads(monitor: Monitor) -> list[dict[str, Any]]:
     names = monitor.drain.thread_names
-    received = sum(count.received for count in counts)
-    transmitted = sum(count.transmitted for count in counts)
-    dropped = sum(count.dropped for count in counts)
-    return {
-        "threads": [
-            {
-                "tid": count.tid,
-                "name": names.get(count.tid, ""),
-                "polls": count.empty_polls + count.batches,
-                "empty_polls": count.empty_polls,
-                "empty_ticks": count.empty_ticks,
-                "batches": count.batches,
-                "packets": count.received,
-            }
-            for count in counts
-        ],
-        "batches": sum(count.batches for count in counts),
-        "packets": {
-            "received": received,
-            "transmitted": transmitted,
-            "dropped": dropped,
-            "unknown": max(0, received - transmitted - dropped),
-        },
-    }
+    return [
+        {
+            "tid": count.tid,
+            "name": names.get(count.tid, ""),
+            "polls": count.empty_polls + count.batches,
+            "empty_polls": count.empty_polls,
+            "empty_ticks": count.empty_ticks,
+            "batches": count.batches,
+            "packets": count.received,
+        }
+        for count in monitor.session.thread_counts()
+    ]
+
+
+def count_packets(monitor: Monitor) -> dict[str, int]:
+    """Packets received, and by what became of them; counters in the threads are exact even when records were lost."""
+    if _is_counted_here(monitor):
+        counts = monitor.drain.pipeline.counts()
+        received, transmitted, dropped = counts.received, counts.transmitted, counts.dropped
+        unknown = counts.unknown + counts.pending
+    else:
+        threads = monitor.session.thread_counts()
+        received = sum(count.received for count in threads)
+        transmitted = sum(count.transmitted for count in threads)
+        dropped = sum(count.dropped for count in threads)
+        unknown = max(0, received - transmitted - dropped)
+    return {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
 
 
 def count_received(monitor: Monitor) -> tuple[int, int]:
@@ -109,19 +111,6 @@ def count_received(monitor: Monitor) -> tuple[int, int]:
 def _is_counted_here(monitor: Monitor) -> bool:
     """Whether batches and packets are made of calls: the threads of the target have not counted them."""
     return any(role.role in READ_NO_PACKETS for role in monitor.choice.roles)
-
-
-def _count_pipeline(monitor: Monitor, counts: PipelineCounts) -> dict[str, Any]:
-    """As `_count_threads`, from the records."""
-    return _count_threads(monitor) | {
-        "batches": counts.batches,
-        "packets": {
-            "received": counts.received,
-            "transmitted": counts.transmitted,
-            "dropped": counts.dropped,
-            "unknown": counts.unknown + counts.pending,
-        },
-    }
 
 
 def _find_longest_stop_ns(monitor: Monitor) -> int:
