@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet's flow in words: `UDP 10.0.0.1:1000 > 10.0.0.2:53`."""
+"""A packet's flow in words: `UDP 10.0.0.1:1000 > 10.0.0.2:53`. Called by report.py and cli/ids.py."""
 
 from __future__ import annotations
 
 from socket import AF_INET, AF_INET6, inet_ntop
+
+import numpy as np
+
+from otel_nfprobe.columns import MESSAGE_VERSION
 
 PROTOCOLS = {
     1: "ICMP",
@@ -43,3 +47,19 @@ def format_flow(version: int, protocol: int, source: bytes, destination: bytes, 
     elif protocol == _ESP:
         flow += f" spi 0x{ports[0] << 16 | ports[1]:08x}"
     return flow
+
+
+def describe_flow(packet: np.void, topic: str = "") -> str:
+    """The flow of a packet (a row of dtype PACKET), or `not IP`.
+
+    Of a message its topic and, if it has one, its id: `topic plant/7/temperature, message 12`.
+    """
+    version = int(packet["ip_version"])
+    if version == MESSAGE_VERSION:
+        number = int(packet["ip_id"])
+        return f"topic {topic or 'unknown'}" + (f", message {number}" if number else "")
+    if version not in (4, 6):
+        return "not IP"
+    ends = packet["source"].tobytes(), packet["destination"].tobytes()
+    ports = int(packet["source_port"]), int(packet["destination_port"])
+    return format_flow(version, int(packet["protocol"]), *ends, ports)

@@ -8,13 +8,13 @@ by cli/report.py; the views print it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
 
 import numpy as np
 
 from otel_nfprobe.causes import CauseTally
-from otel_nfprobe.columns import DROPPED, MESSAGE_VERSION, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -31,7 +31,6 @@ ARRIVAL_SOURCE = "mbuf stamp"  # the only one that is known, as in nf.arrival.so
 LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
-PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 47: "GRE", 50: "ESP", 58: "ICMPv6", 132: "SCTP"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 
 
@@ -171,7 +170,7 @@ class _Scene:
         thread = self._facts.threads.get(slow.thread)
         return {
             "id": f"{int(packet['digest']):016x}",
-            "flow": format_flow(packet, self._near.topic(int(packet["digest"]))),
+            "flow": describe_flow(packet, self._near.topic(int(packet["digest"]))),
             "latency_ns": self._ns(slow.latency_ticks),
             "cause": {
                 "kind": kind.name.lower(),
@@ -196,7 +195,7 @@ class _Scene:
         if cause["flow_packet"] == NONE:
             return None
         packet = self._near.packets[cause["flow_packet"]]
-        flow = format_flow(packet, self._near.topic(int(packet["digest"])))
+        flow = describe_flow(packet, self._near.topic(int(packet["digest"])))
         return {"flow": flow, "share": round(float(cause["flow_share"]), 4)}
 
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
@@ -246,28 +245,6 @@ class _Scene:
 
     def _ns(self, ticks: int) -> int:
         return round(ticks * self._ns_per_tick)
-
-
-def format_flow(packet: np.void, topic: str = "") -> str:
-    """Protocol, source and destination of a packet: `UDP 10.0.0.1:53 > [2001:db8::1]:53`, or `not IP`.
-
-    Of a message its topic and, if it has one, its id: `topic plant/7/temperature, message 12`.
-    """
-    version = int(packet["ip_version"])
-    if version == MESSAGE_VERSION:
-        number = int(packet["ip_id"])
-        return f"topic {topic or 'unknown'}" + (f", message {number}" if number else "")
-    if version not in (4, 6):
-        return "not IP"
-    protocol = int(packet["protocol"])
-    size = 4 if version == 4 else 16
-    ends = []
-    for address, port in (("source", "source_port"), ("destination", "destination_port")):
-        text = str(ip_address(packet[address].tobytes()[:size]))
-        if protocol in (6, 17, 132):
-            text = f"{text}:{packet[port]}" if version == 4 else f"[{text}]:{packet[port]}"
-        ends.append(text)
-    return f"{PROTOCOLS.get(protocol, f'protocol {protocol}')} {ends[0]} > {ends[1]}"
 
 
 def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:

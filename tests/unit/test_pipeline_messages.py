@@ -8,8 +8,8 @@ from otel_nfprobe._core import lib
 from synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
 from otel_nfprobe.columns import MESSAGE, NONE, TRANSMITTED, UNKNOWN, BatchFlag, Columns, concatenate
+from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.report import format_flow
 
 READ, HANDLE, ACL, FIND, QUEUE, SEND, INNER, TURN, RX = range(9)
 ROLES = np.array(
@@ -96,7 +96,7 @@ def test_topic_id_and_length() -> None:
     assert (message["body_bytes"], message["topic_bytes"], packet["length"]) == (70_000, len(TOPIC), 65_535)
     assert columns.topic(77) == TOPIC.decode()
     assert columns.topic(78) == ""
-    assert format_flow(packet, columns.topic(77)) == "topic plant/7/temperature, message 12"
+    assert describe_flow(packet, columns.topic(77)) == "topic plant/7/temperature, message 12"
     assert columns.calls["value"][columns.calls["function"] == SEND].tolist() == [12]
     assert columns.calls["flags"][columns.calls["function"] == QUEUE].tolist() == [0]
 
