@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,19 +181,21 @@ class SpanEncoder:
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
-        self._set_columns(columns)
-        packets = np.ascontiguousarray(packets, dtype=np.uint32)
-        ids = np.zeros((len(packets), 2), dtype=np.uint64)
-        lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
-        return ids
+        return self._find_ids(lib.nfp_otlp_trace_ids, columns, packets, 2)
 
     def find_batch_links(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Where the batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id."""
+        return self._find_ids(lib.nfp_otlp_batch_links, columns, packets, 3)
+
+    def _find_ids(
+        self, find: Callable[..., None], columns: Columns, packets: npt.NDArray[np.uint32], words: int
+    ) -> npt.NDArray[np.uint64]:
+        """What a function of the core writes of each packet: so many words."""
         self._set_columns(columns)
         packets = np.ascontiguousarray(packets, dtype=np.uint32)
-        links = np.zeros((len(packets), 3), dtype=np.uint64)
-        lib.nfp_otlp_batch_links(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", links))
-        return links
+        ids = np.zeros((len(packets), words), dtype=np.uint64)
+        find(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
+        return ids
 
     def _encode_all(self, count: int) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")
