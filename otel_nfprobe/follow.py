@@ -39,6 +39,10 @@ SITE_BYTES_MAX = 32
 IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # what stands at a site
 
 
+def _write_nothing() -> None:
+    return
+
+
 @dataclass
 class Follower:
     """Keeps the probes of one session in step with the modules of its target.
@@ -65,7 +69,7 @@ class Follower:
     loaded: int = 0
     closed: int = 0
     rebound: int = 0
-    write_programs: Callable[[], None] = lambda: None
+    write_programs: Callable[[], None] = _write_nothing
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
@@ -322,7 +326,3 @@ def _is_in(module: Module, modules: Sequence[Module]) -> bool:
 
 def _introduce_nobody(added: Sequence[Probe]) -> bool:
     return False
-
-
-def _write_nothing() -> None:
-    return
