@@ -65,6 +65,11 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="without --functions: first find out, in at most this time, which functions beside the adapter's are"
         " worth a probe; 0s: probe the adapter's only (default: attach 1s, run 0s)",
     )
+    _add_manner(group)
+
+
+def _add_manner(group: argparse._ArgumentGroup) -> None:
+    # How it is probed.
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(
         "--no-stop",
