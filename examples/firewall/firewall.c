@@ -147,73 +147,81 @@ static void print_counts(const struct fw_worker *worker, double ticks_per_second
 	printf("}}\n");
 }
 
+static const struct option OPTIONS[] = {
+    {"packets", required_argument, NULL, 'p'},
+    {"rate", required_argument, NULL, 'r'},
+    {"seed", required_argument, NULL, 's'},
+    {"rules", required_argument, NULL, 'n'},
+    {"slow-every", required_argument, NULL, 'e'},
+    {"slow-us", required_argument, NULL, 'u'},
+    {"worker-cpu", required_argument, NULL, 'c'},
+    {"slow-flow-every", required_argument, NULL, 'f'},
+    {"slow-flow-rules", required_argument, NULL, 'F'},
+    {"burst-every", required_argument, NULL, 'b'},
+    {"burst-packets", required_argument, NULL, 'B'},
+    {"faults", required_argument, NULL, 't'},
+    {"log", required_argument, NULL, 'l'},
+    {"start-on-stdin", no_argument, NULL, 'w'},
+    {"help", no_argument, NULL, 'h'},
+    {0},
+};
+
+static bool set_option(int option, struct fw_options *options)
+{
+	switch (option) {
+	case 'p':
+		options->packets = strtoull(optarg, NULL, 10);
+		break;
+	case 'r':
+		options->rate = strtod(optarg, NULL);
+		break;
+	case 'c':
+		options->worker_cpu = atoi(optarg);
+		break;
+	case 's':
+		options->seed = strtoull(optarg, NULL, 10);
+		break;
+	case 'n':
+		options->rules = (uint32_t)strtoul(optarg, NULL, 10);
+		break;
+	case 'e':
+		options->slow_every = strtoull(optarg, NULL, 10);
+		break;
+	case 'u':
+		options->slow_us = strtoull(optarg, NULL, 10);
+		break;
+	case 'f':
+		options->slow_flow_every = strtoull(optarg, NULL, 10);
+		break;
+	case 'F':
+		options->slow_flow_rules = (uint32_t)strtoul(optarg, NULL, 10);
+		break;
+	case 'b':
+		options->burst_every = strtoull(optarg, NULL, 10);
+		break;
+	case 'B':
+		options->burst_packets = (uint32_t)strtoul(optarg, NULL, 10);
+		break;
+	case 't':
+		options->faults = optarg;
+		break;
+	case 'l':
+		options->log = optarg;
+		break;
+	case 'w':
+		options->start_on_stdin = true;
+		break;
+	default:
+		return false;
+	}
+	return true;
+}
+
 static bool parse_options(int argc, char **argv, struct fw_options *options)
 {
-	static const struct option known[] = {
-	    {"packets", required_argument, NULL, 'p'},
-	    {"rate", required_argument, NULL, 'r'},
-	    {"seed", required_argument, NULL, 's'},
-	    {"rules", required_argument, NULL, 'n'},
-	    {"slow-every", required_argument, NULL, 'e'},
-	    {"slow-us", required_argument, NULL, 'u'},
-	    {"worker-cpu", required_argument, NULL, 'c'},
-	    {"slow-flow-every", required_argument, NULL, 'f'},
-	    {"slow-flow-rules", required_argument, NULL, 'F'},
-	    {"burst-every", required_argument, NULL, 'b'},
-	    {"burst-packets", required_argument, NULL, 'B'},
-	    {"faults", required_argument, NULL, 't'},
-	    {"log", required_argument, NULL, 'l'},
-	    {"start-on-stdin", no_argument, NULL, 'w'},
-	    {"help", no_argument, NULL, 'h'},
-	    {0},
-	};
-	for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
-		switch (option) {
-		case 'p':
-			options->packets = strtoull(optarg, NULL, 10);
-			break;
-		case 'r':
-			options->rate = strtod(optarg, NULL);
-			break;
-		case 'c':
-			options->worker_cpu = atoi(optarg);
-			break;
-		case 's':
-			options->seed = strtoull(optarg, NULL, 10);
-			break;
-		case 'n':
-			options->rules = (uint32_t)strtoul(optarg, NULL, 10);
-			break;
-		case 'e':
-			options->slow_every = strtoull(optarg, NULL, 10);
-			break;
-		case 'u':
-			options->slow_us = strtoull(optarg, NULL, 10);
-			break;
-		case 'f':
-			options->slow_flow_every = strtoull(optarg, NULL, 10);
-			break;
-		case 'F':
-			options->slow_flow_rules = (uint32_t)strtoul(optarg, NULL, 10);
-			break;
-		case 'b':
-			options->burst_every = strtoull(optarg, NULL, 10);
-			break;
-		case 'B':
-			options->burst_packets = (uint32_t)strtoul(optarg, NULL, 10);
-			break;
-		case 't':
-			options->faults = optarg;
-			break;
-		case 'l':
-			options->log = optarg;
-			break;
-		case 'w':
-			options->start_on_stdin = true;
-			break;
-		default:
+	for (int option; (option = getopt_long(argc, argv, "", OPTIONS, NULL)) != -1;) {
+		if (!set_option(option, options))
 			return false;
-		}
 	}
 	return optind == argc && options->rate > 0;
 }
