@@ -21,7 +21,6 @@ from culprit import Debugger, Truth, Verdict, find_packet_ticks, start_hog
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_receiver import Receiver
 
@@ -162,16 +161,6 @@ def attributes_of(span: Span) -> dict[str, Any]:
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
-def read_spans(receiver: Receiver) -> list[Span]:
-    return [
-        span
-        for data in receiver.requests
-        for part in ExportTraceServiceRequest.FromString(data).resource_spans
-        for scope in part.scope_spans
-        for span in scope.spans
-    ]
-
-
 def check(verdict: Verdict) -> None:
     assert verdict.right >= RIGHT_SHARE * verdict.judged, f"{verdict}\n" + "\n".join(verdict.mistakes[:10])
     assert verdict.wrong <= WRONG_SHARE * verdict.judged, f"{verdict}\n" + "\n".join(verdict.mistakes[:10])
@@ -209,7 +198,7 @@ def run_once(binary: Path, folder: Path, faults: set[str], seconds: float, seed:
         with suppress(ProcessLookupError):
             run.end()
         receiver.stop()
-    return Found(run.recording, truth), read_spans(receiver)
+    return Found(run.recording, truth), receiver.spans()
 
 
 @pytest.mark.long  # on a busy machine nearly all late packets are preempted ones, and few are left to judge

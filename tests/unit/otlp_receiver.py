@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.endpoint import Endpoint, find_endpoint
 
@@ -36,6 +38,16 @@ class Receiver:
         self.metadata.append({item.key: item.value for item in context.invocation_metadata()})
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return answer(context)
+
+    def spans(self) -> list[Span]:
+        """Of all requests of a trace service, in the order in which they came."""
+        return [
+            span
+            for data in self.requests
+            for part in ExportTraceServiceRequest.FromString(data).resource_spans
+            for scope in part.scope_spans
+            for span in scope.spans
+        ]
 
     def endpoint(self, **environment: str) -> Endpoint:
         endpoint = find_endpoint(f"http://127.0.0.1:{self.port}", environment)

@@ -42,16 +42,6 @@ def export(receiver: Receiver, recording: Path, *options: str) -> int:
     return main(["export", str(recording), "--endpoint", f"http://127.0.0.1:{receiver.port}", *options])
 
 
-def parse(receiver: Receiver) -> list[Span]:
-    return [
-        span
-        for data in receiver.requests
-        for part in ExportTraceServiceRequest.FromString(data).resource_spans
-        for scope in part.scope_spans
-        for span in scope.spans
-    ]
-
-
 def roots_of(spans: list[Span]) -> list[Span]:
     return [span for span in spans if not span.parent_span_id]
 
@@ -66,7 +56,7 @@ def attributes_of(span: Any) -> dict[str, Any]:
 
 def test_everything_is_sent(receiver: Receiver, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export(receiver, recording, "--json") == 0
-    spans = parse(receiver)
+    spans = receiver.spans()
     roots = roots_of(spans)
     assert len(roots) == len({span.trace_id for span in spans}) == PACKETS
     assert {attributes_of(span)["nf.packet.disposition"] for span in roots} == {"transmitted"}
@@ -103,19 +93,19 @@ def test_it_is_the_same_each_time(receiver: Receiver, recording: Path) -> None:
 
 def test_sample(receiver: Receiver, recording: Path) -> None:
     export(receiver, recording, "--sample", "25%")
-    sampled = roots_of(parse(receiver))
+    sampled = roots_of(receiver.spans())
     # A quarter of 320; six standard deviations are 47.
     assert abs(len(sampled) - PACKETS / 4) < 48
     assert {span.trace_state for span in sampled} == {"ot=th:c"}
     assert all(int.from_bytes(span.trace_id[-7:], "big") >= 0xC << 52 for span in sampled)
     receiver.requests.clear()
     export(receiver, recording)
-    assert {span.trace_id for span in sampled} < {span.trace_id for span in parse(receiver)}
+    assert {span.trace_id for span in sampled} < {span.trace_id for span in receiver.spans()}
 
 
 def test_slow_packets_are_named_after_their_cause(receiver: Receiver, recording: Path) -> None:
     assert export(receiver, recording, "--slower-than", "10us") == 0
-    roots = roots_of(parse(receiver))
+    roots = roots_of(receiver.spans())
     assert len(roots) == BATCH_SIZE
     assert {span.name for span in roots} == {"late packet: nf_work"}
     attributes = attributes_of(roots[0])
@@ -126,14 +116,14 @@ def test_slow_packets_are_named_after_their_cause(receiver: Receiver, recording:
 
 def test_slowest(receiver: Receiver, recording: Path) -> None:
     assert export(receiver, recording, "--slowest", "3%") == 0
-    assert {attributes_of(span)["nf.sampling.reason"] for span in roots_of(parse(receiver))} == {"slowest"}
+    assert {attributes_of(span)["nf.sampling.reason"] for span in roots_of(receiver.spans())} == {"slowest"}
 
 
 def test_a_cut_recording_is_sent_as_far_as_it_goes(
     receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(receiver, write_recording(tmp_path / "cut.nfp", finish=False)) == 0
-    assert len(roots_of(parse(receiver))) == PACKETS
+    assert len(roots_of(receiver.spans())) == PACKETS
     assert "was cut" in capsys.readouterr().err
 
 
