@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,14 @@ class Nfprobe:
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
         return subprocess.Popen(words, text=True, **options)
+
+    def end(self, monitor: subprocess.Popen[str]) -> dict[str, Any]:
+        """Ends a session that was started with --json, as Ctrl-C does. Returns its summary."""
+        monitor.send_signal(signal.SIGINT)
+        output, errors = monitor.communicate(timeout=120)
+        assert monitor.returncode == 0, errors
+        summary: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return summary
 
 
 @pytest.fixture(scope="session")

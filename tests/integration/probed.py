@@ -15,6 +15,7 @@ from types import TracebackType
 from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import Columns
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.target import Target
@@ -64,6 +65,20 @@ class Talker:
         """What each thread of the target is doing, for a message."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return ", ".join(f"{task.name}: {(task / 'syscall').read_text().strip()}" for task in tasks)
+
+
+def keep_calls(monitor: Monitor) -> list[Columns]:
+    """Every call that the monitor drains from now on, take by take, in a list that grows."""
+    kept: list[Columns] = []
+    statistics = monitor.drain.statistics
+    add = statistics.add
+
+    def keep(columns: Columns) -> None:
+        kept.append(Columns(columns.calls.copy()))
+        add(columns)
+
+    statistics.add = keep  # type: ignore[method-assign]
+    return kept
 
 
 class Probed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -107,7 +106,7 @@ def test_what_comes_during_the_trial_is_not_in_the_session(
     testpmd.wait_for_packets(COUNT)
     assert "batches of" in wait_until_said(monitor, "nfprobe: trial:")
     wait_until_said(monitor, "attached to")
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["packets"] == {"received": 0, "transmitted": 0, "dropped": 0, "unknown": 0}
     assert summary["batches"] == summary["calls"] == 0
     assert summary["not_restored"] == []
@@ -118,14 +117,6 @@ def wait_until_tried(nfprobe: Any, pid: int, monitor: subprocess.Popen[str]) -> 
     while "trial" not in [state["state"] for state in json.loads(nfprobe.run("status", pid, "--json").stdout)]:
         assert monitor.poll() is None, monitor.communicate()
         assert time.monotonic() < deadline
-
-
-def end(monitor: subprocess.Popen[str]) -> dict[str, Any]:
-    monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=120)
-    assert monitor.returncode == 0, errors
-    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return summary
 
 
 def test_no_packets_no_choice(

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,10 +66,7 @@ def measure(nfprobe: Any, example: Example, capture: bytes) -> dict[str, Any]:
     example.feed(capture[HEADER_BYTES:])
     example.end_of_packets()
     example.wait_for_packets(PACKETS, PACKETS)
-    monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=120)
-    assert monitor.returncode == 0, errors
-    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
+    summary: dict[str, Any] = nfprobe.end(monitor)
     return summary
 
 

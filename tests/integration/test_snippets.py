@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from firewall import DESCRIPTION, Firewall
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from probed import Probed, Talker
+from probed import Probed, Talker, keep_calls
 
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.choice import NO_CAPTURE, choose
@@ -64,14 +64,7 @@ class Captured(Probed):
     def __enter__(self) -> Captured:
         self.monitor.attach()
         self.monitor.start(Clock.start(), None, None)
-        statistics = self.monitor.drain.statistics
-        add = statistics.add
-
-        def keep(columns: Columns) -> None:
-            self.kept.append(Columns(columns.calls.copy()))
-            add(columns)
-
-        statistics.add = keep  # type: ignore[method-assign]
+        self.kept = keep_calls(self.monitor)
         self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
         if self.drained:
             self._thread.start()

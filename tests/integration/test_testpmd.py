@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -35,14 +33,6 @@ def wait_until_armed(nfprobe: Any, pid: int, monitor: subprocess.Popen[str]) -> 
         time.sleep(0.05)
 
 
-def end(monitor: subprocess.Popen[str]) -> dict[str, Any]:
-    monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=120)
-    assert monitor.returncode == 0, errors
-    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return summary
-
-
 def assert_nothing_missing(summary: dict[str, Any]) -> None:
     assert not any(summary["records"]["lost"].values()), summary
     assert summary["unpaired"] == {"entries": 0, "exits": 0}
@@ -66,7 +56,7 @@ def test_every_packet_of_a_file(
     testpmd.command("start")
     testpmd.wait_for_packets(count)
     time.sleep(0.2)
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert testpmd.counters() == testpmd.telemetry() == (count, count)
     assert summary["batches"] == -(-count // 32)
     assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
@@ -105,7 +95,7 @@ def test_endless_source_at_full_speed(
     time.sleep(5)
     testpmd.command("stop")
     after = testpmd.telemetry()
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     received, transmitted = after[0] - before[0], after[1] - before[1]
     assert received > 100_000
     assert abs(summary["packets"]["received"] - received) <= 64

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
+from probed import Probed, Talker, keep_calls, wait_until
 
 from otel_nfprobe.adapters import vpp
 from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
 from otel_nfprobe.adapters.vpp import NODE_SHIFT, VppAdapter
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.choice import choose
-from otel_nfprobe.columns import Columns, concatenate
+from otel_nfprobe.columns import concatenate
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import function_at
@@ -92,15 +92,7 @@ class Kept(Probed):
 
     def __enter__(self) -> Kept:
         super().__enter__()
-        self.kept: list[Columns] = []
-        statistics = self.monitor.drain.statistics
-        add = statistics.add
-
-        def keep(columns: Columns) -> None:
-            self.kept.append(Columns(columns.calls.copy()))
-            add(columns)
-
-        statistics.add = keep  # type: ignore[method-assign]
+        self.kept = keep_calls(self.monitor)
         return self
 
     def node_counts(self) -> Counts:
