@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import RBP, RSP, Row
 from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.modules import Module
+from otel_nfprobe.plan import PLT_STUB, FunctionPlan
+from otel_nfprobe.plancache import KeptPlans
 from otel_nfprobe.strategies import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
@@ -46,7 +47,6 @@ ENTRY_BYTES = 64  # frame rules are wanted of the displaced instructions only
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
-PLT_STUB = "PLT stub"
 PROGRAM_START = "nothing called it: a program or thread starts here"
 SIGNAL_RETURN = "signal return"
 NEVER_RETURNS = "never returns"
@@ -57,8 +57,6 @@ OWN_LOOP = "branches to its own start"
 TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
 NO_STACK_ARGUMENTS = "reads no stack arguments"
-# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
-PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
 _NEVER_RETURNING = re.compile(
     r"_*(sig)?longjmp(_chk|_cancel)?|setcontext|siglongjmp|_*exit|_Exit|quick_exit|abort|pthread_exit|thrd_exit"
@@ -71,83 +69,6 @@ _RUNTIME = re.compile(
     r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionPlan:
-    """What will be done to one function, or why nothing.
-
-    Attributes:
-        function: which one.
-        strategy: one of the values of STRATEGIES, or None when it is refused.
-        reason: why it is refused, or why the strategy is not the first one; else "".
-        site: address in the process of the first changed byte: code, or one GOT slot.
-        site_bytes: what stands there before.
-        displaced: the instructions that the trampoline takes over; without padding.
-        displaced_offsets: from the site to each displaced instruction and, when flow goes on behind them, to
-            the first byte behind them.
-        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
-            differs from the one before; rsp + 8 at first.
-        single: exactly one instruction is displaced, so the site can be changed while threads run.
-        island: address in the process of padding that holds the jump for which the site has no room, or 0.
-        island_bytes: what stands there before.
-        argument_words: of the caller's stack that are pushed again.
-        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
-    """
-
-    function: Function
-    strategy: str | None
-    reason: str = ""
-    site: int = 0
-    site_bytes: bytes = b""
-    displaced: bytes = b""
-    displaced_offsets: tuple[int, ...] = ()
-    displaced_rows: tuple[tuple[int, int, int], ...] = ()
-    single: bool = False
-    island: int = 0
-    island_bytes: bytes = b""
-    argument_words: int = 0
-    has_frame_pointer: bool = False
-
-    @property
-    def module(self) -> Module:
-        """The function's module."""
-        return self.function.module
-
-    @property
-    def offset(self) -> int:
-        """The function's address in its file."""
-        return self.function.offset
-
-    @property
-    def size(self) -> int:
-        """The function's bytes."""
-        return self.function.size
-
-    @property
-    def address(self) -> int:
-        """The function's address in the process."""
-        return self.function.address
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.function.name
-
-    @property
-    def name_source(self) -> str:
-        """Where the name is from."""
-        return self.function.name_source
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it is no function but a piece of one, or a PLT stub."""
-        return self.strategy is None and self.reason in PART_REASONS
-
-    @property
-    def is_slot(self) -> bool:
-        """Whether the site is a GOT slot."""
-        return self.strategy == GOT_SLOT
 
 
 def plan_functions(
@@ -166,9 +87,13 @@ def plan_functions(
     """
     if strategy is not None and find_strategy(strategy) is None:
         raise UsageError(f"No strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}.")
-    chosen = find_strategy(strategy) if strategy is not None else None
-    tail_calls = TailCalls(target)
-    return [_Ladder(function, tail_calls).plan(chosen) for function in functions]
+    if strategy is not None:
+        tail_calls = TailCalls(target)
+        return [_Ladder(function, tail_calls).plan(find_strategy(strategy)) for function in functions]
+    kept = KeptPlans(target)
+    plans = [kept.find(function) or kept.keep(_Ladder(function, kept.tail_calls).plan(None)) for function in functions]
+    kept.store()
+    return plans
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
