@@ -43,7 +43,6 @@ from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
-ENTRY_BYTES = 64  # frame rules are wanted of the displaced instructions only
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
@@ -120,6 +119,7 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
+        self.aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
         self.tail_calls = tail_calls
         self.steps: Mapping[str, Callable[[], FunctionPlan]] = {
             "in-stack": self._in_stack,
@@ -156,7 +156,7 @@ class _Ladder:
             return IN_LIBRARY
         if function.name_source == "section":
             return PLT_STUB
-        if any(_RUNTIME.fullmatch(alias) for alias in function.aliases):
+        if any(_RUNTIME.fullmatch(alias) for alias in self.aliases):
             return RUNTIME
         self.scan = scan_module(module.image)
         self.index = self.scan.index_of(function.offset)
@@ -165,7 +165,7 @@ class _Ladder:
             return SIGNAL_RETURN
         if self.own.outermost:
             return ""
-        if not self.own.own_entry or any(".cold" in alias for alias in function.aliases):
+        if not self.own.own_entry or any(".cold" in alias for alias in self.aliases):
             return NO_ENTRY
         return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
 
@@ -173,18 +173,18 @@ class _Ladder:
         """Why a call of the function has no end, or ""."""
         if self.own.outermost:
             return PROGRAM_START
-        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.function.aliases):
+        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
             return NEVER_RETURNS
         if not self.own.has_exit and self.own.trouble != UNDECODABLE:
             return NEVER_RETURNS
-        if any(_NEW_STACK.fullmatch(alias) for alias in self.function.aliases):
+        if any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
             return TWICE
         return ""
 
     def _frame_must_stay(self) -> str:
         """Why the function cannot be called from a trampoline, or ""."""
         reason = self._end()
-        for alias in self.function.aliases:
+        for alias in self.aliases:
             if RETURNS_TWICE.fullmatch(alias):
                 reason = reason or TWICE
             if CALLER_SENSITIVE.fullmatch(alias):
@@ -215,7 +215,7 @@ class _Ladder:
 
     def _count_words(self) -> tuple[str, int]:
         reason = self._end()
-        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.function.aliases):
+        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.aliases):
             reason = reason or CALLER
         if reason:
             return reason, 0
@@ -268,7 +268,7 @@ class _Ladder:
 
 def _rules(function: Function) -> tuple[Row, ...] | None:
     try:
-        return function.frame.rules(function.offset + ENTRY_BYTES).rows
+        return function.frame.take_entry_rows()
     except FrameError:
         return None
 

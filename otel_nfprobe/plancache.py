@@ -55,7 +55,7 @@ class KeptPlans:
 
     def keep(self, plan: FunctionPlan) -> FunctionPlan:
         """Takes over a new plan, that of the function which was last looked for."""
-        module, consulted = plan.module, set(self.tail_calls.consulted)
+        module, consulted = plan.module, set(self.tail_calls.consulted)  # what is behind the slots adds to them
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
         # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
