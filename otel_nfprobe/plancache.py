@@ -73,10 +73,12 @@ class KeptPlans:
     def _behind(self, module: Module, slot: int) -> str:
         """What is behind a slot: "" for nothing harmful, else which function of which file."""
         node = self.tail_calls.harm_behind(module, slot)
-        return "" if node is None else f"{self._of(node[0]).key} {node[1]}"
+        return "" if node is None else f"{self._of(node[0]).file_digest} {node[1]}"
 
     def _clean_unless(self, module: Module, index: int) -> Sequence[int] | None:
         """What TailCalls wants to know."""
+        if "functions" not in module.cache:  # nobody looks at them: their names may take long to read
+            return None
         known = self._of(module)
         row = known.row(functions_of(module)[index]) if known.rows else None
         if row is None or row[3] != IN_STACK_CALL or any(behind for _, behind in row[2]):
@@ -99,13 +101,21 @@ class _ModulePlans:
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
             module.is_dynamic_linker or module.is_probe_library
         )
-        self.rows: dict[int, list[Any]] = self._load() if self._is_kept else {}  # by the function's offset
+
+    @cached_property
+    def rows(self) -> dict[int, list[Any]]:
+        """By the function's offset."""
+        return self._load() if self._is_kept else {}
+
+    @cached_property
+    def file_digest(self) -> str:
+        """Of all of the file."""
+        return hashlib.blake2b(self._module.image.data, digest_size=20).hexdigest()
 
     @cached_property
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
-        digest = hashlib.blake2b(self._module.image.data, digest_size=20)
-        digest.update(version("iced-x86").encode())
+        digest = hashlib.blake2b(f"{self.file_digest} {version('iced-x86')}".encode(), digest_size=20)
         for function in functions_of(self._module):
             # Slots name functions that the file does not name: others in each process.
             if function.name in FORMATS and function.name_source != SLOT:
