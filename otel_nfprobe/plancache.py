@@ -37,12 +37,14 @@ class KeptPlans:
     """The plans that are known of all modules that somebody asks about.
 
     Attributes:
-        tail_calls: judges where jumps of their functions lead; it makes use of the plans, too.
+        tail_calls: judges where jumps of functions lead that have no plan yet.
     """
 
     def __init__(self, target: Target | None) -> None:
         self._modules: dict[int, _ModulePlans] = {}
-        self.tail_calls = TailCalls(target, self._clean_unless)
+        self.tail_calls = TailCalls(target)
+        # Apart from the other: a verdict may depend on which functions were judged before.
+        self._conditions = TailCalls(target, self._clean_unless)
 
     def find(self, function: Function) -> FunctionPlan | None:
         """The plan that an earlier analysis made by all strategies in turn, where it holds; else None."""
@@ -55,7 +57,7 @@ class KeptPlans:
 
     def keep(self, plan: FunctionPlan) -> FunctionPlan:
         """Takes over a new plan, that of the function which was last looked for."""
-        module, consulted = plan.module, set(self.tail_calls.consulted)  # what is behind the slots adds to them
+        module, consulted = plan.module, self.tail_calls.consulted
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
         # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
@@ -72,7 +74,7 @@ class KeptPlans:
 
     def _behind(self, module: Module, slot: int) -> str:
         """What is behind a slot: "" for nothing harmful, else which function of which file."""
-        node = self.tail_calls.harm_behind(module, slot)
+        node = self._conditions.harm_behind(module, slot)
         return "" if node is None else f"{self._of(node[0]).file_digest} {node[1]}"
 
     def _clean_unless(self, module: Module, index: int) -> Sequence[int] | None:
