@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import RBP, RSP, Row
 from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.modules import Module
+from otel_nfprobe.plan import PLT_STUB, FunctionPlan
+from otel_nfprobe.plancache import KeptPlans
 from otel_nfprobe.strategies import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
@@ -42,11 +43,9 @@ from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
-ENTRY_BYTES = 64  # frame rules are wanted of the displaced instructions only
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
-PLT_STUB = "PLT stub"
 PROGRAM_START = "nothing called it: a program or thread starts here"
 SIGNAL_RETURN = "signal return"
 NEVER_RETURNS = "never returns"
@@ -57,8 +56,6 @@ OWN_LOOP = "branches to its own start"
 TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
 NO_STACK_ARGUMENTS = "reads no stack arguments"
-# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
-PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
 _NEVER_RETURNING = re.compile(
     r"_*(sig)?longjmp(_chk|_cancel)?|setcontext|siglongjmp|_*exit|_Exit|quick_exit|abort|pthread_exit|thrd_exit"
@@ -71,83 +68,6 @@ _RUNTIME = re.compile(
     r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionPlan:
-    """What will be done to one function, or why nothing.
-
-    Attributes:
-        function: which one.
-        strategy: one of the values of STRATEGIES, or None when it is refused.
-        reason: why it is refused, or why the strategy is not the first one; else "".
-        site: address in the process of the first changed byte: code, or one GOT slot.
-        site_bytes: what stands there before.
-        displaced: the instructions that the trampoline takes over; without padding.
-        displaced_offsets: from the site to each displaced instruction and, when flow goes on behind them, to
-            the first byte behind them.
-        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
-            differs from the one before; rsp + 8 at first.
-        single: exactly one instruction is displaced, so the site can be changed while threads run.
-        island: address in the process of padding that holds the jump for which the site has no room, or 0.
-        island_bytes: what stands there before.
-        argument_words: of the caller's stack that are pushed again.
-        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
-    """
-
-    function: Function
-    strategy: str | None
-    reason: str = ""
-    site: int = 0
-    site_bytes: bytes = b""
-    displaced: bytes = b""
-    displaced_offsets: tuple[int, ...] = ()
-    displaced_rows: tuple[tuple[int, int, int], ...] = ()
-    single: bool = False
-    island: int = 0
-    island_bytes: bytes = b""
-    argument_words: int = 0
-    has_frame_pointer: bool = False
-
-    @property
-    def module(self) -> Module:
-        """The function's module."""
-        return self.function.module
-
-    @property
-    def offset(self) -> int:
-        """The function's address in its file."""
-        return self.function.offset
-
-    @property
-    def size(self) -> int:
-        """The function's bytes."""
-        return self.function.size
-
-    @property
-    def address(self) -> int:
-        """The function's address in the process."""
-        return self.function.address
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.function.name
-
-    @property
-    def name_source(self) -> str:
-        """Where the name is from."""
-        return self.function.name_source
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it is no function but a piece of one, or a PLT stub."""
-        return self.strategy is None and self.reason in PART_REASONS
-
-    @property
-    def is_slot(self) -> bool:
-        """Whether the site is a GOT slot."""
-        return self.strategy == GOT_SLOT
 
 
 def plan_functions(
@@ -166,9 +86,13 @@ def plan_functions(
     """
     if strategy is not None and find_strategy(strategy) is None:
         raise UsageError(f"No strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}.")
-    chosen = find_strategy(strategy) if strategy is not None else None
-    tail_calls = TailCalls(target)
-    return [_Ladder(function, tail_calls).plan(chosen) for function in functions]
+    if strategy is not None:
+        tail_calls = TailCalls(target)
+        return [_Ladder(function, tail_calls).plan(find_strategy(strategy)) for function in functions]
+    kept = KeptPlans(target)
+    plans = [kept.find(function) or kept.keep(_Ladder(function, kept.tail_calls).plan(None)) for function in functions]
+    kept.store()
+    return plans
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
@@ -195,6 +119,7 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
+        self.aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
         self.tail_calls = tail_calls
         self.steps: Mapping[str, Callable[[], FunctionPlan]] = {
             "in-stack": self._in_stack,
@@ -231,7 +156,7 @@ class _Ladder:
             return IN_LIBRARY
         if function.name_source == "section":
             return PLT_STUB
-        if any(_RUNTIME.fullmatch(alias) for alias in function.aliases):
+        if any(_RUNTIME.fullmatch(alias) for alias in self.aliases):
             return RUNTIME
         self.scan = scan_module(module.image)
         self.index = self.scan.index_of(function.offset)
@@ -240,7 +165,7 @@ class _Ladder:
             return SIGNAL_RETURN
         if self.own.outermost:
             return ""
-        if not self.own.own_entry or any(".cold" in alias for alias in function.aliases):
+        if not self.own.own_entry or any(".cold" in alias for alias in self.aliases):
             return NO_ENTRY
         return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
 
@@ -248,18 +173,18 @@ class _Ladder:
         """Why a call of the function has no end, or ""."""
         if self.own.outermost:
             return PROGRAM_START
-        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.function.aliases):
+        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
             return NEVER_RETURNS
         if not self.own.has_exit and self.own.trouble != UNDECODABLE:
             return NEVER_RETURNS
-        if any(_NEW_STACK.fullmatch(alias) for alias in self.function.aliases):
+        if any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
             return TWICE
         return ""
 
     def _frame_must_stay(self) -> str:
         """Why the function cannot be called from a trampoline, or ""."""
         reason = self._end()
-        for alias in self.function.aliases:
+        for alias in self.aliases:
             if RETURNS_TWICE.fullmatch(alias):
                 reason = reason or TWICE
             if CALLER_SENSITIVE.fullmatch(alias):
@@ -290,7 +215,7 @@ class _Ladder:
 
     def _count_words(self) -> tuple[str, int]:
         reason = self._end()
-        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.function.aliases):
+        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.aliases):
             reason = reason or CALLER
         if reason:
             return reason, 0
@@ -343,7 +268,7 @@ class _Ladder:
 
 def _rules(function: Function) -> tuple[Row, ...] | None:
     try:
-        return function.frame.rules(function.offset + ENTRY_BYTES).rows
+        return function.frame.take_entry_rows()
     except FrameError:
         return None
 

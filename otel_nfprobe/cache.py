@@ -20,7 +20,7 @@ import zlib
 from functools import cache as once
 from pathlib import Path
 
-from otel_nfprobe import __version__
+from otel_nfprobe import __version__, _core
 
 MAGIC = b"nfprobe\x01"
 FORMAT = 1  # raise it when what any kind of value means changes
@@ -97,7 +97,7 @@ def _key_line(kind: str, key: str) -> bytes:
 def _code_identity() -> str:
     """Changes with every version, and with every edit of a version that is worked on."""
     digest = hashlib.sha256(__version__.encode())
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_core.__file__)]:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

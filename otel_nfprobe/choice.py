@@ -103,6 +103,8 @@ class Choice:
 
     def program_of(self, plan: FunctionPlan) -> int | None:
         """The position in `roles` of the plan's function, which is the number of its capture program."""
+        if not self._programs:
+            return None
         program = self._programs.get(plan.address)
         came_later = self._paths.get(plan.address) != plan.module.path  # another module came to its address
         return None if came_later else program

@@ -24,6 +24,10 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # What was made grows old without a walk: the next collection would take it for young, all of it.
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_nfprobe.cursor import Cursor, FrameError
+from otel_nfprobe.framerows import quick_rows
 
 RSP = 7  # DWARF numbers of x86-64 registers
 RBP = 6
@@ -22,6 +23,8 @@ RETURN_ADDRESS = 16
 
 EXPRESSION = -1  # in Row.register: the rule is an expression that this module does not evaluate
 DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames)
+
+ENTRY_BYTES = 64  # more than a patch site displaces
 
 _OMITTED = 0xFF
 _REMEMBERED_MAX = 64
@@ -80,6 +83,7 @@ class Frame:
     common: CommonEntry
     instructions: bytes = field(repr=False)
     has_lsda: bool
+    _at_entry: tuple[Row, ...] | None = field(default=None, repr=False)
 
     def rules(self, until: int | None = None) -> FrameRules:
         """Runs the frame program.
@@ -91,12 +95,31 @@ class Frame:
             FrameError: the program is malformed.
         """
         initial = self.common.initial_state()
+        quick = None
+        if self.common.code_alignment == 1 and initial.register >= 0 and not initial.undefined_return:
+            quick = quick_rows(self.instructions, self.start, until, initial.register, initial.offset)
+        rules = FrameRules(tuple(map(Row._make, quick)), False) if quick is not None else self._run(initial, until)
+        if until is None:
+            self._at_entry = tuple(row for row in rules.rows if row.address <= self.start + ENTRY_BYTES)
+        return rules
+
+    def _run(self, initial: _State, until: int | None) -> FrameRules:
+        """The rules of a program that is out of the ordinary."""
         state = _State(self.common)
         state.register, state.offset = initial.register, initial.offset
         state.undefined_return = initial.undefined_return
         state.initial = initial
         state.run(self.instructions, self.start, until)
         return FrameRules(tuple(state.rows), state.undefined_return)
+
+    def take_entry_rows(self) -> tuple[Row, ...]:
+        """The rows that begin in the first ENTRY_BYTES of the function, which are not kept any longer.
+
+        Raises:
+            FrameError: the program is malformed.
+        """
+        rows, self._at_entry = self._at_entry, None
+        return self.rules(self.start + ENTRY_BYTES).rows if rows is None else rows
 
     def steps(self) -> list[tuple[int, bytes]]:
         """The frame program in pieces: from which address on which instructions hold, without the advances.
@@ -159,44 +182,13 @@ class _State:
     def run(self, program: bytes, address: int, until: int | None = None) -> None:
         cursor = Cursor(program, 0, len(program))
         while cursor.position < cursor.end:
-            step = self._take_short(program, cursor)
-            if step is None and cursor.position < cursor.end:
-                step = self.take_one(cursor)
+            step = self.take_one(cursor)
             if step is not None:
                 self._emit(address)
                 address = self.after(address, *step)
                 if until is not None and address > until:
                     return
         self._emit(address)
-
-    def _take_short(self, program: bytes, cursor: Cursor) -> tuple[int, int] | None:
-        """Carries out the commonest instructions with numbers of one byte, up to and with the first advance.
-
-        Nine tenths of all frame programs are made of these; taken one by one they are a fifth of an analysis.
-        """
-        position, last = cursor.position, cursor.end - 1
-        while position < last:
-            code = program[position]
-            high = code & 0xC0
-            if high == 0x40:
-                cursor.position = position + 1
-                return code, code & 0x3F
-            if high == 0xC0:
-                position += 1
-            elif program[position + 1] & 0x80:
-                break
-            elif high == 0x80:
-                position += 2
-            elif code == 0x0E and self.register >= 0:
-                self.offset = program[position + 1]
-                position += 2
-            elif code == 0x02:
-                cursor.position = position + 2
-                return code, program[position + 1]
-            else:
-                break
-        cursor.position = position
-        return None
 
     def after(self, address: int, code: int, distance: int) -> int:
         """Where an advance leads."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from iced_x86 import Decoder, Mnemonic, Register
@@ -22,6 +23,7 @@ from otel_nfprobe.x86_64.body import Body
 
 FRAME_ROOM_BYTES = 512  # for one trampoline that is not a relocated body
 RETURN_ADDRESS = 16
+SEQUENCES_MAX = 1 << 14  # of displaced instructions: many functions begin alike
 _ADVANCE_4 = 0x04
 _PRESERVED = {  # registers that a function restores for its caller, with their DWARF numbers
     Register.RBX: 3,
@@ -149,7 +151,8 @@ def _displaced_rows(plan: FunctionPlan, start: int, moves: Iterable[tuple[int, i
     ]
 
 
-def _pushes(code: bytes) -> dict[int, int]:
+@lru_cache(maxsize=SEQUENCES_MAX)
+def _pushes(code: bytes) -> Mapping[int, int]:
     """DWARF numbers of the preserved registers that instructions push, by the offset behind the instruction.
 
     An exception may pass through a call among the displaced instructions: callers want these registers back.

@@ -209,17 +209,16 @@ class Trampolines:
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
     def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
-        plan = request.plan
+        plan, key = request.plan, _key(request)
         entry = self._session.probe(index)
         entry.function = plan.address
         entry.site = plan.site
         entry.trampoline = trampoline
-        entry.module = _module_hash(request)
+        _, entry.shape, entry.module, _ = key
         entry.id = index
         entry.kind = lib.NFP_SITE_GOT if plan.is_slot else lib.NFP_SITE_CODE
         entry.length = len(plan.site_bytes)
         entry.armed = 0
-        entry.shape = _shape_key(request)
         ffi.buffer(entry.old_bytes, SITE_BYTES_MAX)[: len(plan.site_bytes)] = plan.site_bytes
         new_bytes = _site_code(plan, trampoline)
         ffi.buffer(entry.new_bytes, SITE_BYTES_MAX)[: len(new_bytes)] = new_bytes
@@ -228,7 +227,7 @@ class Trampolines:
             ffi.buffer(entry.island_old, 8)[:JUMP_BYTES] = plan.island_bytes
             ffi.buffer(entry.island_new, 8)[:JUMP_BYTES] = encode_jump(plan.island, trampoline)
         if self._known is not None:
-            self._known[_key(request)] = index
+            self._known[key] = index
 
     def _register(self, arena: int, frames: Frames) -> None:
         rows = frames.encode()

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics}.c)
+sources=("$core"/{drain,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
@@ -21,3 +21,4 @@ run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
+run framerows address,undefined test_framerows.c

@@ -177,7 +177,9 @@ def _find_exits(scan: ModuleScan, index: int) -> list[Exit]:
     members = find_members(scan, index)
     for member in members:
         for instruction in _decode(scan, member):
-            key = _exit_key(scan, members, member, instruction)
+            if instruction.flow_control == FlowControl.NEXT:
+                continue  # nine of ten
+            key = _exit_key(scan, members, instruction)
             if key is not None and key not in found:
                 found[key] = Exit(_exit_instruction(instruction), _exit_room(instruction))
     return list(found.values())
@@ -198,23 +200,29 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
     copied: list[Instruction] = []
     sources: list[int] = []
     bounds: list[tuple[Frame, int, int]] = []
-    members = find_members(scan, index)
+    members, start = find_members(scan, index), scan.starts[index]
     for member in members:
         first = len(copied)
         instruction = None
         for instruction in _decode(scan, member):
-            key = _exit_key(scan, members, member, instruction)
+            address = instruction.ip
+            sources.append(address)
+            if instruction.flow_control == FlowControl.NEXT and address != start:
+                copied.append(_moved_plain(instruction, base))
+                continue
+            key = _exit_key(scan, members, instruction)
             target = exit_address(exits.setdefault(key, len(exits))) if key is not None else None
-            sources.append(int(instruction.ip))
-            copied.append(_moved(instruction, base, scan.starts[index], target))
+            copied.append(_moved(instruction, base, start, target))
         end = scan.frames[member].start + scan.frames[member].size
         if instruction is not None and not ends_flow(instruction):
             sources.append(0)
             # At an address of its own: the function may call what begins at its end, which must not lead here.
             copied.append(_jump(base + end, BEHIND + len(bounds)))
         bounds.append((scan.frames[member], first, len(copied)))
-    known = {int(instruction.ip) for instruction in copied}
+    known = {instruction.ip for instruction in copied}
     for instruction in copied:
+        if instruction.flow_control == FlowControl.NEXT:
+            continue
         target = _inner_target(instruction, base, bounds)
         if target is not None and target not in known:
             raise RefusedError(NOT_ENCODABLE)
@@ -237,9 +245,7 @@ def _decode(scan: ModuleScan, member: int) -> list[Instruction]:
     return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=frame.start))
 
 
-def _exit_key(
-    scan: ModuleScan, members: Sequence[int], member: int, instruction: Instruction
-) -> tuple[int, int] | None:
+def _exit_key(scan: ModuleScan, members: Sequence[int], instruction: Instruction) -> tuple[int, int] | None:
     """What tells the ways out apart, or None for an instruction that stays inside."""
     flow = instruction.flow_control
     if flow == FlowControl.RETURN:
@@ -266,6 +272,15 @@ def _jump(target: int, address: int) -> Instruction:
     jump = Instruction.create_branch(Code.JMP_REL32_64, target)
     jump.ip = address
     return jump
+
+
+def _moved_plain(instruction: Instruction, base: int) -> Instruction:
+    """The same for an instruction that the next one in memory follows, and that is not the function's first."""
+    moved = instruction.copy()
+    moved.ip = base + instruction.ip
+    if instruction.is_ip_rel_memory_operand:
+        moved.memory_displacement = instruction.ip_rel_memory_address + base
+    return moved
 
 
 def _moved(instruction: Instruction, base: int, start: int, exit_address: int | None) -> Instruction:
@@ -296,11 +311,12 @@ def _encode(
     except ValueError as error:
         raise RefusedError(NOT_ENCODABLE) from error
     offsets: list[int] = []
+    last = 0
     for wanted, found in zip(copied, Decoder(64, code, ip=new_address), strict=False):
-        if found.mnemonic != wanted.mnemonic or not _same_target(wanted, found):
+        if found.mnemonic != wanted.mnemonic or (wanted.is_ip_rel_memory_operand and not _same_target(wanted, found)):
             raise RefusedError(NOT_ENCODABLE)
-        offsets.append(int(found.ip) - new_address)
-        last = int(found.next_ip) - new_address
+        offsets.append(last)
+        last += found.len
     if len(offsets) != len(copied) or last != len(code):
         raise RefusedError(NOT_ENCODABLE)
     offsets.append(len(code))
@@ -311,10 +327,8 @@ def _encode(
 
 def _same_target(wanted: Instruction, found: Instruction) -> bool:
     """Whether an operand relative to the instruction pointer means the same address."""
-    if wanted.is_ip_rel_memory_operand:
-        same = wanted.ip_rel_memory_address == found.ip_rel_memory_address
-        return bool(same and found.memory_base != Register.EIP)
-    return True
+    same = wanted.ip_rel_memory_address == found.ip_rel_memory_address
+    return bool(same and found.memory_base != Register.EIP)
 
 
 def encode_exit(way_out: Exit, base: int, address: int) -> bytes:

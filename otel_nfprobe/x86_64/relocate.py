@@ -9,6 +9,7 @@ pointer behind the code, an address-size prefix) is not wanted in a trampoline. 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, OpKind
 
@@ -18,6 +19,7 @@ JUMP_BYTES = 5  # e9 and a 32-bit displacement
 REACH_BYTES = (1 << 31) - 4096
 OUT_OF_REACH = "an operand is too far from the trampoline"
 NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
+COPIES_MAX = 1 << 14
 
 _NOWHERE = 1  # no instruction refers to this address
 _FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH)
@@ -41,6 +43,34 @@ def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> t
     Raises:
         RefusedError: the sentence is the reason.
     """
+    fixed = _copy_anywhere(code)
+    if fixed is not None:
+        copy, offsets, falls_through = bytearray(fixed[0]), list(fixed[1]), fixed[2]
+    else:
+        copy, offsets, falls_through = _copy_for(code, address, new_address)
+    if falls_through:
+        distance = continue_at - (new_address + len(copy) + JUMP_BYTES)
+        if abs(distance) > REACH_BYTES:
+            raise RefusedError(OUT_OF_REACH)
+        offsets.append(len(copy))
+        copy += encode_jump(new_address + len(copy), continue_at)
+    return bytes(copy), offsets
+
+
+@lru_cache(maxsize=COPIES_MAX)
+def _copy_anywhere(code: bytes) -> tuple[bytes, tuple[int, ...], bool] | None:
+    """The copy of instructions none of which refers to an address relative to its own; None: one does.
+
+    Most functions begin with one of a few thousand such sequences.
+    """
+    if any(_target_of(instruction) is not None for instruction in Decoder(64, code)):
+        return None
+    copy, offsets, falls_through = _copy_for(code, 0, 0)
+    return bytes(copy), tuple(offsets), falls_through
+
+
+def _copy_for(code: bytes, address: int, new_address: int) -> tuple[bytearray, list[int], bool]:
+    """The copy, where each instruction begins in it, and whether flow goes on behind the last one."""
     copy = bytearray()
     offsets = []
     falls_through = True
@@ -52,13 +82,7 @@ def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> t
         offsets.append(len(copy))
         copy += encode_at(instruction, here)
         falls_through = not ends_flow(instruction)
-    if falls_through:
-        distance = continue_at - (new_address + len(copy) + JUMP_BYTES)
-        if abs(distance) > REACH_BYTES:
-            raise RefusedError(OUT_OF_REACH)
-        offsets.append(len(copy))
-        copy += encode_jump(new_address + len(copy), continue_at)
-    return bytes(copy), offsets
+    return copy, offsets, falls_through
 
 
 def _target_of(instruction: Instruction) -> int | None:

@@ -48,6 +48,7 @@ _SCRATCH = frozenset(
         Register.R8, Register.R9, Register.R10, Register.R11,
     )
 )  # fmt: skip
+_STACK_REGISTERS = frozenset((Register.RSP, Register.RBP))  # only their moves matter while no copy of them is known
 _MOVES = frozenset((Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.MOV_R32_RM32, Code.MOV_RM32_R32))
 ARGUMENT_REGISTERS = (Register.RDI, Register.RSI, Register.RDX, Register.RCX, Register.R8, Register.R9)
 
@@ -146,7 +147,7 @@ class _Scanner:
             return self.scan
         if not self._prepare(frame):
             self.scan.trouble = UNKNOWN_FRAME
-        kinds, watched = _kinds, self.watched
+        kinds, watched, aliases = _kinds, self.watched, self.aliases
         for instruction in Decoder(64, code, ip=frame.start):
             kind = kinds[instruction.code]
             if kind == _UNSEEN:
@@ -154,7 +155,7 @@ class _Scanner:
             base = instruction.memory_base
             if base and base in watched:
                 self._address(instruction, kind, base)
-            elif kind:
+            elif kind and (kind != _MOVE or aliases or instruction.op1_register in _STACK_REGISTERS):
                 self._act(instruction, kind)
             self.previous = instruction
         return self.scan

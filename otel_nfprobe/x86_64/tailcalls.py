@@ -9,7 +9,7 @@ analysis.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from otel_nfprobe.cursor import FrameError
@@ -31,10 +31,12 @@ CALLER_TAIL = "ends in a jump to a function that looks at its caller"
 TWICE_TAIL = "ends in a jump to a function that returns twice"
 IFUNC = 10
 ENDBR_BYTES = 4
+VOUCHING_MAX = 32  # functions in a row whose earlier verdicts depend on each other
 # About stack arguments: without any in the first place these do no harm.
 _SOFT = (POINTER_TAIL, STACK_ARGUMENTS)
 
 _Node = tuple[Module, int]
+_Slot = tuple[int, int]  # of which module, by its identity, and where in the file
 
 
 class _Jump(NamedTuple):
@@ -45,6 +47,7 @@ class _Jump(NamedTuple):
     reason: str  # why that is not known, or ""
     is_call: bool  # to the start of a function, as a call in tail position is
     name: str  # of a function of another module
+    slot: int = -1  # the slot whose content says where it leads, or -1: the file alone does
 
 
 class TailCalls:
@@ -52,22 +55,56 @@ class TailCalls:
 
     Args:
         target: the process whose GOT slots say where jumps through them lead, or None.
+        clean_unless: a function is known to be harmless if nothing harmful is behind these slots of its module;
+            None: nothing is known of it.
+
+    Attributes:
+        consulted: the slots whose content the verdicts depend on that were given since somebody cleared this.
     """
 
-    def __init__(self, target: Target | None) -> None:
+    def __init__(
+        self, target: Target | None, clean_unless: Callable[[Module, int], Sequence[int] | None] | None = None
+    ) -> None:
         self._target = target
+        self._clean_unless = clean_unless
+        self.consulted: set[_Slot] = set()
+        self._behind: dict[tuple[int, int], frozenset[_Slot]] = {}  # what the verdict on each function depends on
+        self._vouching: set[tuple[int, int]] = set()
         self._modules: list[Module] | None = None
         self._known: dict[tuple[int, int], str] = {}
         self._arguments: dict[ElfImage, Arguments] = {}
         self._slots: dict[tuple[int, int], tuple[_Node | None, str]] = {}
-        self._out: dict[tuple[int, int], list[_Jump]] = {}
+        self._out: dict[tuple[int, int], tuple[list[_Jump], frozenset[_Slot]]] = {}
 
     def trouble(self, module: Module, index: int) -> str:
         """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
         root = (id(module), index)
-        if root not in self._known:
+        if root not in self._known and not self._vouch(module, index):
+            before, self.consulted = self.consulted, set()
             self._judge(module, index)
+            self._behind[root] = frozenset(self.consulted)
+            self.consulted = before
+        self.consulted |= self._behind[root]
         return self._known[root]
+
+    def harm_behind(self, module: Module, slot: int) -> _Node | None:
+        """The function that the slot leads to when that one looks at its caller's frame, or may do so; else None."""
+        node, _ = self._lead(module, slot)
+        return node if node is not None and self.trouble(*node) else None
+
+    def _vouch(self, module: Module, index: int) -> bool:
+        """Takes over the verdict of an earlier analysis where that one found no harm and still holds."""
+        root = (id(module), index)
+        slots = None if self._clean_unless is None else self._clean_unless(module, index)
+        if slots is None or root in self._vouching or len(self._vouching) >= VOUCHING_MAX:
+            return False
+        self._vouching.add(root)
+        holds = all(self.harm_behind(module, slot) is None for slot in slots)
+        self._vouching.discard(root)
+        if holds:
+            self._known[root] = ""
+            self._behind[root] = frozenset((id(module), slot) for slot in slots)
+        return holds
 
     def jumps_out(self, module: Module, index: int) -> Iterator[tuple[_Node | None, str]]:
         """Where jumps out of a function lead: what is known of it, and why it is not known.
@@ -106,7 +143,13 @@ class TailCalls:
         if soft:
             self._known[root] = "" if self._proof(module).none_on_stack(index) else soft
         else:
-            self._known.update({node: "" for node, without in seen if not without})
+            consulted = frozenset(self.consulted)
+            # A way out of a module leads through a slot of that module.
+            owners = {owner for owner, _ in consulted}
+            for function, without in seen:
+                if not without:
+                    self._known[function] = ""
+                    self._behind[function] = consulted if function[0] in owners else frozenset()
 
     def _harmful(self, module: Module, index: int, without: bool) -> Iterator[tuple[_Node | None, str, bool]]:
         """Jumps out of a function: where they lead, what is wrong there, whether without stack arguments.
@@ -119,6 +162,8 @@ class TailCalls:
             reason, node, proven = jump.reason, jump.node, without
             if node is not None and not reason:
                 known = self._known.get((id(node[0]), node[1]))
+                if known is not None:
+                    self.consulted |= self._behind[id(node[0]), node[1]]
                 if known == "":
                     continue
                 reason = known or scan_module(node[0].image).at(node[1]).trouble
@@ -129,8 +174,11 @@ class TailCalls:
     def _jumps(self, module: Module, index: int) -> list[_Jump]:
         key = (id(module), index)
         if key not in self._out:
-            self._out[key] = list(self._find_jumps(module, index))
-        return self._out[key]
+            found = list(self._find_jumps(module, index))
+            self._out[key] = found, frozenset((id(module), jump.slot) for jump in found if jump.slot >= 0)
+        jumps, slots = self._out[key]
+        self.consulted |= slots
+        return jumps
 
     def _find_jumps(self, module: Module, index: int) -> Iterator[_Jump]:
         scan = scan_module(module.image)
@@ -152,10 +200,16 @@ class TailCalls:
             yield _Jump(site, None, POINTER_TAIL, True, "")
 
     def _through(self, module: Module, site: int, slot: int) -> _Jump:
+        name = module.image.slot_names.get(slot)
+        content = slot if _by_name(name) is None else -1
+        return _Jump(site, *self._lead(module, slot), True, name or "", content)
+
+    def _lead(self, module: Module, slot: int) -> tuple[_Node | None, str]:
+        """Where jumps through a slot lead, and why that is not known, or harmful."""
         key = (id(module), slot)
         if key not in self._slots:
             self._slots[key] = self._resolve(module, slot)
-        return _Jump(site, *self._slots[key], True, module.image.slot_names.get(slot, ""))
+        return self._slots[key]
 
     def _proof(self, module: Module) -> Arguments:
         if module.image not in self._arguments:
@@ -164,12 +218,9 @@ class TailCalls:
 
     def _resolve(self, module: Module, slot: int) -> tuple[_Node | None, str]:
         name = module.image.slot_names.get(slot)
-        if name is None:
-            return None, POINTER_TAIL  # a variable that holds a function's address
-        if RETURNS_TWICE.fullmatch(name):
-            return None, TWICE_TAIL
-        if CALLER_SENSITIVE.fullmatch(name):
-            return None, CALLER_TAIL
+        reason = _by_name(name)
+        if name is None or reason is not None:
+            return None, reason or ""
         if self._target is None:
             return _node_named([module], name), ""
         modules = self._loaded(self._target)
@@ -195,6 +246,15 @@ class TailCalls:
         if self._modules is None:
             self._modules = target.modules()
         return self._modules
+
+
+def _by_name(name: str | None) -> str | None:
+    """Why jumps through a slot are harmful whatever it holds; None: what it holds decides."""
+    if name is None:
+        return POINTER_TAIL  # a variable that holds a function's address
+    if RETURNS_TWICE.fullmatch(name):
+        return TWICE_TAIL
+    return CALLER_TAIL if CALLER_SENSITIVE.fullmatch(name) else None
 
 
 def comes_back(scan: ModuleScan, index: int) -> bool:

@@ -16,7 +16,7 @@ from mutate import Layout, mutate_frames
 from seeds import seeds
 
 from otel_nfprobe.cursor import FrameError
-from otel_nfprobe.ehframe import EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
+from otel_nfprobe.ehframe import ENTRY_BYTES, EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 ADDRESS = 0x1A000
@@ -38,7 +38,11 @@ def _walk(table: FrameTable) -> int:
         end = frame.start + frame.size
         assert table.find(frame.start) is frame
         with suppress(FrameError):
-            rows = frame.rules().rows
+            rules = frame.rules()
+            assert rules == frame._run(frame.common.initial_state(), None)  # the C core's rows, and the other way
+            near = tuple(row for row in rules.rows if row.address <= frame.start + ENTRY_BYTES)
+            assert frame.take_entry_rows() == frame.rules(frame.start + ENTRY_BYTES).rows == near
+            rows = rules.rows
             addresses = [row.address for row in rows]
             assert addresses == sorted(set(addresses))
             assert addresses[0] == frame.start

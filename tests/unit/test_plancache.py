@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that are kept on disk are those that judging gives, and hold for exactly the file they were made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_nfprobe import analysis, cache, plancache
+from otel_nfprobe.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
+from otel_nfprobe.modules import Module
+from otel_nfprobe.symbols import Function, functions_of
+
+LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Function]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return functions_of(Module.from_file(LIBRARY))
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the functions that are judged, from here on."""
+    names: list[str] = []
+    plan = analysis._Ladder.plan
+
+    def record(ladder: Any, strategy: str | None) -> FunctionPlan:
+        names.append(ladder.function.name)
+        return plan(ladder, strategy)
+
+    monkeypatch.setattr(analysis._Ladder, "plan", record)
+    return names
+
+
+def test_equal_to_judging(functions: list[Function], judged: list[str]) -> None:
+    plans = plan_functions(functions)
+    assert len(judged) == len(functions)
+    judged.clear()
+    assert plan_functions(functions) == plans
+    assert not judged
+    assert plan_functions(functions[:10]) == plans[:10]
+    forced = plan_functions(functions[:100], None, "relocated")
+    assert len(judged) == 100
+    assert all(plan.strategy != IN_STACK_CALL for plan in forced)
+
+
+def test_parts_of_a_module_add_up(functions: list[Function], judged: list[str]) -> None:
+    halves = plan_functions(functions[::2]), plan_functions(functions[1::2])
+    judged.clear()
+    assert [plan_functions(functions[::2]), plan_functions(functions[1::2])] == list(halves)
+    assert not judged
+
+
+def test_another_name_of_a_function(functions: list[Function], judged: list[str]) -> None:
+    plans = plan_functions(functions)
+    index = next(index for index, plan in enumerate(plans) if plan.strategy == IN_STACK_CALL)
+    aliases = functions[index].aliases
+    judged.clear()
+    functions[index].aliases = ("__tls_get_addr", *aliases)
+    try:
+        assert plan_functions(functions)[index].reason == RUNTIME
+    finally:
+        functions[index].aliases = aliases
+    assert judged == [functions[index].name]
+
+
+def test_another_file_of_the_same_build_id(
+    functions: list[Function], judged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_functions(functions)
+    image = functions[0].module.image
+    judged.clear()
+    monkeypatch.setattr(image, "data", image.data[:-1] + b"?")
+    plan_functions(functions[:50])
+    assert len(judged) == 50
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"null", b"[[]]", b"not json", b"[[1,2]]"])
+def test_damaged(functions: list[Function], judged: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(cache, "load", lambda _, kind, __: content if kind == plancache.KIND else None)
+    plan_functions(functions[:5])
+    assert len(judged) == 5
