@@ -47,6 +47,7 @@ class SpanPath:
     sampler: Sampler
     encoder: SpanEncoder
     exporter: Exporter
+    note_submit: Callable[[], None] = lambda: None  # tells the recording when packets are looked at
     _due_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -64,6 +65,7 @@ class SpanPath:
         self._due_at = time.monotonic() + EXPLAIN_S
         for request in self.explainer.requests():
             self.exporter.submit(request)
+        self.note_submit()
 
     def submit_if_due(self) -> None:
         """The same, when nothing was taken for some time."""
@@ -121,6 +123,9 @@ class Drain:
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
         self._new: SimpleQueue[NewFunctions] = SimpleQueue()
+        self._submit_at = 0.0
+        if self.spans is not None:
+            self.spans.note_submit = self._note_submit
 
     def introduce(self, functions: NewFunctions) -> None:
         """Takes functions for the next round, from any thread; sets `known` when that is done."""
@@ -165,7 +170,7 @@ class Drain:
     def finish(self) -> None:
         """The session is over: completes what is open in the pipeline and writes the last facts."""
         self.pipeline.finish()
-        self._deliver()
+        self._deliver(is_over=True)
         if self.spans is not None:
             self.spans.submit()
         self._keep_house()
@@ -216,8 +221,9 @@ class Drain:
         except NfprobeError as error:
             self.recording_error = error
 
-    def _deliver(self) -> None:
+    def _deliver(self, is_over: bool = False) -> None:
         columns = self.pipeline.take()
+        self.write(lambda recording: recording.take(is_over))
         convert_arrivals(columns.packets, self.clock.convert_back)
         self.repeats.mark(columns.packets, self.clock)
         self.statistics.add(columns)
@@ -225,6 +231,13 @@ class Drain:
         if self.spans is not None:
             self._name_threads()
             self.spans.take(columns, switches)
+        elif time.monotonic() >= self._submit_at:
+            self._submit_at = time.monotonic() + EXPLAIN_S
+            self._note_submit()
+
+    def _note_submit(self) -> None:
+        # So that an export of the recording looks at the same packets together, and gives the same spans.
+        self.write(lambda recording: recording.submit())
 
     def _take_switches(self) -> Rows:
         # After the rings: whatever kept a thread from running before it wrote what was drained is known by now.
@@ -270,7 +283,9 @@ class Drain:
     def _name_threads(self) -> None:
         assert self.spans is not None
         known: list[tuple[int, str]] = []
-        for count in self.session.thread_counts():
+        counts = self.session.thread_counts()
+        self._write_threads(counts)
+        for count in counts:
             known += [(0, "")] * (count.index + 1 - len(known))
             known[count.index] = (count.tid, self.thread_names.get(count.tid, ""))
         self.spans.encoder.set_threads(known)

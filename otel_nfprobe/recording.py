@@ -1,46 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session on disk: RecordingWriter appends blocks, RecordingReader gives back every whole one.
 
-proto/README.md draws the file. The reader takes the file as hostile input: it allocates no more than the file
-is long, ends at the first damaged byte, and says so. Called by cli/attach.py (writer), report.py and
-cli/export.py (reader).
+proto/README.md draws the file. The reader takes the file as hostile input: it ends at the first damaged byte, and says
+so. What blocks mean stands here; recordingframes.py, recordingfile.py and recordingsink.py have their way from and to
+the disk. Called by cli/measure.py and drain.py (writer), report.py and cli/export.py (reader).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from otel_nfprobe import recording_pb2
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
+from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
+from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
 
-MAGIC = b"NFPREC\r\n"
-VERSION = 1
-RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, END, SWITCHES = range(1, 8)
+RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
+TAKE, SUBMIT = 9, 10
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
 SWITCH_BYTES = 32
 THREAD_COUNT = 1024
-HEADER_BYTES_MAX = 1 << 20
-PAYLOAD_BYTES_MAX = 64 << 20
 RECORDS_PER_BLOCK = 65536
-_PREAMBLE = struct.Struct("<8sII")
-_BLOCK = struct.Struct("<IIII")
-_SEALED = struct.Struct("<III")
-_CRC = struct.Struct("<I")
+FRAME_S = 0.1
+_LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
+_LOST_TAG, _LOST_CALL = 5 << 24, 0
 
 
 @dataclass
@@ -108,7 +103,7 @@ class Block:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES: bytes, 32 per switch; THREADS, FUNCTIONS,
     COUNTERS: a list of ThreadInfo, FunctionInfo, ThreadCounters; END: the summary, a dict. `thread` is meaningful for
-    RECORDS.
+    RECORDS; of TAKE it is 1 when the session was over.
     """
 
     type: int
@@ -121,44 +116,71 @@ class Block:
 
 
 class RecordingWriter:
-    """Writes one recording, block by block, straight to the file (mode 0600).
+    """Writes one recording (mode 0600). Nothing here waits for the disk: frames go to a thread (RecordingSink).
 
-    When the disk is full, the call that meets it cuts the file back to the last whole block and raises
-    NfprobeError; later calls do nothing, and `failed` is true.
+    A frame is closed when it has a MiB or is FRAME_S old, which is also what a killed monitor can lose. When the disk
+    is full, the file ends after its last whole frame and the next call here raises NfprobeError; later calls do
+    nothing, and `failed` is true.
+
+    Args:
+        path: where.
+        header: of the session.
+        max_bytes: the file ends before it would be longer; 0: no bound.
+
+    Attributes:
+        left_out: records that were left out, because the disk was too slow.
 
     Raises:
         UsageError: the file cannot be made.
     """
 
-    def __init__(self, path: str | Path, header: RecordingHeader) -> None:
+    def __init__(self, path: str | Path, header: RecordingHeader, max_bytes: int = 0) -> None:
         self.path = str(path)
         self.failed = False
-        self.bytes_written = 0
+        self.left_out = 0
         self._blocks = 0
         self._records = 0
-        try:
-            # Without O_NONBLOCK a pipe that nobody reads would be waited for.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-            self._file = os.open(self.path, flags, 0o600)
-        except OSError as error:
-            raise _refuse("write", self.path, error, os.path.dirname(self.path) or ".") from None
-        if stat.S_ISREG(os.fstat(self._file).st_mode):
-            os.fchmod(self._file, 0o600)  # the file may have been there with another mode
-        message = recording_pb2.Header(**asdict(header)).SerializeToString()
-        start = _PREAMBLE.pack(MAGIC, VERSION, len(message)) + message
-        try:
-            self._append([start, _CRC.pack(zlib.crc32(start))])
-        except NfprobeError:
-            self.close()
-            raise
+        self._frame = Frame(bytearray())
+        self._opened_at = 0.0
+        self._lost: dict[int, int] = {}  # by thread: records that were left out since the last one that was not
+        self._closed = False
+        self._sink = self._open_sink(recording_pb2.Header(**asdict(header)).SerializeToString(), max_bytes)
+
+    def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
+        return RecordingSink(RecordingFile(self.path, write_start(header)), max_bytes)
+
+    @property
+    def bytes_written(self) -> int:
+        """Length of the file."""
+        return self._sink.bytes_written
+
+    @property
+    def reached_max(self) -> bool:
+        """Whether the file ended because it would have been longer than its bound."""
+        return self._sink.reached_max
 
     def records(self, thread: int, records: npt.NDArray[Any]) -> None:
         """Appends records, 16 bytes each and oldest first, of the thread with this index."""
         data = np.ascontiguousarray(records).view(np.uint8).data
+        if self._sink.is_full and len(data):
+            self._lost[thread] = self._lost.get(thread, 0) + len(data) // RECORD_BYTES
+            self.left_out += len(data) // RECORD_BYTES
+            return
+        if thread in self._lost:
+            self._put_records(thread, _LOST.pack(self._lost.pop(thread), _LOST_TAG, _LOST_CALL))
         step = RECORDS_PER_BLOCK * RECORD_BYTES
         for start in range(0, len(data), step):
-            self._block(RECORDS, data[start : start + step], thread)
-            self._records += len(data[start : start + step]) // RECORD_BYTES
+            self._put_records(thread, data[start : start + step])
+
+    def take(self, is_over: bool = False) -> None:
+        """Notes that the session looked at what was complete, before that at the end of all when `is_over`."""
+        if not self._sink.is_full:
+            self._block(TAKE, b"", int(is_over))
+
+    def submit(self) -> None:
+        """Notes that the session sent the packets that it had selected."""
+        if not self._sink.is_full:
+            self._block(SUBMIT, b"")
 
     def clock(self, anchors: npt.NDArray[Any]) -> None:
         """Appends anchors (24 bytes each: ticks, unix_ns, ns_per_tick_q32) to those written before."""
@@ -167,7 +189,7 @@ class RecordingWriter:
 
     def switches(self, switches: npt.NDArray[Any]) -> None:
         """Appends switches (32 bytes each, switches.py): when threads did not run."""
-        if len(switches):
+        if len(switches) and not self._sink.is_full:
             self._block(SWITCHES, np.ascontiguousarray(switches).view(np.uint8).data)
 
     def threads(self, threads: Iterable[ThreadInfo]) -> None:
@@ -184,69 +206,77 @@ class RecordingWriter:
     def counters(self, counters: Iterable[ThreadCounters]) -> None:
         """Appends a snapshot of the thread table."""
         entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
-        self._block(COUNTERS, recording_pb2.Counters(thread=entries).SerializeToString())
+        if not self._sink.is_full:
+            self._block(COUNTERS, recording_pb2.Counters(thread=entries).SerializeToString())
+
+    def flush(self) -> None:
+        """Waits until all that was appended is in the file."""
+        self._close_frame()
+        self._sink.flush()
+        self._check()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the END block with the summary object of attach and closes the file."""
+        if self._closed:
+            return
+        self._closed = True
+        for thread, count in self._lost.items():
+            self._put_records(thread, _LOST.pack(count, _LOST_TAG, _LOST_CALL))
+        self._close_frame()
         message = recording_pb2.End(
             blocks=self._blocks, records=self._records, summary_json=json.dumps(summary, allow_nan=False)
         )
-        try:
-            self._block(END, message.SerializeToString())
-        finally:
-            self.close()
+        self._sink.finish([RawBlock(END, 0, message.SerializeToString())])
+        self._check()
 
     def close(self) -> None:
         """Closes the file; without finish() before, it reads as cut."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if not self._closed:
+            self._closed = True
+            self._close_frame()
+            self._sink.close()
 
     def discard(self) -> None:
         """Closes and removes the file, as nothing was measured. A device or pipe stays."""
-        regular = self._file >= 0 and stat.S_ISREG(os.fstat(self._file).st_mode)
-        self.close()
-        if regular:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
+        if not self._closed:
+            self._closed = True
+            self._sink.discard()
 
-    def _block(self, kind: int, payload: bytes | memoryview, thread: int = 0) -> None:
-        sealed = _SEALED.pack(kind, len(payload), thread)
-        crc = zlib.crc32(payload, zlib.crc32(sealed))
-        self._append([_BLOCK.pack(kind, len(payload), crc, thread), payload])
+    def _put_records(self, thread: int, data: bytes | memoryview) -> None:
+        count = len(data) // RECORD_BYTES
+        self._records += count
+        self._block(RECORDS, data, thread, count)
+
+    def _block(self, kind: int, payload: bytes | memoryview, thread: int = 0, records: int = 0) -> None:
+        self._check()
+        if self.failed:
+            return
+        now = time.monotonic()
+        if not self._frame.data:
+            self._opened_at = now
+        elif len(self._frame.data) + len(payload) > FRAME_BYTES or now >= self._opened_at + FRAME_S:
+            self._close_frame()
+            self._opened_at = now
+        self._frame.add(kind, thread, payload)
+        self._frame.records += records
         self._blocks += 1
 
-    def _append(self, parts: list[bytes | memoryview]) -> None:
-        if self.failed or self._file < 0:
-            return
-        pending = [memoryview(part) for part in parts if len(part)]
-        try:
-            while pending:
-                written = os.writev(self._file, pending)
-                while pending and written >= len(pending[0]):
-                    written -= len(pending.pop(0))
-                if pending:
-                    pending[0] = pending[0][written:]
-        except OSError as error:
-            self._fail(error)
-        self.bytes_written += sum(len(part) for part in parts)
+    def _close_frame(self) -> None:
+        if self._frame.data:
+            self._sink.submit(self._frame)
+            self._frame = Frame(bytearray())
 
-    def _fail(self, error: OSError) -> None:
-        self.failed = True
-        # A device refuses; what is there stays readable up to the last whole block all the same.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._file, self.bytes_written)
-        raise NfprobeError(
-            f"The recording {self.path} ends after {self.bytes_written} bytes: {error.strerror}.",
-            f"nfprobe report {self.path}",
-        ) from None
+    def _check(self) -> None:
+        if self._sink.error is not None and not self.failed:
+            self.failed = True
+            raise self._sink.error
 
 
 class RecordingReader:
     """Reads a recording. Iterate blocks() once or more; afterwards `damage`, `complete` and `summary` hold.
 
     `damage` is one sentence, empty when the file is whole; `complete` says that the END block was read;
-    `summary` is its object, empty without one. Memory is bounded by the largest block.
+    `summary` is its object, empty without one. Memory is bounded by the largest frame.
 
     Raises:
         UsageError: the file cannot be read, is no recording, has another version or a damaged header.
@@ -257,84 +287,46 @@ class RecordingReader:
         self.damage = ""
         self.complete = False
         self.summary: dict[str, Any] = {}
+        self._start = read_start(self.path)
         try:
-            with open(self.path, "rb", opener=_open_at_once) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise UsageError(f"{self.path} is not a file.", f"ls -ld {self.path}")
-                self.header, self._first = self._read_header(file)
-        except OSError as error:
-            raise _refuse("read", self.path, error, self.path) from None
+            self.header = _header_of(recording_pb2.Header.FromString(self._start.message))
+        except (DecodeError, ValueError):
+            raise damaged_header(self.path) from None
 
-    def blocks(self) -> Iterator[Block]:
-        """Yields all whole blocks in the order of the file, END included; unknown types are skipped."""
+    @property
+    def version(self) -> int:
+        """Of the file."""
+        return self._start.version
+
+    def blocks(self, leave_out: Collection[int] = ()) -> Iterator[Block]:
+        """Yields all whole blocks in the order of the file, END included; unknown types are skipped.
+
+        Args:
+            leave_out: types of blocks that are not wanted; where frames hold nothing else, damage in them is not seen.
+        """
         self.damage, self.complete, self.summary = "", False, {}
+        mask = sum(1 << kind for kind in leave_out)
         try:
-            with open(self.path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(self._first)
-                yield from self._read_blocks(file, size)
+            for raw in read_blocks(self.path, self._start, mask):
+                if raw.kind in leave_out:
+                    continue
+                try:
+                    block = _block_of(raw)
+                except (DecodeError, ValueError, RecursionError):
+                    self.damage = self._describe("holds a block that makes no sense", "")
+                    return
+                if block is None:
+                    continue
+                if block.type == END:
+                    self.complete, self.summary = True, block.payload
+                yield block
+        except Damage as damage:
+            self.damage = self._describe(damage.what, f" at byte {damage.at}")
         except OSError as error:
             self.damage = f"The recording {self.path} cannot be read to its end: {error.strerror}."
 
-    def _read_header(self, file: BinaryIO) -> tuple[RecordingHeader, int]:
-        start = file.read(_PREAMBLE.size)
-        if len(start) < _PREAMBLE.size or start[:8] != MAGIC:
-            raise UsageError(f"{self.path} is not a recording of nfprobe.", "nfprobe attach --help")
-        _, version, length = _PREAMBLE.unpack(start)
-        rest = file.read(min(length, HEADER_BYTES_MAX) + _CRC.size)
-        message = rest[:length]
-        whole = len(rest) == length + _CRC.size
-        if whole and _CRC.unpack(rest[length:])[0] == zlib.crc32(message, zlib.crc32(start)):
-            if version != VERSION:
-                raise UsageError(
-                    f"{self.path} has recording version {version}, and this nfprobe reads version {VERSION}."
-                )
-            try:
-                parsed = recording_pb2.Header.FromString(message)
-                return _header_of(parsed), _PREAMBLE.size + length + _CRC.size
-            except (DecodeError, ValueError):
-                pass
-        raise UsageError(f"The header of the recording {self.path} is damaged or cut.")
-
-    def _read_blocks(self, file: BinaryIO, size: int) -> Iterator[Block]:
-        at = self._first
-        while at < size:
-            start = file.read(_BLOCK.size)
-            if len(start) < _BLOCK.size:
-                return self._stop(at, "is cut inside a block")
-            kind, length, crc, thread = _BLOCK.unpack(start)
-            if length > size - at - _BLOCK.size or length > PAYLOAD_BYTES_MAX:
-                return self._stop(at, "is cut inside a block, or the block's length is damaged,")
-            payload = file.read(length)
-            if len(payload) < length or zlib.crc32(payload, zlib.crc32(_SEALED.pack(kind, length, thread))) != crc:
-                return self._stop(at, "is damaged")
-            try:
-                block = _block_of(kind, thread, payload)
-            except (DecodeError, ValueError):
-                return self._stop(at, "holds a block that makes no sense")
-            at += _BLOCK.size + length
-            if block is not None:
-                yield block
-            if kind == END:
-                self.complete = True
-                self.summary = block.payload if block is not None else {}
-                if at < size:
-                    self._stop(at, "goes on behind its end")
-                return None
-        self._stop(at, "was cut: it has no end block, so its monitor was killed or its disk was full, and it ends")
-        return None
-
-    def _stop(self, at: int, what: str) -> None:
-        self.damage = f"The recording {self.path} {what} at byte {at}; everything before that was read."
-
-
-def _refuse(what: str, path: str, error: OSError, look_at: str) -> UsageError:
-    return UsageError(f"Cannot {what} the recording {path}: {error.strerror}.", f"ls -ld {look_at}")
-
-
-# Does not wait for a pipe's other end.
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    def _describe(self, what: str, place: str) -> str:
+        return f"The recording {self.path} {what}{place}; everything before that was read."
 
 
 def _header_of(message: Any) -> RecordingHeader:
@@ -343,12 +335,15 @@ def _header_of(message: Any) -> RecordingHeader:
     return RecordingHeader(**values, resource=dict(message.resource), settings=dict(message.settings))
 
 
-def _block_of(kind: int, thread: int, payload: bytes) -> Block | None:
+def _block_of(raw: RawBlock) -> Block | None:
     # None: a type that a later nfprobe wrote. ValueError, DecodeError: the writer was wrong, or hostile.
+    kind, thread, view = raw
+    if kind == RECORDS:  # not copied: it is used while its frame is there
+        _check(len(view) % RECORD_BYTES == 0 and thread < THREAD_COUNT)
+        return Block(kind, thread, view)
+    payload = bytes(view)
     value: Any = payload
-    if kind == RECORDS:
-        _check(len(payload) % RECORD_BYTES == 0 and thread < THREAD_COUNT)
-    elif kind == CLOCK:
+    if kind == CLOCK:
         _check(len(payload) % ANCHOR_BYTES == 0)
     elif kind == SWITCHES:
         _check(len(payload) % SWITCH_BYTES == 0)
@@ -361,7 +356,7 @@ def _block_of(kind: int, thread: int, payload: bytes) -> Block | None:
     elif kind == END:
         value = json.loads(recording_pb2.End.FromString(payload).summary_json)
         _check(isinstance(value, dict))
-    else:
+    elif kind not in (TAKE, SUBMIT):
         return None
     return Block(kind, thread, value)
 

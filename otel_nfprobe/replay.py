@@ -2,7 +2,8 @@
 """Replay: a recording through the pipeline, as if the session ran again. Used by report.py and cli/export.py.
 
 A replay of one recording always gives the same columns in the same order, so that it can be run twice: once
-to find what matters and once to look at it. Memory is bounded by ROUND_RECORDS, not by the recording.
+to find what matters and once to look at it. Taken in the steps of the session, it gives the very columns that the
+session had. Memory is bounded by ROUND_RECORDS, not by the recording.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from otel_nfprobe import recording
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording import (
+    Block,
+    FunctionInfo,
+    RecordingHeader,
+    RecordingReader,
+    ThreadCounters,
+    ThreadInfo,
+)
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
@@ -66,6 +74,12 @@ class RecordingFacts:
             rows[id] = tuple(np.clip(np.round(ticks), 0, 0xFFFF))
         return rows
 
+    @property
+    def ticks_per_second(self) -> float:
+        """As the session knew it when it began."""
+        rate = self.header.ticks_per_second
+        return rate if 1e6 < rate < 1e11 else 1e9
+
     def make_clock(self) -> Clock:
         """The recording's clock; when it was cut before the first anchor, the header's nominal rate.
 
@@ -74,8 +88,7 @@ class RecordingFacts:
         """
         anchors = self.anchors
         if not len(anchors):
-            rate = self.header.ticks_per_second if 1e6 < self.header.ticks_per_second < 1e11 else 1e9
-            anchors = np.array([(0, 0, round(1e9 / rate * 2**32))], ANCHOR)
+            anchors = np.array([(0, 0, round(1e9 / self.ticks_per_second * 2**32))], ANCHOR)
         return Clock.from_anchors(anchors, 0)
 
 
@@ -84,7 +97,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
     switches: list[Rows] = []
-    for block in reader.blocks():
+    for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.SUBMIT)):
         if block.type == recording.FUNCTIONS:
             facts.functions.update({item.id: item for item in block.payload if item.id < FUNCTIONS_MAX})
         elif block.type == recording.THREADS:
@@ -111,32 +124,80 @@ def replay(
     Arrival times are in ticks; repeated packets are marked, by `repeats` where other windows than a second's
     are wanted. Damage ends it early; `facts.damage` says so.
     """
-    clock = facts.make_clock()
-    repeats = repeats or Repeats()
-    fed = last_count = 0
-    last_thread = -1
+    for step in replay_steps(reader, facts, pipeline, repeats, ROUND_RECORDS):
+        if isinstance(step, Columns):
+            yield step
+
+
+def replay_steps(
+    reader: RecordingReader,
+    facts: RecordingFacts,
+    pipeline: Pipeline,
+    repeats: Repeats | None = None,
+    round_records: int = 0,
+) -> Iterator[Columns | Block]:
+    """The same, and between the columns the THREADS, SWITCHES and SUBMIT blocks where the session wrote them.
+
+    Args:
+        round_records: columns of so many records are taken together; 0: as the session took them.
+    """
+    rounds = _Rounds(pipeline, facts.make_clock(), repeats or Repeats(), round_records)
     for block in reader.blocks():
-        if block.type == recording.THREADS:
-            for item in block.payload:
-                if not item.tid:  # ended: its ring goes to another thread
-                    pipeline.end_thread(item.index)
-        if block.type != recording.RECORDS:
-            continue
+        if block.type == recording.RECORDS:
+            yield from rounds.feed(block)
+        elif block.type == recording.TAKE:
+            yield from rounds.take_noted(bool(block.thread))
+        elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
+            if block.type == recording.THREADS:
+                rounds.end_threads(block.payload)
+            yield block
+    facts.complete, facts.damage = reader.complete, reader.damage
+    yield from rounds.finish()
+
+
+class _Rounds:
+    # When columns are taken: where the session did, or, where a recording does not say, when a drain round is over.
+    def __init__(self, pipeline: Pipeline, clock: Clock, repeats: Repeats, round_records: int) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        self._repeats = repeats
+        self._round_records = round_records
+        self._noted = False  # whether the recording says where columns were taken
+        self._fed = self._last_count = 0
+        self._last_thread = -1
+
+    def feed(self, block: Block) -> Iterator[Columns | Block]:
         count = len(block.payload) // RECORD.itemsize
-        # A drain round goes over the threads in order; a thread's long drain is written as several blocks.
-        again = block.thread == last_thread and last_count < recording.RECORDS_PER_BLOCK
-        if (block.thread < last_thread or again) and fed >= ROUND_RECORDS:
-            yield _take(pipeline, clock, repeats)
-            fed = 0
-        pipeline.feed(block.thread, block.array(RECORD))
-        fed += count
-        last_thread, last_count = block.thread, count
-    pipeline.finish()
-    yield _take(pipeline, clock, repeats)
+        if not self._noted:
+            # A drain round goes over the threads in order; a thread's long drain is written as several blocks.
+            again = block.thread == self._last_thread and self._last_count < recording.RECORDS_PER_BLOCK
+            if (block.thread < self._last_thread or again) and self._fed >= ROUND_RECORDS:
+                yield self._take()
+                yield Block(recording.SUBMIT, 0, b"")
+            self._last_thread, self._last_count = block.thread, count
+        self._pipeline.feed(block.thread, block.array(RECORD))
+        self._fed += count
 
+    def take_noted(self, is_over: bool) -> Iterator[Columns]:
+        self._noted = True
+        if is_over:
+            self._pipeline.finish()
+        if is_over or self._fed >= self._round_records:
+            yield self._take()
 
-def _take(pipeline: Pipeline, clock: Clock, repeats: Repeats) -> Columns:
-    columns = pipeline.take()
-    convert_arrivals(columns.packets, clock.convert_back)
-    repeats.mark(columns.packets, clock)
-    return columns
+    def end_threads(self, threads: list[ThreadInfo]) -> None:
+        for item in threads:
+            if not item.tid:  # its ring goes to another thread
+                self._pipeline.end_thread(item.index)
+
+    def finish(self) -> Iterator[Columns | Block]:
+        self._pipeline.finish()
+        yield self._take()
+        yield Block(recording.SUBMIT, 0, b"")
+
+    def _take(self) -> Columns:
+        self._fed = 0
+        columns = self._pipeline.take()
+        convert_arrivals(columns.packets, self._clock.convert_back)
+        self._repeats.mark(columns.packets, self._clock)
+        return columns

@@ -16,19 +16,19 @@ from otel_nfprobe.cli.identity_options import (
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
-from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import Columns
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
 from otel_nfprobe.repeats import WINDOW_NS, Repeats
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay_steps
 from otel_nfprobe.resource import make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
 from otel_nfprobe.span import SpanEncoder, find_session_id
-from otel_nfprobe.typical import BatchSample, Typical
+from otel_nfprobe.switches import SWITCH
 
 # A person waits: better to say soon that nobody listens. The recording stays, and can be sent again.
 RETRY_TOTAL_S = 10.0
@@ -99,33 +99,36 @@ class _Export:
     packets: int = 0
 
     def send(self, endpoint: Endpoint) -> ExportCounters:
-        typical = self._find_typical() if self._looks_for_causes else None
         exporter = Exporter(endpoint, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
-                explainer = Explainer(self.sampler, self.encoder, self.encoder.ticks_per_second, typical)
-                explainer.add_switches(self.facts.switches)
+                explainer = Explainer(self.sampler, self.encoder, self.facts.ticks_per_second)
                 repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
-                for columns in replay(self.reader, self.facts, pipeline, repeats):
-                    explainer.add(columns)
-                    if not self._send(explainer, exporter):
+                for step in replay_steps(self.reader, self.facts, pipeline, repeats):
+                    if self._is_time_to_send(step, explainer) and not self._send(explainer, exporter):
                         break
         except BaseException:
             exporter.close(0)
             raise
         return exporter.close(CLOSE_TIMEOUT_S)
 
-    @property
-    def _looks_for_causes(self) -> bool:
-        return self.sampler.slower_than_ticks is not None or self.sampler.tracker is not None
+    # In the steps of the session, so that the spans are those that it sent.
+    def _is_time_to_send(self, step: Columns | Block, explainer: Explainer) -> bool:
+        if isinstance(step, Columns):
+            is_full = explainer.is_full  # of a session; here only where nothing says when packets were looked at
+            explainer.add(step)
+            return is_full
+        if step.type == THREADS:
+            self._name_threads(step.payload)
+        elif step.type == SWITCHES:
+            explainer.add_switches(step.array(SWITCH))
+        return step.type == SUBMIT
 
-    # What is usual in this session: a replay of its own, before the one that sends.
-    def _find_typical(self) -> Typical:
-        sample = BatchSample()
-        with Pipeline(self.facts.roles) as pipeline:
-            for columns in replay(self.reader, self.facts, pipeline):
-                sample.add(columns)
-        return sample.typical()
+    def _name_threads(self, threads: list[ThreadInfo]) -> None:
+        for thread in threads:
+            if thread.tid:
+                self.facts.threads[thread.index] = thread
+        self.encoder.set_threads(_list_threads(self.facts))
 
     # Returns False when the receiver has stayed away: the rest would only be dropped.
     def _send(self, explainer: Explainer, exporter: Exporter) -> bool:
@@ -148,17 +151,20 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         format_trace_state(arguments.sample or 0.0),
         correlate_window_ns,
     )
+    encoder.set_threads(_list_threads(facts))
+    return encoder
+
+
+def _list_threads(facts: RecordingFacts) -> list[tuple[int, str]]:
     threads = [(0, "")] * (max(facts.threads, default=-1) + 1)
     for index, thread in facts.threads.items():
         threads[index] = (thread.tid, thread.name)
-    encoder.set_threads(threads)
-    return encoder
+    return threads
 
 
 def _make_sampler(arguments: argparse.Namespace, facts: RecordingFacts) -> Sampler:
     chosen = any(value is not None for value in (arguments.sample, arguments.slower_than, arguments.slowest))
-    clock: Clock = facts.make_clock()
-    slower = None if arguments.slower_than is None else clock.find_ticks(arguments.slower_than)
+    slower = None if arguments.slower_than is None else round(arguments.slower_than * facts.ticks_per_second / 1e9)
     return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest)
 
 

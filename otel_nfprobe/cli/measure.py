@@ -225,7 +225,8 @@ class Measurement:
             for child in self._forks.summaries:
                 monitor.not_restored += [f"process {child['pid']}: {sentence}" for sentence in child["not_restored"]]
         if self._recording is not None:
-            summary["recording"] = {"file": self._recording.path, "bytes": self._recording.bytes_written}
+            monitor.drain.write(lambda recording: recording.flush())
+            summary["recording"] = describe_recording(self._recording)
             error = monitor.drain.recording_error
             try:
                 self._recording.finish(summary)
@@ -330,6 +331,17 @@ def _open_metrics(
     if metrics.port is not None:
         say(f"metrics are shown at port {metrics.port}, /metrics.")
     return metrics
+
+
+def describe_recording(recording: RecordingWriter) -> dict[str, Any]:
+    """The object `recording` of a summary."""
+    file: dict[str, Any] = {"file": recording.path, "bytes": recording.bytes_written, "left_out": recording.left_out}
+    if recording.reached_max:
+        file["reached_max"] = True
+        say(f"The recording {recording.path} ends before the session does: it has reached --max-size.")
+    if recording.left_out:
+        say(f"The disk was too slow: {recording.left_out:,} records are not in the recording {recording.path}.")
+    return file
 
 
 def describe_probes(monitor: Monitor, subject: int | str) -> str:

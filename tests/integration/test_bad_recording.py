@@ -29,7 +29,7 @@ def small_recording(firewall_binary: Path, tmp_path_factory: pytest.TempPathFact
             "--adapter",
             str(DESCRIPTION),
             "--for",
-            "0.3s",
+            "0.6s",
             "--record",
             str(path),
         ]
@@ -80,7 +80,7 @@ def test_export_of_damaged_recordings(
     path = tmp_path / "damaged.nfprobe"
     rng = random.Random(7)
     for number in range(10):
-        position = rng.randrange(len(content) // 2, len(content))
+        position = rng.randrange(len(content) * 2 // 3, len(content))
         flipped = bytes([content[position] ^ 4]) + content[position + 1 :]
         path.write_bytes(content[:position] + (flipped if number % 2 else b""))
         capfd.readouterr()
