@@ -36,6 +36,8 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
+    "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes"),
+    "query": ("query", "QueryCommand", "ask recordings or their tables in SQL"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
     "export": ("export", "ExportCommand", "send a recording to an OTLP endpoint"),
 }

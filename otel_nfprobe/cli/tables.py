@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe tables RECORDING...`: writes calls, batches, packets and causes as Parquet files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.recording import RecordingReader
+
+if TYPE_CHECKING:
+    from otel_nfprobe.replay import RecordingFacts
+
+
+class TablesCommand:
+    """Writes recordings as Parquet files, one of each in DIR/calls, DIR/batches, DIR/packets and DIR/causes.
+
+    DuckDB, Polars, ClickHouse, Spark and Athena read them as they are (docs/tables.md).
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
+        parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder of the tables")
+        add_late_option(parser)
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="the last line of standard output is one JSON object: the files that were written",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        readers = [RecordingReader(path) for path in arguments.recordings]
+        for reader in readers:
+            warn(write(arguments.verb, reader, Path(arguments.output), arguments.slower_than))
+        if arguments.json:
+            print_json({"directory": arguments.output, "recordings": arguments.recordings})
+        return EXIT_DONE
+
+
+def add_late_option(parser: argparse.ArgumentParser) -> None:
+    """Declares which packets are in the table of causes."""
+    parser.add_argument(
+        "--slower-than",
+        type=parse_duration_ns,
+        metavar="TIME",
+        help="packets slower than this are in the table of causes (default: the slowest thousandth)",
+    )
+
+
+def write(verb: str, reader: RecordingReader, folder: Path, slower_than_ns: int | None) -> RecordingFacts:
+    """Writes the tables of one recording."""
+    try:
+        from otel_nfprobe.tablefiles import write_tables
+    except ImportError as error:
+        raise missing(verb, error) from None
+    return write_tables(reader, folder, slower_than_ns)
+
+
+def missing(verb: str, error: ImportError) -> NfprobeError:
+    """A package of the group `tables` is not there."""
+    sentence = f"nfprobe {verb} needs the package {(error.name or 'pyarrow').split('.')[0]}, which is not installed."
+    return NfprobeError(sentence, "pip install 'otel-nfprobe[tables]'")
+
+
+def warn(facts: RecordingFacts) -> None:
+    """Says where a recording was cut."""
+    if facts.damage:
+        print(f"nfprobe: {facts.damage}", file=sys.stderr)
