@@ -223,9 +223,9 @@ class Drain:
 
     def _deliver(self, is_over: bool = False) -> None:
         columns = self.pipeline.take()
-        self.write(lambda recording: recording.take(is_over))
         convert_arrivals(columns.packets, self.clock.convert_back)
         self.repeats.mark(columns.packets, self.clock)
+        self.write(lambda recording: recording.take(columns, is_over))
         self.statistics.add(columns)
         switches = self._take_switches()
         if self.spans is not None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from otel_nfprobe import recording_pb2
+from otel_nfprobe.columns import Columns
 from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
@@ -33,6 +34,7 @@ ANCHOR_BYTES = 24
 SWITCH_BYTES = 32
 THREAD_COUNT = 1024
 RECORDS_PER_BLOCK = 65536
+FUNCTIONS_PER_BLOCK = 10_000
 FRAME_S = 0.1
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
 _LOST_TAG, _LOST_CALL = 5 << 24, 0
@@ -172,8 +174,8 @@ class RecordingWriter:
         for start in range(0, len(data), step):
             self._put_records(thread, data[start : start + step])
 
-    def take(self, is_over: bool = False) -> None:
-        """Notes that the session looked at what was complete, before that at the end of all when `is_over`."""
+    def take(self, columns: Columns, is_over: bool = False) -> None:
+        """Notes that the session took what was complete, these columns; `is_over`: after the end of all."""
         if not self._sink.is_full:
             self._block(TAKE, b"", int(is_over))
 
@@ -199,21 +201,23 @@ class RecordingWriter:
 
     def functions(self, functions: Iterable[FunctionInfo]) -> None:
         """Appends functions; the last entry of an id holds."""
-        for group in _groups(list(functions), 10_000):
-            message = recording_pb2.Functions(function=[recording_pb2.Function(**asdict(item)) for item in group])
-            self._block(FUNCTIONS, message.SerializeToString())
+        for payload in encode_functions(functions):
+            self._block(FUNCTIONS, payload)
 
     def counters(self, counters: Iterable[ThreadCounters]) -> None:
         """Appends a snapshot of the thread table."""
-        entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
         if not self._sink.is_full:
-            self._block(COUNTERS, recording_pb2.Counters(thread=entries).SerializeToString())
+            self._block(COUNTERS, encode_counters(counters))
 
     def flush(self) -> None:
         """Waits until all that was appended is in the file."""
         self._close_frame()
         self._sink.flush()
         self._check()
+
+    def complete(self) -> None:
+        """The session has given all: waits until it is in the file."""
+        self.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the END block with the summary object of attach and closes the file."""
@@ -402,6 +406,14 @@ def _check(condition: bool) -> None:
         raise ValueError
 
 
-def _groups(items: Sequence[FunctionInfo], size: int) -> Iterator[Sequence[FunctionInfo]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
+    """Payloads of FUNCTIONS blocks of bounded size."""
+    items = [recording_pb2.Function(**asdict(item)) for item in functions]
+    for start in range(0, len(items), FUNCTIONS_PER_BLOCK):
+        yield recording_pb2.Functions(function=items[start : start + FUNCTIONS_PER_BLOCK]).SerializeToString()
+
+
+def encode_counters(counters: Iterable[ThreadCounters]) -> bytes:
+    """The payload of a COUNTERS block."""
+    entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
+    return bytes(recording_pb2.Counters(thread=entries).SerializeToString())

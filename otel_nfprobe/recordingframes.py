@@ -30,9 +30,9 @@ LEVEL = 1  # 30 million records a second on one core, 4 bytes a record; level 3 
 ALIGNMENT = 16  # of payloads, so that records can be read where they stand
 
 INDEX_ENTRY = np.dtype(
-    [("offset", "<u8"), ("records", "<u8"), ("unix_ns", "<u8"), ("types", "<u4"), ("unpacked_bytes", "<u4")]
+    [("offset", "<u8"), ("records", "<u8"), ("unix_ns", "<u8"), ("types", "<u4"), ("reserved", "<u4")]
 )
-"""One frame: where it begins, how many records it has, when it was closed, a bit for each type of block in it."""
+"""One frame: where it begins, how many records it has, when it was written, a bit for each type of block in it."""
 
 _CHECKED = struct.Struct("<III")
 

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -96,7 +96,7 @@ class RecordingFile:
         Raises:
             NfprobeError: it does not fit on the disk; the file is as before.
         """
-        entry = (self.bytes_written, frame.records, time.time_ns(), frame.types, len(frame.data))
+        entry = (self.bytes_written, frame.records, time.time_ns(), frame.types, 0)
         self._append(sealed)
         self._index.append(entry)
 
@@ -151,7 +151,7 @@ class RecordingSink:
     """Compresses frames and appends them to a file, in the order in which they were submitted.
 
     Args:
-        file: what `finish` or `discard` closes.
+        file: what `finish`, `close` or `discard` closes.
         max_bytes: the file ends before it would be longer; 0: no bound.
 
     Attributes:
@@ -159,24 +159,18 @@ class RecordingSink:
         reached_max: whether `max_bytes` did.
     """
 
-    def __init__(self, file: RecordingFile, max_bytes: int = 0, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, file: RecordingFile, max_bytes: int = 0) -> None:
         self.error: NfprobeError | None = None
         self.reached_max = False
         self._file = file
         self._max_bytes = max_bytes
-        self._queue_bytes = queue_bytes
         self._compressor = make_compressor()
-        self._queue: deque[Frame] = deque()
-        self._waiting_bytes = 0
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="nfprobe-record", daemon=True)
-        self._thread.start()
+        self._queue = FrameQueue(self._write)
 
     @property
     def is_full(self) -> bool:
         """Whether frames wait that are as many as can be kept."""
-        return self._waiting_bytes > self._queue_bytes
+        return self._queue.is_full
 
     @property
     def bytes_written(self) -> int:
@@ -185,20 +179,15 @@ class RecordingSink:
 
     def submit(self, frame: Frame) -> None:
         """Takes a frame; never waits, and takes it even when the queue is full."""
-        with self._changed:
-            self._queue.append(frame)
-            self._waiting_bytes += len(frame.data)
-            self._changed.notify_all()
+        self._queue.submit(frame)
 
     def flush(self) -> None:
         """Waits until all submitted frames are in the file."""
-        with self._changed:
-            while self._queue:
-                self._changed.wait()
+        self._queue.flush()
 
     def finish(self, blocks: Sequence[RawBlock]) -> None:
         """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
-        self._stop()
+        self._queue.stop()
         if self.error is not None:
             self._file.close()
         else:
@@ -206,36 +195,13 @@ class RecordingSink:
 
     def close(self) -> None:
         """Writes what waits and closes the file without an end."""
-        self._stop()
+        self._queue.stop()
         self._file.close()
 
     def discard(self) -> None:
         """Removes the file."""
-        with self._changed:
-            self._queue.clear()
-        self._stop()
+        self._queue.stop(is_wanted=False)
         self._file.remove()
-
-    def _stop(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                frame = self._queue[0]
-            self._write(frame)
-            with self._changed:
-                if self._queue:  # else it was discarded meanwhile
-                    self._queue.popleft()
-                self._waiting_bytes -= len(frame.data)
-                self._changed.notify_all()
 
     def _write(self, frame: Frame) -> None:
         if self.error is not None or self.reached_max:
@@ -248,3 +214,59 @@ class RecordingSink:
             self._file.append(sealed, frame)
         except NfprobeError as error:
             self.error = error
+
+
+class FrameQueue:
+    """Frames that wait for a thread of their own, which gives each to `handle`."""
+
+    def __init__(self, handle: Callable[[Frame], None], queue_bytes: int = QUEUE_BYTES) -> None:
+        self._handle = handle
+        self._queue_bytes = queue_bytes
+        self._frames: deque[Frame] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="nfprobe-record", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether frames wait that are as many as can be kept."""
+        return self._waiting_bytes > self._queue_bytes
+
+    def submit(self, frame: Frame) -> None:
+        """Takes a frame; never waits, and takes it even when the queue is full."""
+        with self._changed:
+            self._frames.append(frame)
+            self._waiting_bytes += len(frame.data)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Waits until all submitted frames were handled."""
+        with self._changed:
+            while self._frames:
+                self._changed.wait()
+
+    def stop(self, is_wanted: bool = True) -> None:
+        """Ends the thread, after it has handled what waits, if that is wanted."""
+        with self._changed:
+            if not is_wanted:
+                self._frames.clear()
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._frames and not self._closing:
+                    self._changed.wait()
+                if not self._frames:
+                    return
+                frame = self._frames[0]
+            self._handle(frame)
+            with self._changed:
+                if self._frames:  # else it is not wanted any more
+                    self._frames.popleft()
+                self._waiting_bytes -= len(frame.data)
+                self._changed.notify_all()

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from otel_nfprobe.adapters.base import choose_adapter
@@ -54,6 +55,8 @@ class AttachCommand:
             choose_by_trial(arguments, monitor, TRIAL_S if arguments.trial is None else arguments.trial)
             again = f"nfprobe attach {arguments.pid} --record FILE"
             measurement = Measurement(arguments, monitor, resource, endpoint, again)
+            if arguments.flight_recorder is not None:
+                signals.on_user_signal(measurement.ask_recorder)
             measurement.start()
             say(_describe_start(monitor))
             measurement.run(measurement.progress())
@@ -103,6 +106,10 @@ class _Signals:
                 self._before[number] = before
                 signal.signal(number, self._stop)
         return self
+
+    def on_user_signal(self, ask: Callable[[], None]) -> None:
+        """SIGUSR2 asks a flight recorder for what it keeps."""
+        self._before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, lambda *_: ask())
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -17,11 +17,13 @@ from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
+from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
+from otel_nfprobe.flightrecorder import FlightWriter
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
@@ -209,6 +211,11 @@ class Measurement:
         if self._budget is not None:
             self._budget.step(self.monitor)
 
+    def ask_recorder(self) -> None:
+        """Has a flight recorder write what it keeps; may be called by a signal's handler."""
+        if isinstance(self._recording, FlightWriter):
+            self._recording.ask()
+
     def finish(self) -> dict[str, Any]:
         """Closes what is open. Returns the summary object."""
         monitor = self.monitor
@@ -225,8 +232,10 @@ class Measurement:
             for child in self._forks.summaries:
                 monitor.not_restored += [f"process {child['pid']}: {sentence}" for sentence in child["not_restored"]]
         if self._recording is not None:
-            monitor.drain.write(lambda recording: recording.flush())
-            summary["recording"] = describe_recording(self._recording)
+            monitor.drain.write(lambda recording: recording.complete())
+            summary["recording"], sentences = describe_recording(self._recording)
+            for sentence in sentences:
+                say(sentence)
             error = monitor.drain.recording_error
             try:
                 self._recording.finish(summary)
@@ -297,7 +306,7 @@ class Measurement:
             resource={name: str(value) for name, value in resource.items()},
             settings={name: str(value) for name, value in settings.items() if value not in (None, [])},
         )
-        return RecordingWriter(self.arguments.record, header)
+        return open_writer(self.arguments, header)
 
     def _close_exporter(self) -> dict[str, Any]:
         if self._exporter is None:
@@ -331,17 +340,6 @@ def _open_metrics(
     if metrics.port is not None:
         say(f"metrics are shown at port {metrics.port}, /metrics.")
     return metrics
-
-
-def describe_recording(recording: RecordingWriter) -> dict[str, Any]:
-    """The object `recording` of a summary."""
-    file: dict[str, Any] = {"file": recording.path, "bytes": recording.bytes_written, "left_out": recording.left_out}
-    if recording.reached_max:
-        file["reached_max"] = True
-        say(f"The recording {recording.path} ends before the session does: it has reached --max-size.")
-    if recording.left_out:
-        say(f"The disk was too slow: {recording.left_out:,} records are not in the recording {recording.path}.")
-    return file
 
 
 def describe_probes(monitor: Monitor, subject: int | str) -> str:

@@ -7,6 +7,7 @@ import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
+from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
@@ -134,6 +135,7 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
         help="how long, such as 10s (default: until Ctrl-C)",
     )
     group.add_argument("--record", metavar="FILE", help="write a recording")
+    add_recording_options(group)
     group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
     group.add_argument(
         "--metrics-listen",
@@ -158,5 +160,6 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.packets == "none" and arguments.endpoint:
         sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
         raise UsageError(sentence, usage)
+    check_recording_options(arguments)
     find_identity(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]

@@ -29,9 +29,9 @@ def format_summary(summary: dict[str, Any]) -> str:
     ]
     if "recording" in summary:
         recording = summary["recording"]
-        lines.append(
-            f"  recording  {recording['file']}, {recording['bytes']:,} bytes: nfprobe report {recording['file']}"
-        )
+        files = recording.get("files", [recording["file"]])
+        shown = f"{', '.join(files)}, {recording['bytes']:,} bytes: nfprobe report {files[-1]}" if files else "nothing"
+        lines.append(f"  recording  {shown}")
     if "children" in summary:
         children, missed = summary["children"], summary["children_missed"]
         calls = sum(child["calls"] for child in children)

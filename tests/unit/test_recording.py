@@ -206,7 +206,7 @@ def test_a_slow_disk_costs_records_that_are_counted(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RecordingFile, "append", wait)
     monkeypatch.setattr(
-        "otel_nfprobe.recordingsink.RecordingSink.is_full", property(lambda sink: sink._waiting_bytes > 0)
+        "otel_nfprobe.recordingsink.FrameQueue.is_full", property(lambda queue: queue._waiting_bytes > 0)
     )
     writer = RecordingWriter(tmp_path / "r", HEADER)
     writer.functions([FUNCTION])
