@@ -57,6 +57,7 @@ bench: build ## the cost of a probe and of a probed network function, beside the
 	scripts/set-up test
 	mkdir -p build/bench
 	$(BIN)/python tests/benchmarks/bench_pipeline.py --json build/bench/pipeline.json
+	$(BIN)/python tests/benchmarks/bench_recording.py --json build/bench/recording.json
 	$(BIN)/python tests/benchmarks/bench_probe.py --json build/bench/probe.json
 	$(BIN)/python tests/benchmarks/bench_calibration.py --json build/bench/calibration.json
 	$(BIN)/python tests/benchmarks/bench_attach.py --json build/bench/attach.json
