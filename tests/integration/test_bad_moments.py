@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -36,7 +37,7 @@ def firewall(start_firewall: Callable[..., Firewall]) -> Firewall:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "nfprobe-test", str(folder)]
+    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "nfprobe-test", str(folder)]
     if subprocess.run(words, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     yield folder
@@ -46,12 +47,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk(nfprobe: Any, start_firewall: Callable[..., Firewall], small_disk: Path) -> None:
     firewall = start_firewall(500_000)
     recording = small_disk / "full.nfprobe"
-    done = nfprobe.run("attach", firewall.pid, "--adapter", DESCRIPTION, "--for", "1s", "--record", recording, "--json")
+    done = nfprobe.run("attach", firewall.pid, "--adapter", DESCRIPTION, "--for", "3s", "--record", recording, "--json")
     assert done.returncode == 1, done.stderr
     assert f"nfprobe: The recording {recording} ends after" in done.stderr
     assert f"next: nfprobe report {recording}" in done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["seconds"] >= 1
+    assert summary["seconds"] >= 3
     assert "No space left" in summary["recording"]["error"]
     assert summary["not_restored"] == []
     firewall.assert_restored()
@@ -63,6 +64,9 @@ def test_full_disk(nfprobe: Any, start_firewall: Callable[..., Firewall], small_
     report = nfprobe.run("report", recording)
     assert report.returncode == 0, report.stderr
     assert reader.damage in report.stderr
+    with contextlib.suppress(OSError), open(small_disk / "filler", "wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
     no_room = nfprobe.run("attach", firewall.pid, "--adapter", DESCRIPTION, "--for", "1s", "--record", small_disk / "x")
     assert no_room.returncode == 1, no_room.stderr
     assert_no_traceback(no_room.stderr)
