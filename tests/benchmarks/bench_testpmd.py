@@ -88,7 +88,7 @@ def measure(testpmd: Testpmd, target: Target, choice: Choice | None, seconds: fl
     if choice is None:
         time.sleep(SETTLE_S)
         return batch_ns(testpmd, seconds, time.sleep)
-    monitor = Monitor(target, choice, ring_bytes, False, print)
+    monitor = Monitor(target, choice, ring_bytes, "none", print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     monitor.run(SETTLE_S, lambda: None)

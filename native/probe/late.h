@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Late capture: which packets are identified when not all of them are, and from what. See late.c.
+#ifndef NFPROBE_LATE_H
+#define NFPROBE_LATE_H
+#include "library.h"
+
+enum {
+	NFP_LATE_POINTERS = 256, // received last, and of one transmit call; a power of two
+	NFP_LATE_BATCHES = 64, // received last; a power of two
+	NFP_LATE_COPIES = 64, // packets of a call whose headers can be copied at its entry
+	NFP_LATE_COPY_BYTES = 192,
+};
+
+// The packets of one call.
+struct nfp_burst {
+	uint64_t pointers; // address of their array, or the pointer of a single packet
+	uint32_t count;
+	uint32_t single;
+};
+
+struct nfp_late_batch {
+	uint64_t start_ticks; // entry of its receive call
+	uint64_t behind_ticks; // start of the late batch that it waited behind, or start_ticks
+	uint64_t first; // position of its first pointer among all received
+	uint32_t count;
+	uint32_t drawn;
+};
+
+// Headers as they were at the entry of a call.
+struct nfp_late_copy {
+	uint64_t buffer;
+	uint64_t data;
+	uint64_t arrival;
+	uint32_t readable;
+	uint32_t length;
+	uint8_t bytes[NFP_LATE_COPY_BYTES];
+};
+
+// What a thread keeps. Private memory of the target, one for each thread table entry, never on the NF's stack.
+struct nfp_late {
+	uint64_t received; // pointers ever kept
+	uint64_t batches; // ever begun
+	uint64_t empty_polls; // of the thread, when the last batch began
+	uint64_t frame; // of the transmit or drop call that `held` is of; 0: none
+	uint32_t count; // of `held`
+	uint32_t copied; // of `copies`
+	uint32_t until_check; // calls
+	uint32_t noted; // the monitor knows how this thread's packets are described
+	struct nfp_late_batch batch[NFP_LATE_BATCHES];
+	uint64_t pointers[NFP_LATE_POINTERS];
+	uint64_t held[NFP_LATE_POINTERS];
+	struct nfp_late_copy copies[NFP_LATE_COPIES];
+};
+
+// Forgets what was received: another session or another thread begins with this thread table entry.
+static inline void nfp_late_begin(struct nfp_late *late)
+{
+	late->received = late->batches = late->empty_polls = late->frame = 0;
+	late->count = late->copied = late->until_check = late->noted = 0;
+}
+
+// A receive call that was entered at `start_ticks` returns packets.
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct nfp_burst *burst,
+                      uint64_t start_ticks);
+// A transmit or drop call begins; `frame` tells it from others.
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program,
+                    const struct nfp_burst *burst, uint64_t frame);
+// It has ended at `ticks` and handed on the first `count` packets.
+void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                   uint64_t frame, uint64_t ticks, uint32_t count);
+#endif
