@@ -6,7 +6,9 @@
 #include "stream.h"
 #include <nfprobe/record.h>
 
-enum { CHOSEN_HISTORY_PACKETS = 256 }; // NFP_LATE_POINTERS of native/probe/late.h: older ones are not found there
+enum {
+	CHOSEN_HISTORY_PACKETS = 256
+}; // NFP_LATE_POINTERS of native/probe/late.h: older ones are not found there
 
 int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 {
@@ -58,7 +60,8 @@ int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	return 1;
 }
 
-void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
+void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     const struct nfp_record *record)
 {
 	if (record->rsp & NFP_NOTE_LATE)
 		stream->chooses = 1;

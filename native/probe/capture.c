@@ -94,7 +94,8 @@ static uint64_t call_of(const struct nfp_frame *frame)
 static struct nfp_burst burst_of(const struct nfp_program *program, const struct nfp_frame *frame,
                                  uint32_t count)
 {
-	struct nfp_burst burst = {.pointers = pointers_of(program, frame), .single = program->pointers_single};
+	struct nfp_burst burst = {.pointers = pointers_of(program, frame),
+	                          .single = program->pointers_single};
 	if (program->pointers_argument != NFP_ABSENT)
 		burst.count = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	return burst;

@@ -3,37 +3,11 @@
 #include "describe.h"
 #include "nfprobe/digest.h"
 
-static uint32_t load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
-{
-	uint32_t length = 0;
-	__builtin_memcpy(&length, buffer + offset, 2);
-	if (width == 4)
-		__builtin_memcpy(&length, buffer + offset, 4);
-	return length;
-}
-
 static uint64_t load_be64(const uint8_t *bytes)
 {
 	uint64_t word;
 	__builtin_memcpy(&word, bytes, 8);
 	return __builtin_bswap64(word);
-}
-
-void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
-{
-	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
-	uint16_t offset = 0;
-	view->buffer = buffer;
-	__builtin_memcpy(&view->data, bytes + program->data_pointer, sizeof(view->data));
-	if (program->data_offset != 0xffff)
-		__builtin_memcpy(&offset, bytes + program->data_offset, 2);
-	view->data += offset;
-	view->length = load_length(bytes, program->length, program->length_width);
-	view->readable =
-	    nfp_smaller(load_length(bytes, program->segment_length, program->segment_width), view->length);
-	view->arrival = 0;
-	if (program->arrival != 0xffff)
-		__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
 }
 
 // One packet as a run of adjacent records: all of them, or none.
@@ -71,8 +45,8 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	nfp_packet_describe(view->data, view->readable, view->length, program->link_layer,
 	                    nfp_library.header->digest_key, &facts);
 	int has_arrival = program->arrival != 0xffff && (origin || program->role == NFP_ROLE_RECEIVE);
-	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival +
-	                 (origin != 0);
+	uint32_t slots =
+	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival + (origin != 0);
 	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
 	if (position == NFP_NO_ROOM)
 		return;

@@ -24,7 +24,31 @@ static inline uint32_t nfp_smaller(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
+static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
+{
+	uint32_t length = 0;
+	__builtin_memcpy(&length, buffer + offset, 2);
+	if (width == 4)
+		__builtin_memcpy(&length, buffer + offset, 4);
+	return length;
+}
+
+static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
+{
+	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
+	uint16_t offset = 0;
+	view->buffer = buffer;
+	__builtin_memcpy(&view->data, bytes + program->data_pointer, sizeof(view->data));
+	if (program->data_offset != 0xffff)
+		__builtin_memcpy(&offset, bytes + program->data_offset, 2);
+	view->data += offset;
+	view->length = nfp_load_length(bytes, program->length, program->length_width);
+	view->readable = nfp_smaller(nfp_load_length(bytes, program->segment_length, program->segment_width),
+	                             view->length);
+	view->arrival = 0;
+	if (program->arrival != 0xffff)
+		__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
+}
 
 // Writes the packet's records, all of them or none. `index` is its position in the burst of this call; `origin` may be
 // NULL.

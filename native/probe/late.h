@@ -22,13 +22,13 @@ struct nfp_late_batch {
 	uint64_t start_ticks; // entry of its receive call
 	uint64_t behind_ticks; // start of the late batch that it waited behind, or start_ticks
 	uint64_t first; // position of its first pointer among all received
-	uint32_t count;
-	uint32_t drawn;
+	uint16_t count;
+	uint8_t drawn;
+	uint8_t is_late; // by its own time
 };
 
 // Headers as they were at the entry of a call.
 struct nfp_late_copy {
-	uint64_t buffer;
 	uint64_t data;
 	uint64_t arrival;
 	uint32_t readable;
@@ -41,11 +41,13 @@ struct nfp_late {
 	uint64_t received; // pointers ever kept
 	uint64_t batches; // ever begun
 	uint64_t empty_polls; // of the thread, when the last batch began
-	uint64_t frame; // of the transmit or drop call that `held` is of; 0: none
-	uint32_t count; // of `held`
+	uint64_t frame; // of the transmit or drop call that is kept; 0: none
+	uint64_t array; // of its pointers, when they are those of the last batch and not in `held`; else 0
+	uint32_t count; // of its packets
 	uint32_t copied; // of `copies`
 	uint32_t until_check; // calls
-	uint32_t noted; // the monitor knows how this thread's packets are described
+	uint16_t noted; // the monitor knows how this thread's packets are described
+	uint16_t changes; // its arrays of pointers are not what they look like: they are always kept
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	uint64_t pointers[NFP_LATE_POINTERS];
 	uint64_t held[NFP_LATE_POINTERS];
@@ -56,7 +58,9 @@ struct nfp_late {
 static inline void nfp_late_begin(struct nfp_late *late)
 {
 	late->received = late->batches = late->empty_polls = late->frame = 0;
-	late->count = late->copied = late->until_check = late->noted = 0;
+	late->array = 0;
+	late->count = late->copied = late->until_check = 0;
+	late->noted = late->changes = 0;
 }
 
 // A receive call that was entered at `start_ticks` returns packets.
