@@ -340,6 +340,7 @@ class Monitor:
             self.not_restored.clear()
         self.drain.run_dry()
         self._tell_verdicts()
+        self._tell_copying()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
         if not self.target_ended:

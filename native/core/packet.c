@@ -131,11 +131,10 @@ static int handed(struct nfp_stream *stream, const struct nfp_record *record)
 	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
 	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
 		return 0;
-	stream->handed.items[stream->handed.count++] =
-	    (struct nfp_handed){.buffer = record->word,
-	                        .position = record->rsp >> 16,
-	                        .length = (uint16_t)record->rsp,
-	                        .chosen = NFP_NONE};
+	stream->handed.items[stream->handed.count++] = (struct nfp_handed){.buffer = record->word,
+	                                                                   .position = record->rsp >> 16,
+	                                                                   .length = (uint16_t)record->rsp,
+	                                                                   .chosen = NFP_NONE};
 	return 1;
 }
 

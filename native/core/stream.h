@@ -253,7 +253,8 @@ int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 // A chosen packet was handed on by the open call. 0: which batch it came with is not known.
 int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
                     uint32_t chosen);
-void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
+void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     const struct nfp_record *record);
 void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
 int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);

@@ -48,7 +48,7 @@
 
 // Where not every packet is identified (native/probe/late.c):
 #define NFP_PACKET_ORIGIN 30 // entry of its receive call; 0: not known   position in the received burst
-#define NFP_BATCH_NOTE 31    // 0                                         NFP_NOTE_* of the batch that begins
+#define NFP_BATCH_NOTE 31 // 0                                         NFP_NOTE_* of the batch that begins
 #define NFP_NOTE_LATE 1 // its packets are described when they are handed on, and not all of them
 #define NFP_NOTE_DRAWN 2 // it was drawn for the sample: all of them are
 #define NFP_NO_POSITION 0xffffffffu
