@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, life_start_ticks
-from otel_nfprobe.sampling import REASON_CULPRIT, REASON_SLOW, REASON_SLOWEST, Sampler, find_latency_ticks, find_population
+from otel_nfprobe.sampling import (
+    REASON_CULPRIT,
+    REASON_SLOW,
+    REASON_SLOWEST,
+    Sampler,
+    find_latency_ticks,
+    find_population,
+)
 from otel_nfprobe.span import TAIL, EncodedRequest, SpanEncoder, make_tails
 from otel_nfprobe.switches import SWITCHES_MAX, no_switches
 from otel_nfprobe.tail import CauseKind, find_causes

@@ -100,5 +100,6 @@ class LateCapture:
                 self._copying.add(count.index)
                 yield (
                     f"Transmit calls of thread {tids.get(count.index, 0)} change their packets"
-                    f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now on."
+                    f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now"
+                    " on."
                 )

@@ -23,8 +23,8 @@ from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
-from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.latecapture import ALL, LateWish
+from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter

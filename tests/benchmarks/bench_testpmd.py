@@ -2,9 +2,9 @@
 """What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed.
 
 Short interleaved rounds in several testpmd processes: nothing; bare trampolines on the same sites (two time
-stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow (with
-its defaults) and all, drained by a real monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32, as paired
-differences with quartiles: the rounds of a shared machine differ by more than the probes cost.
+stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
+(with its defaults) and all, drained by a real monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32,
+as paired differences with quartiles: the rounds of a shared machine differ by more than the probes cost.
 """
 
 from __future__ import annotations
