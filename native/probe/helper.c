@@ -80,12 +80,11 @@ static const char *make_threads(struct nfp_thread **ret)
 	return NULL;
 }
 
-// Memory that is used where not every packet is identified. Pages that are never touched cost nothing.
-static struct nfp_late *make_late(void)
+// For late capture. Pages that are never touched cost nothing.
+static void *make_late(void)
 {
-	void *late = mmap(NULL, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
-	                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	return late == MAP_FAILED ? NULL : late;
+	return mmap(NULL, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
+	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
 // In a forked child the blocks that its thread may use have become zeros.
@@ -139,8 +138,8 @@ static const char *make_session(const struct nfp_boot *boot)
 	if (fixed == MAP_FAILED)
 		return close(fd), "the session's memory cannot be mapped";
 	failure = make_threads(&threads);
-	struct nfp_late *late = failure ? NULL : make_late();
-	if (!failure && !late)
+	void *late = failure ? NULL : make_late();
+	if (late == MAP_FAILED)
 		failure = "no memory for what the threads keep of packets";
 	if (failure)
 		return munmap(fixed, FIXED_BYTES), close(fd), failure;
@@ -156,7 +155,7 @@ static const char *make_session(const struct nfp_boot *boot)
 	header->kept_address = (uint64_t)(uintptr_t)&threads[0].kept;
 	memset(nfp_library.rings, 0, sizeof(nfp_library.rings));
 	nfp_library.header = header;
-	nfp_library.late = late; // what an earlier session had stays mapped: a thread may be inside a probe
+	nfp_library.late = late; // an earlier one stays mapped: a thread may be inside a probe
 	nfp_library.table = (void *)((uint8_t *)fixed + NFP_THREAD_TABLE_OFFSET);
 	nfp_library.programs = (void *)((uint8_t *)fixed + NFP_PROGRAM_OFFSET);
 	nfp_library.session_fd = fd;
