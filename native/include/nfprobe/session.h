@@ -239,8 +239,7 @@ struct nfp_program {
 	uint64_t offence; // what the verdict is about
 	// Written by the monitor. 1: packets stay where they are, readable, when they have been transmitted or freed.
 	uint32_t pooled;
-	uint32_t reserved0;
-	uint64_t reserved;
+	uint32_t reserved[3];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.
