@@ -95,6 +95,9 @@ MESSAGE = np.dtype([("body_bytes", "<u4"), ("topic_bytes", "<u4")])
 
 MESSAGE_VERSION = 15
 
+LATE_WISH = np.dtype([("late_ticks", "<u8"), ("sample", "<u8")])
+"""Which packets of a thread deserve to be identified."""
+
 THREAD = np.dtype(
     [
         ("state", "<u4"),
@@ -112,9 +115,16 @@ THREAD = np.dtype(
         ("refused_packets", "<u8"),
         ("dropped_packets", "<u8"),
         ("tail", "<u8"),
-        ("reserved1", "<u8", (7,)),
+        ("late", LATE_WISH),
+        ("reserved1", "<u8", (5,)),
         ("position", "<u8"),
-        ("reserved2", "<u8", (7,)),
+        ("identified_packets", "<u8"),
+        ("unplaced_packets", "<u8"),
+        ("unheld_packets", "<u8"),
+        ("checked_packets", "<u8"),
+        ("differing_packets", "<u8"),
+        ("copying", "<u8"),
+        ("checked_calls", "<u8"),
     ]
 )
 
@@ -133,6 +143,8 @@ class BatchFlag(IntFlag):
     FULL = 1
     LOSSY = 2
     UNFINISHED = 4
+    CHOSEN = 32
+    DRAWN = 64
 
 
 class PacketFlag(IntFlag):

@@ -22,6 +22,7 @@ from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
+from otel_nfprobe.latecapture import LateCapture
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
@@ -112,6 +113,7 @@ class Drain:
     thread_names: dict[int, str] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     switches: SwitchWatch | None = None
+    late: LateCapture | None = None
     recording_error: NfprobeError | None = None
     records: int = 0
     pause_s: float = PAUSE_S
@@ -227,6 +229,8 @@ class Drain:
         self.repeats.mark(columns.packets, self.clock)
         self.write(lambda recording: recording.take(columns, is_over))
         self.statistics.add(columns)
+        if self.late is not None:
+            self.late.add(columns)
         switches = self._take_switches()
         if self.spans is not None:
             self._name_threads()

@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, life_start_ticks
-from otel_nfprobe.sampling import REASON_CULPRIT, REASON_SLOW, REASON_SLOWEST, Sampler, find_latency_ticks
+from otel_nfprobe.sampling import (
+    REASON_CULPRIT,
+    REASON_SLOW,
+    REASON_SLOWEST,
+    Sampler,
+    find_latency_ticks,
+    find_population,
+)
 from otel_nfprobe.span import TAIL, EncodedRequest, SpanEncoder, make_tails
 from otel_nfprobe.switches import SWITCHES_MAX, no_switches
 from otel_nfprobe.tail import CauseKind, find_causes
@@ -93,7 +100,8 @@ class Explainer:
         if not len(columns.batches):
             return
         randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
-        selected, reasons = self._sampler.select(find_latency_ticks(columns.packets, columns.batches), randomness)
+        latency = find_latency_ticks(columns.packets, columns.batches)
+        selected, reasons = self._sampler.select(latency, randomness, find_population(columns))
         self._waiting.append(_Take(columns, selected, reasons))
         self._waiting_packets += len(columns.packets)
         self._waiting_calls += len(columns.calls)

@@ -76,7 +76,8 @@ class ChildMonitor(Monitor):
             refused={},
             _anchors={},
         )
-        super().__init__(target, choice, source.ring_bytes, source.packets, source.say, identity=source.identity)
+        identity, wish = source.identity, source.wish
+        super().__init__(target, choice, source.ring_bytes, source.packets, source.say, identity=identity, wish=wish)
         self._source = source
         self._turn = turn
         self.costs = source.costs

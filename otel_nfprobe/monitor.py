@@ -26,12 +26,13 @@ from otel_nfprobe.follow import Follower
 from otel_nfprobe.identity import Identity
 from otel_nfprobe.inherited import remove_inherited
 from otel_nfprobe.inject import Injected, inject
+from otel_nfprobe.latecapture import PACKET_GATES, SLOW, LateCapture, LateWish
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter
-from otel_nfprobe.session import GATE_INNER, GATE_OUTER, GATE_PACKETS, Session
+from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
 from otel_nfprobe.slots import count_stored_pointers
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.strategies import STRATEGIES
@@ -53,7 +54,7 @@ class Monitor:
         target: checked.
         choice: what to probe.
         ring_bytes: of each thread's ring.
-        packets: write packet records (`--packets=all`).
+        packets: which packets are identified: ALL, SLOW or NONE (latecapture.py).
         say: tells a person what happens.
         identity: how packets are identified.
         purpose: "" for a session, or TRIAL; `nfprobe status` reads it in the session's memory.
@@ -66,7 +67,7 @@ class Monitor:
     target: Target
     choice: Choice
     ring_bytes: int
-    packets: bool
+    packets: str
     say: Callable[[str], None]
     stopping: threading.Event = field(default_factory=threading.Event)
     probes: list[Probe] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Monitor:
     not_restored: list[str] = field(default_factory=list)
     switched_off: dict[str, str] = field(default_factory=dict)
     purpose: str = ""
+    wish: LateWish = field(default_factory=LateWish)
     identity: Identity = field(default_factory=Identity)
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
@@ -196,6 +198,7 @@ class Monitor:
             program.role = role.role
             for name, value in role.program.items():
                 setattr(program, name, value)
+            program.pooled = role.program.get("pooled", 0)
             program.link_layer = self.identity.mark_link(role.program.get("link_layer", 0))
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -265,7 +268,9 @@ class Monitor:
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
-        self.session.open_gates(GATE_OUTER | GATE_INNER | (GATE_PACKETS if self.packets else 0))
+        if self.packets == SLOW:
+            self.drain.late = LateCapture(self.session, self.wish, clock)
+        self.session.open_gates(GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:
@@ -294,6 +299,7 @@ class Monitor:
             self.drain.run_until(min(until, time.monotonic() + STEP_S))
             progress()
             self._tell_verdicts()
+            self._tell_copying()
             if self._has_ended():
                 return
             if not self.session.helper_is_there:
@@ -304,6 +310,11 @@ class Monitor:
         for name, sentence in find_verdicts(self.session, self.choice.roles):
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
+                self.say(sentence)
+
+    def _tell_copying(self) -> None:
+        if self.drain.late is not None:
+            for sentence in self.drain.late.find_copying():
                 self.say(sentence)
 
     def _has_ended(self) -> bool:
@@ -329,6 +340,7 @@ class Monitor:
             self.not_restored.clear()
         self.drain.run_dry()
         self._tell_verdicts()
+        self._tell_copying()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
         if not self.target_ended:

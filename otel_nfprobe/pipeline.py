@@ -40,6 +40,8 @@ class PipelineCounts:
     unknown: int
     generated: int
     discarded: int
+    identified: int
+    unplaced: int
 
 
 class Pipeline:

@@ -8,11 +8,13 @@ and Collector that follows the OpenTelemetry probability rules keeps the same tr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.columns import Columns, Rows, latency_ticks
+from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, Rows, latency_ticks
 
 REASON_SAMPLE: int = lib.NFP_REASON_SAMPLE
 REASON_SLOW: int = lib.NFP_REASON_SLOW
@@ -61,24 +63,66 @@ class QuantileTracker:
         self._window = window
         self._counts = np.zeros((64 - _STEP_BITS) * _STEPS)
 
-    def add(self, values: npt.NDArray[np.int64]) -> None:
-        """Counts values >= 0."""
+    def add(self, values: npt.NDArray[np.int64], weights: npt.NDArray[np.int64] | None = None) -> None:
+        """Counts values >= 0, each once or so many times."""
         if not len(values):
             return
-        self._counts += np.bincount(_find_buckets(values), minlength=len(self._counts))
+        self._counts += np.bincount(_find_buckets(values), weights, minlength=len(self._counts))
         total = self._counts.sum()
         if total > self._window:
             self._counts *= 0.5 * self._window / total
 
-    def find_threshold(self) -> int | None:
-        """The smallest bucket edge with at most `share` of the values, or one value, at or above it.
+    def find_threshold(self, margin: float = 1.0) -> int | None:
+        """The smallest bucket edge with at most `share` times `margin` of the values, or one value, at or above it.
 
         None while there is none: too many values share the top bucket.
         """
         at_or_above = np.cumsum(self._counts[::-1])[::-1]
-        allowed = max(1.0, self.share * float(at_or_above[0]))
+        allowed = max(1.0, self.share * margin * float(at_or_above[0]))
         fitting = np.flatnonzero((at_or_above <= allowed) & (at_or_above > 0))
         return _find_edge(int(fitting[0])) if len(fitting) else None
+
+
+@dataclass(frozen=True)
+class Population:
+    """Of takes in which not every packet is identified: what is known of all of them.
+
+    Attributes:
+        latency_ticks: as old as they were when the calls that handed them on ended.
+        weights: so many packets each.
+        thread: of each.
+        chosen: whether each identified packet is one of these batches'.
+        drawn: whether its batch was drawn for the sample.
+    """
+
+    latency_ticks: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.int64]
+    thread: npt.NDArray[np.uint32]
+    chosen: npt.NDArray[np.bool_]
+    drawn: npt.NDArray[np.bool_]
+
+
+def find_population(columns: Columns) -> Population | None:
+    """None where every packet is identified, or none is."""
+    flags = columns.batches["flags"]
+    if not (flags & BatchFlag.CHOSEN).any():
+        return None
+    calls = columns.calls
+    handing = (calls["flags"] & (CallFlag.TRANSMIT | CallFlag.DROP)) != 0
+    handing &= ((calls["flags"] & CallFlag.VALUE) != 0) & (calls["batch"] != NONE)
+    calls = calls[handing]
+    calls = calls[(flags[calls["batch"]] & BatchFlag.CHOSEN) != 0]
+    latency = calls["end_ticks"].astype(np.int64) - columns.batches["start_ticks"][calls["batch"]].astype(np.int64)
+    weights = (calls["value"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    kept = (latency > 0) & (weights > 0)
+    of_batch = flags[columns.packets["batch"]]
+    return Population(
+        latency[kept],
+        weights[kept],
+        calls["thread"][kept],
+        (of_batch & BatchFlag.CHOSEN) != 0,
+        (of_batch & BatchFlag.DRAWN) != 0,
+    )
 
 
 class Sampler:
@@ -107,25 +151,36 @@ class Sampler:
         return 0 < self.probability < 1
 
     def select(
-        self, latency_ticks: npt.NDArray[np.int64], randomness: npt.NDArray[np.uint64] | None = None
+        self,
+        latency_ticks: npt.NDArray[np.int64],
+        randomness: npt.NDArray[np.uint64] | None = None,
+        population: Population | None = None,
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
         """Indices of the selected packets, and REASON_* bits of each.
 
         Args:
             latency_ticks: of each packet; 0 when it is not known, then only the sample can select it.
             randomness: low 56 bits of each packet's trace id; needed when `needs_randomness`.
+            population: where not every packet is identified: the sample is what was drawn.
         """
         reasons = np.zeros(len(latency_ticks), dtype=np.uint8)
         if self.probability >= 1:
             reasons |= REASON_SAMPLE
         elif self.needs_randomness:
             assert randomness is not None
-            reasons[randomness >= self._threshold] |= REASON_SAMPLE
+            drawn = randomness >= self._threshold
+            if population is not None:
+                drawn = np.where(population.chosen, population.drawn, drawn)
+            reasons[drawn] |= REASON_SAMPLE
         if self.slower_than_ticks is not None:
             reasons[latency_ticks > self.slower_than_ticks] |= REASON_SLOW
         if self.tracker is not None:
             # The packets at hand count first: a short recording has a slowest share, too.
-            self.tracker.add(latency_ticks[latency_ticks > 0])
+            counted = latency_ticks > 0
+            if population is not None:
+                counted &= ~population.chosen
+                self.tracker.add(population.latency_ticks, population.weights)
+            self.tracker.add(latency_ticks[counted])
             edge = self.tracker.find_threshold()
             if edge is not None:
                 reasons[latency_ticks >= edge] |= REASON_SLOWEST

@@ -44,6 +44,10 @@ VERSION = 1
 GATE_OUTER = 1
 GATE_INNER = 2
 GATE_PACKETS = 4
+GATE_LATE = 8
+
+LATE_NEVER = 0xFFFFFFFFFFFFFFFF
+SAMPLE_ALL = 0x100000000
 
 LOST_CLASSES = ("call", "packet", "poll")
 
@@ -70,6 +74,19 @@ class ThreadCounts:
     refused: int
     dropped: int
     lost: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LateCounts:
+    """What one thread of the target did where not every packet is identified; fields as in nfp_thread_shared."""
+
+    index: int
+    identified: int
+    unplaced: int
+    unheld: int
+    checked: int
+    differing: int
+    copying: bool
 
 
 class Session:
@@ -242,6 +259,38 @@ class Session:
                     )
                 )
         return counts
+
+    def late_counts(self) -> list[LateCounts]:
+        """What the threads did where not every packet is identified."""
+        counts = []
+        for index in self.thread_indexes():
+            entry = self._table[index]
+            if entry.tid:
+                counts.append(
+                    LateCounts(
+                        index,
+                        int(entry.identified_packets),
+                        int(entry.unplaced_packets),
+                        int(entry.unheld_packets),
+                        int(entry.checked_packets),
+                        int(entry.differing_packets),
+                        bool(entry.copying),
+                    )
+                )
+        return counts
+
+    def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
+        """Says which packets deserve to be identified (struct nfp_late_wish).
+
+        Args:
+            late_ticks: age from which on they do; LATE_NEVER: none.
+            sample: so many of SAMPLE_ALL batches are drawn.
+            index: of the thread; None: of all, those that begin later included.
+        """
+        wishes = [self.header.late] if index is None else []
+        wishes += [self._table[i].late for i in (self.thread_indexes() if index is None else [index])]
+        for wish in wishes:
+            wish.late_ticks, wish.sample = late_ticks, sample
 
     def thread_claims(self) -> list[tuple[int, int, int, bool]]:
         """Entries in use: index, tid as the target sees it, when it was claimed, whether it counted packets."""

@@ -44,6 +44,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "threads": _list_threads(monitor),
         "batches": count_received(monitor)[0],
         "packets": count_packets(monitor),
+        **_count_identified(monitor),
         "ids": monitor.drain.repeats.counts().as_summary(),
         "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
         "live": {"changed": monitor.patcher.live.changed, "traps": monitor.patcher.live.traps},
@@ -97,6 +98,24 @@ def count_packets(monitor: Monitor) -> dict[str, int]:
         dropped = sum(count.dropped for count in threads)
         unknown = max(0, received - transmitted - dropped)
     return {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
+
+
+def _count_identified(monitor: Monitor) -> dict[str, Any]:
+    """What became of late capture, where it was asked for."""
+    if monitor.drain.late is None:
+        return {}
+    counts = monitor.session.late_counts()
+    tids = {count.index: count.tid for count in monitor.session.thread_counts()}
+    return {
+        "identified": {
+            "packets": sum(count.identified for count in counts),
+            "unplaced": monitor.drain.pipeline.counts().unplaced,
+            "unheld": sum(count.unheld for count in counts),
+            "checked": sum(count.checked for count in counts),
+            "differing": sum(count.differing for count in counts),
+            "copying": [tids.get(count.index, 0) for count in counts if count.copying],
+        }
+    }
 
 
 def count_received(monitor: Monitor) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CallFlag, Columns
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.monitor import TRIAL, Monitor
 from otel_nfprobe.pattern import Pattern
 from otel_nfprobe.running import see_running
@@ -202,7 +203,7 @@ class Trial:
             return Found(0, 0)
         choice = self._choose(candidates)
         tally = Tally()
-        monitor = Monitor(self.target, choice, self.ring_bytes, False, _keep_silent, self.stopping, purpose=TRIAL)
+        monitor = Monitor(self.target, choice, self.ring_bytes, NONE, _keep_silent, self.stopping, purpose=TRIAL)
         monitor.attach()
         clock = Clock.start()
         try:

@@ -134,7 +134,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->batch.id = pipeline->next_batch_id++;
 	pending->log.count = pending->log.irregular = 0;
 	pending->packets.count = pending->undone = 0;
-	pending->handed = 0;
+	pending->handed = pending->received_total = 0;
 	pending->next = NULL;
 }
 
@@ -196,7 +196,11 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		stream->log = &pending->log;
 		stream->tree.enclosing = stream->tree.count;
 		pipeline->counts.batches++;
+		pending->batch.flags |= stream->chooses ? NFP_BATCH_CHOSEN : 0;
 	}
+	stream->received_total += size;
+	if (pending)
+		pending->received_total = stream->received_total;
 	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
 	uint32_t receive = stream->log->count;
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);

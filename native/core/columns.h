@@ -45,6 +45,8 @@ enum nfp_batch_flags {
 	NFP_BATCH_FULL = 1,      // its poll returned as many packets as were asked for
 	NFP_BATCH_LOSSY = 2,     // records were lost inside it
 	NFP_BATCH_UNFINISHED = 4, // cut by the end of the session
+	NFP_BATCH_CHOSEN = 32, // its packets are described only where they are late or it was drawn
+	NFP_BATCH_DRAWN = 64,  // for the fair sample
 };
 
 struct nfp_batch {

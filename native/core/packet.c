@@ -25,7 +25,7 @@ static void put_arrival(struct nfp_packet *packet, const struct nfp_record *reco
 	    record->rsp == NFP_ARRIVAL_TICKS ? NFP_PACKET_ARRIVAL_KNOWN : NFP_PACKET_ARRIVAL_UNIX_NS;
 }
 
-static void put_fact(struct nfp_packet *packet, const struct nfp_record *record)
+void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record)
 {
 	switch (nfp_record_kind(record)) {
 	case NFP_PACKET_ID:
@@ -65,13 +65,18 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	uint32_t kind = nfp_record_kind(record);
 	int of_message = kind == NFP_PACKET_TOPIC || kind == NFP_PACKET_TEXT;
 	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
-	    (kind > NFP_PACKET_DST6_LOW && !of_message))
+	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN))
 		return 0;
 	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
 		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_RECEIVED)
-		put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
+		nfp_packet_put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
+	else if (stream->describing == NFP_DESCRIBING_CHOSEN)
+		nfp_packet_put_fact(&stream->chosen.items[stream->chosen.count - 1].packet, record);
+	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ORIGIN)
+		stream->describing =
+		    nfp_chosen_begin(stream, record) ? NFP_DESCRIBING_CHOSEN : NFP_DESCRIBING_STRAY;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
 		stream->handed.items[stream->handed.count - 1].digest = record->word;
 	return 1;
@@ -126,8 +131,10 @@ static int handed(struct nfp_stream *stream, const struct nfp_record *record)
 	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
 	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
 		return 0;
-	stream->handed.items[stream->handed.count++] =
-	    (struct nfp_handed){.buffer = record->word, .position = record->rsp >> 16};
+	stream->handed.items[stream->handed.count++] = (struct nfp_handed){.buffer = record->word,
+	                                                                   .position = record->rsp >> 16,
+	                                                                   .length = (uint16_t)record->rsp,
+	                                                                   .chosen = NFP_NONE};
 	return 1;
 }
 
@@ -187,12 +194,19 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		                          .digest = packet->digest,
 		                          .function = open->function,
 		                          .kind = drop ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT};
-		if (packet->position < accepted && nfp_event_append(pipeline, stream, event))
+		if (packet->position >= accepted)
+			continue;
+		if (packet->chosen != NFP_NONE)
+			described += (uint64_t)nfp_chosen_done(pipeline, stream, open, packet->chosen);
+		else if (nfp_event_append(pipeline, stream, event))
 			described++;
 	}
 	stream->handed.count = first;
+	if (!first)
+		stream->chosen.count = 0;
 	if (accepted > described)
 		count_undescribed(pipeline, stream, drop, accepted - described);
+	nfp_chosen_count(stream, accepted);
 	if (stream->batch)
 		stream->batch->handed += accepted;
 }

@@ -24,6 +24,7 @@ static void stream_destroy(struct nfp_stream *stream)
 	nfp_calltree_deinit(&stream->tree);
 	free(stream->outside.items);
 	free(stream->handed.items);
+	free(stream->chosen.items);
 	free(stream->events.items);
 	free(stream);
 }
@@ -267,6 +268,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		break;
 	case NFP_PACKET:
 		nfp_packet_begin(pipeline, stream, record);
+		break;
+	case NFP_BATCH_NOTE:
+		nfp_chosen_note(pipeline, stream, record);
 		break;
 	default:
 		pipeline->counts.invalid++;

@@ -82,6 +82,19 @@ static int histogram_put(struct histogram *histogram, uint64_t value)
 	return 0;
 }
 
+static int histogram_put_many(struct histogram *histogram, uint64_t value, uint64_t count)
+{
+	if (!count)
+		return 0;
+	if (histogram_put(histogram, value))
+		return -1;
+	uint32_t block = block_of(value);
+	histogram->blocks[block][sub_of(value, block)] += count - 1;
+	histogram->summary.count += count - 1;
+	histogram->summary.total += value * (count - 1);
+	return 0;
+}
+
 static int histogram_merge(struct histogram *histogram, const struct histogram *other)
 {
 	for (uint32_t block = 0; block < BLOCKS; block++) {
@@ -208,6 +221,35 @@ static int add_packet(struct histogram *others, const struct nfp_packet *packet,
 	                     packet->done_ticks - start_ticks);
 }
 
+// How many packets the call handed on; 0 as well when it is inside another one that did so.
+static uint64_t handed_on(const struct nfp_columns *columns, uint32_t index)
+{
+	const struct nfp_call *call = &columns->calls[index];
+	uint16_t role = call->flags & (NFP_CALL_TRANSMIT | NFP_CALL_DROP);
+	if (!role || !(call->flags & NFP_CALL_VALUE))
+		return 0;
+	for (uint32_t i = index; columns->calls[i].parent < i; i = columns->calls[i].parent)
+		if (columns->calls[columns->calls[i].parent].flags & role)
+			return 0;
+	return call->value & UINT32_MAX;
+}
+
+// The packets of a chosen batch are not all described: they are as old as the calls that handed them on tell.
+static int add_chosen(struct histogram *others, const struct nfp_columns *columns,
+                      const struct nfp_batch *batch)
+{
+	int result = 0;
+	for (uint32_t i = batch->first_call; i - batch->first_call < batch->calls; i++) {
+		const struct nfp_call *call = &columns->calls[i];
+		uint64_t packets = handed_on(columns, i), ticks = call->end_ticks - batch->start_ticks;
+		if (call->end_ticks < batch->start_ticks)
+			continue;
+		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], ticks, packets);
+		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], ticks, packets);
+	}
+	return result;
+}
+
 int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_columns *columns)
 {
 	int result = 0;
@@ -217,9 +259,13 @@ int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_colum
 	}
 	for (uint64_t i = 0; i < columns->batch_count; i++)
 		result |= add_batch(statistics->others, &columns->batches[i]);
+	for (uint64_t i = 0; i < columns->batch_count; i++)
+		if (columns->batches[i].flags & NFP_BATCH_CHOSEN)
+			result |= add_chosen(statistics->others, columns, &columns->batches[i]);
 	for (uint64_t i = 0; i < columns->packet_count; i++) {
 		const struct nfp_packet *packet = &columns->packets[i];
-		if (packet->batch < columns->batch_count)
+		if (packet->batch < columns->batch_count &&
+		    !(columns->batches[packet->batch].flags & NFP_BATCH_CHOSEN))
 			result |= add_packet(statistics->others, packet,
 			                     columns->batches[packet->batch].start_ticks);
 	}

@@ -47,6 +47,7 @@ struct nfp_pending {
 	uint32_t slot;   // in nfp_pipeline.slots
 	uint64_t handed; // packets that calls of this batch transmitted or dropped
 	uint64_t receive_ticks; // exit of the receive call
+	uint64_t received_total; // packets of its thread up to its last one
 	uint64_t round;  // of the take after which it ended
 	uint64_t number; // among the ended batches of its thread
 	struct nfp_pending *next;
@@ -82,8 +83,15 @@ struct nfp_events {
 struct nfp_handed {
 	uint64_t buffer;
 	uint64_t digest;
-	uint32_t position; // in its burst
-	uint32_t reserved;
+	uint16_t position; // in its burst
+	uint16_t length;
+	uint32_t chosen; // its place among the stream's chosen packets, or NFP_NONE
+};
+
+// A packet that is described when it is handed on (chosen.c).
+struct nfp_chosen {
+	struct nfp_packet packet;
+	uint64_t origin_ticks; // entry of its receive call; 0: not known
 };
 
 // The packet whose facts are being read: the last one of the batch, the last one handed on, or neither.
@@ -91,6 +99,7 @@ enum nfp_describing {
 	NFP_DESCRIBING_NONE,
 	NFP_DESCRIBING_RECEIVED,
 	NFP_DESCRIBING_HANDED,
+	NFP_DESCRIBING_CHOSEN,
 	NFP_DESCRIBING_STRAY,
 };
 
@@ -115,6 +124,13 @@ struct nfp_stream {
 		uint32_t count;
 		uint32_t capacity;
 	} handed;
+	struct {
+		struct nfp_chosen *items;
+		uint32_t count;
+		uint32_t capacity;
+	} chosen; // of the transmit calls that are open
+	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
+	uint32_t chooses; // it describes packets when they are handed on
 	struct {
 		uint64_t length;
 		uint64_t number;
@@ -230,6 +246,20 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event);
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
+// chosen.c
+// What is handed on is a chosen packet. 0: no memory.
+int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record);
+// A chosen packet was handed on by the open call. 0: which batch it came with is not known.
+int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                    uint32_t chosen);
+void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     const struct nfp_record *record);
+void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
+// Whether packets of the batch may still be handed on, and not too much has come since.
+int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
+// The batch is delivered.
+void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
 // message.c
 void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record);

@@ -89,7 +89,8 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 	case NFP_FIELD_WHEN:
 		return jump_when(values->when);
 	case NFP_FIELD_DESCRIBE:
-		return NFP_GATE_PACKETS | (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
+		return NFP_GATE_PACKETS | NFP_GATE_LATE |
+		       (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
 	default:
 		return values->return_mask;
 	}

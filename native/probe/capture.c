@@ -3,8 +3,8 @@
 // wanted. Runs on the target's threads between two of its instructions; reads only what the NF itself is
 // handed (the pointers of a burst, the headers of its packets) and at most packets_max of them. What a person
 // described is checked first (plausible.c).
-#include "library.h"
-#include "nfprobe/digest.h"
+#include "describe.h"
+#include "late.h"
 #include "x86_64/syscall.h"
 
 // The frame of the receive and packets templates (x86_64/template_packets.S).
@@ -70,99 +70,35 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 	}
 }
 
-static uint32_t load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
-{
-	uint32_t length = 0;
-	__builtin_memcpy(&length, buffer + offset, 2);
-	if (width == 4)
-		__builtin_memcpy(&length, buffer + offset, 4);
-	return length;
-}
-
-static uint32_t smaller(uint32_t a, uint32_t b)
-{
-	return a < b ? a : b;
-}
-
-static uint64_t load_be64(const uint8_t *bytes)
-{
-	uint64_t word;
-	__builtin_memcpy(&word, bytes, 8);
-	return __builtin_bswap64(word);
-}
-
-// One packet as a run of adjacent records: all of them, or none.
-struct packet_writer {
-	struct nfp_thread *thread;
-	uint64_t position;
-	uint32_t function;
-};
-
-static void put(struct packet_writer *writer, uint32_t kind, uint64_t word, uint32_t rsp)
-{
-	nfp_write(writer->thread, writer->position, word, writer->function | kind << NFP_KIND_SHIFT, rsp);
-	writer->position += NFP_RECORD_BYTES;
-}
-
-static void put_addresses(struct packet_writer *writer, const struct nfp_packet_facts *facts)
-{
-	uint32_t ports = facts->source_port | (uint32_t)facts->destination_port << 16;
-	if (facts->ip_version == 4) {
-		uint64_t source = load_be64(facts->source) >> 32,
-		         destination = load_be64(facts->destination) >> 32;
-		put(writer, NFP_PACKET_V4, source | destination << 32, ports);
-	} else if (facts->ip_version == 6) {
-		put(writer, NFP_PACKET_SRC6_HIGH, load_be64(facts->source), ports);
-		put(writer, NFP_PACKET_SRC6_LOW, load_be64(facts->source + 8), 0);
-		put(writer, NFP_PACKET_DST6_HIGH, load_be64(facts->destination), 0);
-		put(writer, NFP_PACKET_DST6_LOW, load_be64(facts->destination + 8), 0);
-	}
-}
-
-static void write_packet(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                         const uint8_t *buffer, uint32_t index)
-{
-	const uint8_t *data;
-	uint16_t offset = 0;
-	__builtin_memcpy(&data, buffer + program->data_pointer, sizeof(data));
-	if (program->data_offset != 0xffff)
-		__builtin_memcpy(&offset, buffer + program->data_offset, 2);
-	uint32_t length = load_length(buffer, program->length, program->length_width);
-	uint32_t readable = load_length(buffer, program->segment_length, program->segment_width);
-	struct nfp_packet_facts facts;
-	nfp_packet_describe(data + offset, smaller(readable, length), length, program->link_layer,
-	                    nfp_library.header->digest_key, &facts);
-	int has_arrival = program->arrival != 0xffff && program->role == NFP_ROLE_RECEIVE;
-	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival;
-	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
-	if (position == NFP_NO_ROOM)
-		return;
-	struct packet_writer writer = {thread, position, function};
-	put(&writer, NFP_PACKET, (uint64_t)(uintptr_t)buffer, smaller(length, 0xffff) | index << 16);
-	put(&writer, NFP_PACKET_ID, facts.digest,
-	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
-	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);
-	put_addresses(&writer, &facts);
-	if (has_arrival) {
-		uint64_t arrival;
-		__builtin_memcpy(&arrival, buffer + program->arrival, 8);
-		put(&writer, NFP_PACKET_ARRIVAL, arrival, program->arrival_unit);
-	}
-}
-
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                           const struct nfp_frame *frame, uint32_t count)
 {
 	if (!(thread->gate & NFP_GATE_PACKETS) || program->pointers_argument == NFP_ABSENT)
 		return;
 	uint64_t pointers = pointers_of(program, frame);
-	if (program->pointers_single) {
-		write_packet(thread, function, program, (const uint8_t *)pointers, 0);
-		return;
+	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
+	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
+	for (uint32_t i = 0; i < described; i++) {
+		struct nfp_view view;
+		nfp_view_read(program, program->pointers_single ? pointers : buffers[i], &view);
+		nfp_describe(thread, function, program, &view, i, 0);
 	}
-	const uint8_t *const *buffers = (const uint8_t *const *)pointers;
-	for (uint32_t i = 0; i < smaller(count, program->packets_max); i++)
-		write_packet(thread, function, program, buffers[i], i);
+}
+
+static uint64_t call_of(const struct nfp_frame *frame)
+{
+	return (uint64_t)(uintptr_t)&frame->return_address;
+}
+
+// The packets of a call, for late.c.
+static struct nfp_burst burst_of(const struct nfp_program *program, const struct nfp_frame *frame,
+                                 uint32_t count)
+{
+	struct nfp_burst burst = {.pointers = pointers_of(program, frame),
+	                          .single = program->pointers_single};
+	if (program->pointers_argument != NFP_ABSENT)
+		burst.count = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
+	return burst;
 }
 
 static uint32_t received(struct nfp_program *program, const struct nfp_frame *frame)
@@ -179,7 +115,7 @@ static uint32_t received(struct nfp_program *program, const struct nfp_frame *fr
 static int is_trusted(const struct nfp_thread *thread, struct nfp_program *program,
                       const struct nfp_frame *frame, uint32_t count)
 {
-	if (!program->checked || !(program->count_width || thread->gate & NFP_GATE_PACKETS))
+	if (!program->checked || !(program->count_width || thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)))
 		return 1;
 	return nfp_is_plausible(program, pointers_of(program, frame), count);
 }
@@ -205,14 +141,19 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	thread->shared->received_packets += count;
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_POLL);
 	if (position != NFP_NO_ROOM) {
-		uint32_t asked = smaller(requested(program, frame), 0xffff);
+		uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 		nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
 		          low_rsp(frame));
 		nfp_write(thread, position + NFP_RECORD_BYTES, tsc,
 		          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
-		          smaller(count, 0xffff) | asked << 16);
+		          nfp_smaller(count, 0xffff) | asked << 16);
 	}
-	write_packets(thread, function, program, frame, count);
+	if (thread->gate & NFP_GATE_LATE) {
+		struct nfp_burst burst = burst_of(program, frame, count);
+		nfp_late_receive(thread, function, &burst, frame->tsc);
+	} else {
+		write_packets(thread, function, program, frame, count);
+	}
 }
 
 void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
@@ -227,13 +168,17 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
 	if (!thread)
 		return;
-	if (program->role == NFP_ROLE_MESSAGE)
+	if (program->role == NFP_ROLE_MESSAGE) {
 		nfp_message_write(thread, function,
 		                  (const char *)argument(frame, program->pointers_argument));
-	else if (is_trusted(thread, program, frame, count))
-		write_packets(thread, function, program, frame, count);
-	else
+	} else if (!is_trusted(thread, program, frame, count)) {
 		keep(frame, 0);
+	} else if (thread->gate & NFP_GATE_LATE) {
+		struct nfp_burst burst = burst_of(program, frame, count);
+		nfp_late_enter(thread, program, &burst, call_of(frame));
+	} else {
+		write_packets(thread, function, program, frame, count);
+	}
 }
 
 void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -255,6 +200,8 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		thread->shared->transmitted_packets += count;
 		thread->shared->refused_packets += asked > count ? asked - count : 0;
 	}
+	if (thread->gate & NFP_GATE_LATE)
+		nfp_late_exit(thread, function, program, call_of(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)
 		return;

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "boot.h"
 #include "jit.h"
+#include "late.h"
 #include "library.h"
 #include "x86_64/syscall.h"
 #include <dlfcn.h>
@@ -79,6 +80,13 @@ static const char *make_threads(struct nfp_thread **ret)
 	return NULL;
 }
 
+// For late capture. Pages that are never touched cost nothing.
+static void *make_late(void)
+{
+	return mmap(NULL, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
+	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
 // In a forked child the blocks that its thread may use have become zeros.
 static void revive_former(void)
 {
@@ -130,6 +138,9 @@ static const char *make_session(const struct nfp_boot *boot)
 	if (fixed == MAP_FAILED)
 		return close(fd), "the session's memory cannot be mapped";
 	failure = make_threads(&threads);
+	void *late = failure ? NULL : make_late();
+	if (late == MAP_FAILED)
+		failure = "no memory for what the threads keep of packets";
 	if (failure)
 		return munmap(fixed, FIXED_BYTES), close(fd), failure;
 	struct nfp_session_header *header = fixed;
@@ -144,6 +155,7 @@ static const char *make_session(const struct nfp_boot *boot)
 	header->kept_address = (uint64_t)(uintptr_t)&threads[0].kept;
 	memset(nfp_library.rings, 0, sizeof(nfp_library.rings));
 	nfp_library.header = header;
+	nfp_library.late = late; // an earlier one stays mapped: a thread may be inside a probe
 	nfp_library.table = (void *)((uint8_t *)fixed + NFP_THREAD_TABLE_OFFSET);
 	nfp_library.programs = (void *)((uint8_t *)fixed + NFP_PROGRAM_OFFSET);
 	nfp_library.session_fd = fd;
@@ -159,6 +171,8 @@ static const char *make_session(const struct nfp_boot *boot)
 // faults. Failure is no harm: the thread maps its ring itself.
 static void prepare_rings(uint64_t count)
 {
+	if (count && count <= NFP_THREAD_COUNT)
+		madvise(nfp_library.late, count * sizeof(struct nfp_late), MADV_POPULATE_WRITE);
 	for (uint32_t index = 0; index < count && index < NFP_THREAD_COUNT; index++)
 		if (!nfp_library.rings[index] && nfp_ring_map(index) == 0)
 			madvise(nfp_library.rings[index], nfp_library.header->ring_bytes,
@@ -178,6 +192,8 @@ static void begin_session(void)
 		memset(thread->lost_pending, 0, sizeof(thread->lost_pending));
 		memset(shared->lost, 0, sizeof(shared->lost));
 		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets
+		memset(&shared->identified_packets, 0, 7 * sizeof(uint64_t)); // up to checked_calls
+		nfp_late_begin(&nfp_library.late[i]);
 		shared->position = thread->position;
 		shared->tail = thread->position;
 	}

@@ -15,6 +15,7 @@ struct nfp_library {
 	struct nfp_thread_shared *table; // in it
 	struct nfp_program *programs; // in it
 	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child
+	struct nfp_late *late; // NFP_THREAD_COUNT, see late.h
 	uint8_t *rings[NFP_THREAD_COUNT]; // mapped rings, by thread table index
 	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which
 	// gives it a block of this session.

@@ -2,6 +2,7 @@
 // The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (tail is
 // read again, losses are counted and marked in the stream). Runs on the target's threads, possibly in a
 // signal handler, possibly on a small stack: raw system calls only, no locks.
+#include "late.h"
 #include "library.h"
 #include "x86_64/syscall.h"
 #include <sys/mman.h>
@@ -74,6 +75,8 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->packets_entry = nfp_null_thread.packets_entry;
 	thread->packets_exit = nfp_null_thread.packets_exit;
 	thread->limit = 0;
+	shared->late = nfp_library.header->late;
+	nfp_late_begin(&nfp_library.late[index]);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
 	// Partner: Session.ended_threads, which believes a tid only with a start.
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);

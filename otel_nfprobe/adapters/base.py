@@ -111,7 +111,12 @@ class FollowingAdapter(Adapter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Where a packet's bytes are. Offsets in bytes, in the structure that describes one packet."""
+    """Where a packet's bytes are. Offsets in bytes, in the structure that describes one packet.
+
+    Attributes:
+        pooled: descriptions and bytes lie in memory that stays mapped: they can be read after a packet was
+            transmitted or freed.
+    """
 
     data: int
     length: int
@@ -122,6 +127,7 @@ class Buffer:
     arrival: int = NO_OFFSET
     arrival_unit: int = 0
     link_layer: int = 0
+    pooled: bool = False
 
     def fields(self) -> dict[str, int]:
         """Fields of struct nfp_program."""
@@ -135,6 +141,7 @@ class Buffer:
             "arrival": self.arrival,
             "arrival_unit": self.arrival_unit,
             "link_layer": self.link_layer,
+            "pooled": int(self.pooled),
         }
 
 

@@ -7,6 +7,7 @@ The table of a program's ports is found by dpdk.py. Called by the adapters of pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.adapters.base import RECEIVE, TRANSMIT, Buffer, Burst, RoleFunction, make_program
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len.
 MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2)
+# Those that a driver is handed come from pools, which are never unmapped while a port runs.
+POOLED_MBUF = replace(MBUF, pooled=True)
 # uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
 BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
 
@@ -64,4 +67,4 @@ def _role(target: Target, address: int, role: int, word: str, ports: list[int]) 
     driver = module.name.split(".so")[0].removeprefix("librte_")
     numbers = ", ".join(str(port) for port in ports)
     label = f"{driver} {word}, port{'s' if len(ports) > 1 else ''} {numbers}"
-    return RoleFunction(address, function.label, role, make_program(role, BURST, MBUF), label)
+    return RoleFunction(address, function.label, role, make_program(role, BURST, POOLED_MBUF), label)

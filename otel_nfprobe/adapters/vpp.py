@@ -77,7 +77,7 @@ PROGRAM = {
     "arrival": NO_OFFSET,
     **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
     **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset"), 0),
-    **dict.fromkeys(("checked", "verdict", "proven", "offence"), 0),
+    **dict.fromkeys(("checked", "pooled", "verdict", "proven", "offence"), 0),
 }
 
 

@@ -20,6 +20,7 @@ from otel_nfprobe.columns import Columns
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
+from otel_nfprobe.latecapture import SLOW
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
@@ -148,7 +149,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         facts.function_names,
         find_session_id(header.session),
         facts.make_clock(),
-        format_trace_state(arguments.sample or 0.0),
+        format_trace_state(arguments.sample or 0.0) if header.settings.get("packets") != SLOW else "",
         correlate_window_ns,
     )
     encoder.set_threads(_list_threads(facts))

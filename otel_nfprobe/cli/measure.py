@@ -25,6 +25,7 @@ from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.flightrecorder import FlightWriter
 from otel_nfprobe.forks import Forks
+from otel_nfprobe.latecapture import ALL, LateWish
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.otlp import Exporter
@@ -69,7 +70,13 @@ def plan(
     if adapter is not None and arguments.adapter == "auto":
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     identity = find_identity(arguments)
-    return Monitor(target, choice, arguments.ring_size, arguments.packets == "all", say, stopping, identity=identity)
+    wish = _find_wish(arguments)
+    size, packets = arguments.ring_size, arguments.packets
+    return Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+
+
+def _find_wish(arguments: argparse.Namespace) -> LateWish:
+    return LateWish.choose(arguments.slower_than, arguments.slowest, arguments.sample)
 
 
 def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
@@ -164,7 +171,8 @@ class Measurement:
             keep_what_is_there()
             spans = None
             if self._exporter is not None:
-                sample = self.arguments.sample
+                # A batch that is drawn says nothing of its packets' ids: only `all` keeps to what a trace state means.
+                sample = self.arguments.sample if self.arguments.packets == ALL else None
                 state = format_trace_state(sample) if sample and sample < 1 else ""
                 names = self.monitor.names_by_id()
                 window_ns = self.monitor.identity.correlate_window_ns
@@ -282,13 +290,9 @@ class Measurement:
         return show
 
     def _sampler(self) -> Sampler:
-        """Without a choice the slowest thousandth and a fair thousandth are exported."""
-        arguments = self.arguments
-        chosen = any(value is not None for value in (arguments.slower_than, arguments.slowest, arguments.sample))
-        sample = arguments.sample if chosen else 0.001
-        slowest = arguments.slowest if chosen else 0.001
-        slower = None if arguments.slower_than is None else self._clock.find_ticks(arguments.slower_than)
-        return Sampler(sample or 0.0, slower, slowest)
+        wish = self.monitor.wish
+        slower = None if wish.slower_than_ns is None else self._clock.find_ticks(wish.slower_than_ns)
+        return Sampler(wish.sample, slower, wish.slowest)
 
     def _open_recording(self) -> RecordingWriter | None:
         if self.arguments.record is None:

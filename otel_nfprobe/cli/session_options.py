@@ -10,6 +10,7 @@ from otel_nfprobe.cli.identity_options import add_correlation_options, add_diges
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.latecapture import ALL, NONE, SLOW
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
 from otel_nfprobe.snippet import read_capture
 
@@ -102,9 +103,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which packets")
     group.add_argument(
         "--packets",
-        choices=("all", "none"),
-        default="all",
-        help="identify every packet, or measure batches only (default: all)",
+        choices=(ALL, SLOW, NONE),
+        default=SLOW,
+        help="identify every packet; those that are late, and a sample; or measure batches only (default: slow)",
     )
     group.add_argument(
         "--slower-than", type=parse_duration_ns, metavar="TIME", help="export packets slower than this, such as 50us"
@@ -119,7 +120,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=parse_fraction,
         metavar="SHARE",
-        help="export this share of all packets, chosen by their id; 1 exports everything",
+        help="export this share of all packets, of --packets slow by their batch, of all by their id; 1: everything",
     )
     add_digest_options(group)
     add_correlation_options(group)
@@ -157,7 +158,7 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.strategy is not None and arguments.strategy not in STRATEGIES:
         sentence = f"No strategy is called {arguments.strategy!r}; there are {' and '.join(STRATEGIES)}."
         raise UsageError(sentence, usage)
-    if arguments.packets == "none" and arguments.endpoint:
+    if arguments.packets == NONE and arguments.endpoint:
         sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
         raise UsageError(sentence, usage)
     check_recording_options(arguments)

@@ -63,7 +63,7 @@ def measure_all(pid: int) -> dict[str, float]:
     choice = choose(target, None, MODULES, [], None, False)
     choice.plans = choice.plans[:ALL_FUNCTIONS]
     planned = time.monotonic(), time.process_time()
-    monitor = Monitor(target, choice, 1 << 20, False, lambda sentence: None)
+    monitor = Monitor(target, choice, 1 << 20, "none", lambda sentence: None)
     monitor.attach()
     attached = time.monotonic(), time.process_time()
     monitor.start(Clock.start(), None, None)
@@ -105,7 +105,7 @@ def measure_armed(pid: int) -> dict[str, float]:
     target = Target(pid)
     choice = choose(target, None, ["libcrypto.so*:*"], [], None, False)
     choice.plans = [plan for plan in choice.plans if plan.strategy is not None][::8][:ARMED]
-    monitor = Monitor(target, choice, 1 << 20, False, lambda sentence: None)
+    monitor = Monitor(target, choice, 1 << 20, "none", lambda sentence: None)
     clock = time.monotonic()
     monitor.attach()
     seconds = time.monotonic() - clock

@@ -30,7 +30,7 @@ STRATEGIES = ("in-stack", "relocated")
 def measure_chain(leaves: Leaves, strategy: str) -> dict[int, tuple[float, float]]:
     """Mean ticks of each level's calls: as measured, and with the cost of the probes taken off."""
     target = Target(leaves.process.pid)
-    monitor = Monitor(target, choose(target, None, ["leaves:chain*"], [], strategy), 64 << 20, False, print)
+    monitor = Monitor(target, choose(target, None, ["leaves:chain*"], [], strategy), 64 << 20, "none", print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     leaves.ask("chain")

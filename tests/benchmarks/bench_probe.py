@@ -73,7 +73,7 @@ def measure_probed(leaves: Leaves, strategy: str) -> float:
     """Median ticks of a call while its functions are probed."""
     family, glob = FAMILIES[strategy]
     target = Target(leaves.process.pid)
-    monitor = Monitor(target, choose(target, None, [glob], [], strategy), 16 << 20, False, print)
+    monitor = Monitor(target, choose(target, None, [glob], [], strategy), 16 << 20, "none", print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     leaves.ask(family)

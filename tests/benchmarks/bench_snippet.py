@@ -34,7 +34,7 @@ def measure_probed(leaves: Leaves, strategy: str, snippet: str) -> tuple[float, 
     target = Target(leaves.process.pid)
     captures = [Capture(glob, assemble(snippet))] if snippet else []
     choice = choose(target, None, [] if captures else [glob], [], strategy, captures=captures)
-    monitor = Monitor(target, choice, 16 << 20, False, print)
+    monitor = Monitor(target, choice, 16 << 20, "none", print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     leaves.ask(family)

@@ -2,9 +2,9 @@
 """What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed.
 
 Short interleaved rounds in several testpmd processes: nothing; bare trampolines on the same sites (two time
-stamps, each stored once, undrained: what any probe of this kind costs at least); ours (`--packets=none`),
-drained by a real monitor on the other CPU. Prints nanoseconds per batch of 32, as paired differences with
-quartiles: the rounds of a shared machine differ by more than the probes cost.
+stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
+(with its defaults) and all, drained by a real monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32,
+as paired differences with quartiles: the rounds of a shared machine differ by more than the probes cost.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.analysis import FunctionPlan
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.latecapture import ALL, NONE, SLOW, LateWish
 from otel_nfprobe.modules import Module
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.symbols import function_at
@@ -41,6 +42,8 @@ from otel_nfprobe.trampoline import ProbeRequest
 BATCH = 32
 SETTLE_S = 0.05
 ENGINE_WORDS = 5
+BATCHES_MIN = 20_000
+PACKETS = (NONE, SLOW, ALL)
 
 
 @dataclass
@@ -76,19 +79,37 @@ def starts_function(module: Module, offset: int) -> bool:
     return function is not None and function.offset == offset
 
 
+def worker_ns(pid: int) -> int:
+    """CPU time of the thread that forwards, which is the only one that is ever busy."""
+    paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return max(int(path.read_text().split()[0]) for path in paths)
+
+
 def batch_ns(testpmd: Testpmd, seconds: float, wait: Callable[[float], None]) -> float:
-    """Nanoseconds per batch, by the forwarder's own counter."""
-    start, packets = time.perf_counter(), testpmd.telemetry()[0]
-    wait(seconds)
-    elapsed, packets = time.perf_counter() - start, testpmd.telemetry()[0] - packets
-    return elapsed * 1e9 / (packets / BATCH)
+    """Nanoseconds of CPU time per batch, by the forwarder's own counter: others may want the CPU, too."""
+    start, before = worker_ns(testpmd.pid), testpmd.telemetry()[0]
+    packets = 0
+    while packets < BATCHES_MIN * BATCH:
+        wait(seconds)
+        elapsed, packets = worker_ns(testpmd.pid) - start, testpmd.telemetry()[0] - before
+    return elapsed / (packets / BATCH)
 
 
-def measure(testpmd: Testpmd, target: Target, choice: Choice | None, seconds: float, ring_bytes: int) -> float:
-    if choice is None:
+@dataclass(frozen=True)
+class Kind:
+    """What one of the interleaved rounds measures: nothing where there is no choice."""
+
+    label: str
+    choice: Choice | None
+    packets: str = NONE
+
+
+def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
+    if kind.choice is None:
         time.sleep(SETTLE_S)
         return batch_ns(testpmd, seconds, time.sleep)
-    monitor = Monitor(target, choice, ring_bytes, False, print)
+    wish = LateWish.choose(None, None, None)
+    monitor = Monitor(target, kind.choice, ring_bytes, kind.packets, print, wish=wish)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     monitor.run(SETTLE_S, lambda: None)
@@ -109,16 +130,21 @@ def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[st
         os.sched_setaffinity(0, set(cpus))
         times += run_process(mode, f"bench{os.getpid()}{mode}{number}", arguments, capture, cpus)
     os.sched_setaffinity(0, set(cpus))
-    nothing, bare_ns, ours_ns = np.array(times).T
+    nothing, bare_ns, none_ns, slow_ns, all_ns = np.array(times).T
     print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; receive, engine and transmit probed")
-    show("bare trampolines", bare_ns - nothing)
-    show("nfprobe, drained", ours_ns - nothing)
-    ratio = float(np.median(ours_ns - nothing) / np.median(bare_ns - nothing))
-    print(f"  {'ratio of the medians':24} {ratio:6.2f}")
+    bare = show("bare trampolines", bare_ns - nothing)
+    none = show("--packets none", none_ns - nothing, bare)
+    slow = show("--packets slow", slow_ns - nothing, bare)
+    every = show("--packets all", all_ns - nothing, bare)
+    late = show("slow - none", slow_ns - none_ns)
+    print(f"  {'slow - none, per packet':24} {late / BATCH:+8.2f} ns")
     return {
         "batch_ns": float(np.median(nothing)),
-        "bare_ns": float(np.median(bare_ns - nothing)),
-        "nfprobe_ns": float(np.median(ours_ns - nothing)),
+        "bare_ns": bare,
+        "nfprobe_ns": none,
+        "slow_ns": slow,
+        "all_ns": every,
+        "late_packet_ns": late / BATCH,
     }
 
 
@@ -132,7 +158,8 @@ def run_process(
     try:
         target = Target(testpmd.pid)
         ours = choose(target, choose_adapter("dpdk", target), [find_engine(target, mode)], [])
-        kinds = (None, BareChoice(ours.adapter, ours.roles, ours.plans), ours)
+        bare = BareChoice(ours.adapter, ours.roles, ours.plans)
+        kinds = [Kind("nothing", None), Kind("bare", bare), *(Kind(packets, ours, packets) for packets in PACKETS)]
         times = []
         for _ in range(arguments.rounds):
             times.append([measure(testpmd, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])
@@ -142,9 +169,12 @@ def run_process(
         testpmd.stop()
 
 
-def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]], bare_ns: float = 0.0) -> float:
+    """Prints the median with its quartiles, and its ratio to the bare trampolines'; returns it."""
     low, middle, high = np.percentile(difference_ns, [25, 50, 75])
-    print(f"  {name:24} {middle:+6.0f} ns per batch (quartiles {low:+.0f} .. {high:+.0f})")
+    ratio = f"   {middle / bare_ns:5.2f} x bare" if bare_ns else ""
+    print(f"  {name:24} {middle:+6.0f} ns per batch (quartiles {low:+.0f} .. {high:+.0f}){ratio}")
+    return float(middle)
 
 
 def main() -> None:

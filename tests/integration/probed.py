@@ -105,7 +105,7 @@ class Probed:
         chosen = choose_adapter(str(adapter), self.target) if adapter else None
         self.choice = choose(self.target, chosen, globs, [], strategy)
         self.said: list[str] = []
-        self.monitor = Monitor(self.target, self.choice, ring_bytes, True, self.said.append)
+        self.monitor = Monitor(self.target, self.choice, ring_bytes, "all", self.said.append)
         self.drained = drained
 
     def __enter__(self) -> Probed:

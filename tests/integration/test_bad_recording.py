@@ -28,6 +28,8 @@ def small_recording(firewall_binary: Path, tmp_path_factory: pytest.TempPathFact
             str(firewall.pid),
             "--adapter",
             str(DESCRIPTION),
+            "--packets",
+            "all",
             "--for",
             "0.6s",
             "--record",

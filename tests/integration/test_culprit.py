@@ -66,7 +66,16 @@ class Run:
         """Attaches, puts the faults in, ends everything. Returns what really happened."""
         pid = self.firewall.pid
         options = ["--adapter", DESCRIPTION, "--for", f"{self._seconds}s", "--record", self.recording]
-        options += ["--ring-size", "64MiB", "--slowest", "1%", "--endpoint", f"http://127.0.0.1:{port}"]
+        options += [
+            "--packets",
+            "all",
+            "--ring-size",
+            "64MiB",
+            "--slowest",
+            "1%",
+            "--endpoint",
+            f"http://127.0.0.1:{port}",
+        ]
         words = [sys.executable, "-m", "otel_nfprobe", "attach", pid, *options]
         monitor = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True)
         assert monitor.stderr is not None

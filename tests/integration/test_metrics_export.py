@@ -28,7 +28,20 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 pytestmark = pytest.mark.integration
 
 BATCH = 32
-OPTIONS = ("--trial", "0s", "--for", "1s", "--ring-size", "64MiB", "--slowest", "1%", "--sample", "0.01")
+OPTIONS = (
+    "--trial",
+    "0s",
+    "--for",
+    "1s",
+    "--packets",
+    "all",
+    "--ring-size",
+    "64MiB",
+    "--slowest",
+    "1%",
+    "--sample",
+    "0.01",
+)
 
 
 @pytest.fixture

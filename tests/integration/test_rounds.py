@@ -65,7 +65,7 @@ def slot_values(target: Target, modules: list[Module]) -> dict[int, int]:
 
 def one_session(target: Target, choice: Choice, seconds: float) -> int:
     """Attaches, measures until something was received, at least for `seconds`, detaches. Returns how much that was."""
-    monitor = Monitor(target, choice, 1 << 20, True, print)
+    monitor = Monitor(target, choice, 1 << 20, "all", print)
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     deadline = time.monotonic() + PATIENCE_S
@@ -149,7 +149,7 @@ def test_a_session_that_is_over_is_forgotten(spawn: Callable[..., subprocess.Pop
     choice = choose(target, None, ["libc.so*:mem*"], [])
     gc.disable()
     try:
-        monitor = Monitor(target, choice, 1 << 20, False, print)
+        monitor = Monitor(target, choice, 1 << 20, "none", print)
         monitor.attach()
         monitor.start(Clock.start(), None, None)
         monitor.run(0.05, lambda: None)

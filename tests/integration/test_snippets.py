@@ -58,7 +58,7 @@ class Captured(Probed):
         read = [read_capture(text) for text in captures]
         super().__init__(pid, [capture.glob for capture in read], adapter, strategy, ring_bytes, drained)
         self.choice = choose(self.target, self.choice.adapter, [], [], strategy, captures=read)
-        self.monitor = Monitor(self.target, self.choice, ring_bytes, True, self.said.append)
+        self.monitor = Monitor(self.target, self.choice, ring_bytes, "all", self.said.append)
         self.kept: list[Columns] = []
 
     def __enter__(self) -> Captured:

@@ -114,6 +114,7 @@ def test_roles_of_a_description(target: Target) -> None:
         "pointers_offset": 0,
         "when": base.WHEN_NONZERO,
         "checked": 1,
+        "pooled": 0,
         **dict.fromkeys(("verdict", "proven", "offence"), 0),
     }
     drop = roles[DROP].program

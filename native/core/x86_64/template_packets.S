@@ -104,7 +104,7 @@
 	mov %rdx, FRAME_RDX(%rsp)
 	STORE_ARGUMENTS
 	THREAD packets
-	testb $NFP_GATE_PACKETS, NFP_THREAD_GATE(%r11)
+	testb $NFP_GATE_PACKETS | NFP_GATE_LATE, NFP_THREAD_GATE(%r11)
 	FIELD packets, FIELD_DESCRIBE, 1 // or always: where the number of packets can be read at the entry only
 	jnz .Lpackets_describe
 .Lpackets_call:

@@ -46,6 +46,13 @@
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
 
+// Where not every packet is identified (native/probe/late.c):
+#define NFP_PACKET_ORIGIN 30 // entry of its receive call; 0: not known   position in the received burst
+#define NFP_BATCH_NOTE 31 // 0                                         NFP_NOTE_* of the batch that begins
+#define NFP_NOTE_LATE 1 // its packets are described when they are handed on, and not all of them
+#define NFP_NOTE_DRAWN 2 // it was drawn for the sample: all of them are
+#define NFP_NO_POSITION 0xffffffffu
+
 // Marks of a PACKET_ID record: NFP_FACTS_* of headers.h.
 #define NFP_PACKET_VERSION_SHIFT 24
 #define NFP_PACKET_MARKS_SHIFT 28

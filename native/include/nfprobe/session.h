@@ -33,6 +33,11 @@
 #define NFP_GATE_OUTER 1   // receive, transmit, drop and chosen functions
 #define NFP_GATE_INNER 2   // inner functions, closed while detail is not wanted
 #define NFP_GATE_PACKETS 4 // receive, transmit and drop write packet records
+#define NFP_GATE_LATE 8 // transmit and drop write those of packets that deserve it (native/probe/late.c)
+
+// In struct nfp_late_wish.
+#define NFP_LATE_NEVER 0xffffffffffffffff
+#define NFP_SAMPLE_ALL 0x100000000
 
 // The thread block, private memory of the target that reads as zero (gate closed) in a forked child.
 #define NFP_THREAD_GATE 0
@@ -82,6 +87,12 @@ enum nfp_sync {
 	NFP_SYNC_MEND_TRAP = 3, // put it back when an int3 of ours made the kernel take it away
 };
 
+// What deserves to be identified, by native/probe/late.c.
+struct nfp_late_wish {
+	uint64_t late_ticks; // packets of this age and older; NFP_LATE_NEVER: none
+	uint64_t sample; // so many of 2^32 batches are drawn; NFP_SAMPLE_ALL: every one
+};
+
 struct nfp_session_header {
 	uint64_t magic;
 	uint32_t version;
@@ -114,6 +125,7 @@ struct nfp_session_header {
 	// Address in the target of a word that is 1 there, and 0 in a forked child: only a process that runs on the
 	// target's own memory reads the 1 as well.
 	uint64_t kept_address;
+	struct nfp_late_wish late; // of threads that have no entry in the thread table yet
 	char message[512]; // why the helper failed, one sentence
 	struct nfp_arena {
 		uint64_t address; // in the target
@@ -144,10 +156,18 @@ struct nfp_thread_shared {
 	uint64_t dropped_packets; // handed to a drop function
 	// Written by the monitor: everything before `tail` has been read.
 	uint64_t tail;
-	uint64_t reserved1[7];
+	struct nfp_late_wish late;
+	uint64_t reserved1[5];
 	// Written by the slow path of the thread: a lower bound of its position.
 	uint64_t position;
-	uint64_t reserved2[7];
+	// Written by the thread in batches that deserve it (late.c).
+	uint64_t identified_packets;
+	uint64_t unplaced_packets; // of these, packets that it has not received itself, or long ago
+	uint64_t unheld_packets; // not identified: more than fit in one call
+	uint64_t checked_packets; // read before and after their transmit call
+	uint64_t differing_packets; // of these, those that had changed
+	uint64_t copying; // 1: it reads them before the call since then
+	uint64_t checked_calls;
 };
 
 enum nfp_role {
@@ -217,7 +237,9 @@ struct nfp_program {
 	uint16_t verdict; // enum nfp_verdict
 	uint32_t proven; // calls whose packets were plausible
 	uint64_t offence; // what the verdict is about
-	uint64_t reserved[2];
+	// Written by the monitor. 1: packets stay where they are, readable, when they have been transmitted or freed.
+	uint32_t pooled;
+	uint32_t reserved[3];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chosen packets: where not every packet is identified (native/probe/late.c) some are described when they are handed
+// on, and say which receive call they came from. That batch is still here, or the packet is only counted: no packet
+// is put into a batch that it may not have been in. A thread's batches wait for their packets by count, taking them
+// to leave in the order of their receipt. Called by packet.c and pipeline.c; see stream.h.
+#include "stream.h"
+#include <nfprobe/record.h>
+
+enum {
+	CHOSEN_HISTORY_PACKETS = 256
+}; // NFP_LATE_POINTERS of native/probe/late.h: older ones are not found there
+
+int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	if (!NFP_ARRAY_RESERVE(&stream->chosen, stream->chosen.count + 1))
+		return 0;
+	struct nfp_handed *handed = &stream->handed.items[stream->handed.count - 1];
+	handed->chosen = stream->chosen.count;
+	stream->chosen.items[stream->chosen.count++] = (struct nfp_chosen){
+	    .origin_ticks = record->word,
+	    .packet = {.buffer = handed->buffer, .length = handed->length, .index = record->rsp},
+	};
+	return 1;
+}
+
+static struct nfp_pending *find_batch(const struct nfp_stream *stream, uint64_t start_ticks)
+{
+	if (!start_ticks)
+		return NULL;
+	if (stream->batch && stream->batch->batch.start_ticks == start_ticks)
+		return stream->batch;
+	for (struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
+		if (pending->batch.start_ticks == start_ticks)
+			return pending;
+	return NULL;
+}
+
+int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                    uint32_t chosen)
+{
+	const struct nfp_chosen *item = &stream->chosen.items[chosen];
+	struct nfp_pending *pending = find_batch(stream, item->origin_ticks);
+	pipeline->counts.identified++;
+	if (!pending || item->packet.index >= pending->batch.size ||
+	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1)) {
+		pipeline->counts.unplaced++;
+		return 0;
+	}
+	int drop = open->role == NFP_ROLE_DROP;
+	struct nfp_packet *packet = &pending->packets.items[pending->packets.count++];
+	*packet = item->packet;
+	packet->receive_ticks = pending->receive_ticks;
+	packet->done_ticks = stream->last_ticks;
+	packet->done_function = open->function;
+	packet->done_digest = packet->digest;
+	packet->disposition = drop ? NFP_DROPPED : NFP_TRANSMITTED;
+	*(drop ? &pending->batch.dropped : &pending->batch.transmitted) += 1;
+	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += 1;
+	pipeline->pending_packets++;
+	return 1;
+}
+
+void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     const struct nfp_record *record)
+{
+	if (record->rsp & NFP_NOTE_LATE)
+		stream->chooses = 1;
+	if (!stream->batch) {
+		pipeline->counts.invalid++;
+		return;
+	}
+	stream->batch->batch.flags |= record->rsp & NFP_NOTE_LATE ? NFP_BATCH_CHOSEN : 0;
+	stream->batch->batch.flags |= record->rsp & NFP_NOTE_DRAWN ? NFP_BATCH_DRAWN : 0;
+}
+
+// What was handed on beyond what was received is the NF's own.
+void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed)
+{
+	uint64_t open = stream->received_total - stream->handed_total;
+	stream->handed_total += handed < open ? handed : open;
+}
+
+int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending)
+{
+	return stream->chooses && stream->handed_total < pending->received_total &&
+	       stream->received_total - pending->received_total < CHOSEN_HISTORY_PACKETS;
+}
+
+void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)
+{
+	if (stream->handed_total < pending->received_total)
+		stream->handed_total = pending->received_total;
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packet records: reads a packet's headers and writes what identifies it. See describe.h.
+#include "describe.h"
+#include "nfprobe/digest.h"
+
+static uint64_t load_be64(const uint8_t *bytes)
+{
+	uint64_t word;
+	__builtin_memcpy(&word, bytes, 8);
+	return __builtin_bswap64(word);
+}
+
+// One packet as a run of adjacent records: all of them, or none.
+struct packet_writer {
+	struct nfp_thread *thread;
+	uint64_t position;
+	uint32_t function;
+};
+
+static void put(struct packet_writer *writer, uint32_t kind, uint64_t word, uint32_t rsp)
+{
+	nfp_write(writer->thread, writer->position, word, writer->function | kind << NFP_KIND_SHIFT, rsp);
+	writer->position += NFP_RECORD_BYTES;
+}
+
+static void put_addresses(struct packet_writer *writer, const struct nfp_packet_facts *facts)
+{
+	uint32_t ports = facts->source_port | (uint32_t)facts->destination_port << 16;
+	if (facts->ip_version == 4) {
+		uint64_t source = load_be64(facts->source) >> 32,
+		         destination = load_be64(facts->destination) >> 32;
+		put(writer, NFP_PACKET_V4, source | destination << 32, ports);
+	} else if (facts->ip_version == 6) {
+		put(writer, NFP_PACKET_SRC6_HIGH, load_be64(facts->source), ports);
+		put(writer, NFP_PACKET_SRC6_LOW, load_be64(facts->source + 8), 0);
+		put(writer, NFP_PACKET_DST6_HIGH, load_be64(facts->destination), 0);
+		put(writer, NFP_PACKET_DST6_LOW, load_be64(facts->destination + 8), 0);
+	}
+}
+
+void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                  const struct nfp_view *view, uint32_t index, const struct nfp_origin *origin)
+{
+	struct nfp_packet_facts facts;
+	nfp_packet_describe(view->data, view->readable, view->length, program->link_layer,
+	                    nfp_library.header->digest_key, &facts);
+	int has_arrival = program->arrival != 0xffff && (origin || program->role == NFP_ROLE_RECEIVE);
+	uint32_t slots =
+	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival + (origin != 0);
+	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
+	if (position == NFP_NO_ROOM)
+		return;
+	struct packet_writer writer = {thread, position, function};
+	put(&writer, NFP_PACKET, view->buffer, nfp_smaller(view->length, 0xffff) | index << 16);
+	if (origin)
+		put(&writer, NFP_PACKET_ORIGIN, origin->start_ticks, origin->index);
+	put(&writer, NFP_PACKET_ID, facts.digest,
+	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
+	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);
+	put_addresses(&writer, &facts);
+	if (has_arrival)
+		put(&writer, NFP_PACKET_ARRIVAL, view->arrival, program->arrival_unit);
+}

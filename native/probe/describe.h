@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// A packet as a probe sees it, and the records that describe it. Used by capture.c and late.c.
+#ifndef NFPROBE_DESCRIBE_H
+#define NFPROBE_DESCRIBE_H
+#include "library.h"
+
+// Where the bytes of a packet are, as its buffer says.
+struct nfp_view {
+	uint64_t buffer;
+	const uint8_t *data;
+	uint32_t readable; // of the first segment
+	uint32_t length; // of the whole packet
+	uint64_t arrival; // stamp, where the program has one
+};
+
+// Which packet of which receive call it was.
+struct nfp_origin {
+	uint64_t start_ticks; // entry of that call; 0: not known
+	uint32_t index; // position in the burst, or NFP_NO_POSITION
+};
+
+static inline uint32_t nfp_smaller(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
+{
+	uint32_t length = 0;
+	__builtin_memcpy(&length, buffer + offset, 2);
+	if (width == 4)
+		__builtin_memcpy(&length, buffer + offset, 4);
+	return length;
+}
+
+static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
+{
+	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
+	uint16_t offset = 0;
+	view->buffer = buffer;
+	__builtin_memcpy(&view->data, bytes + program->data_pointer, sizeof(view->data));
+	if (program->data_offset != 0xffff)
+		__builtin_memcpy(&offset, bytes + program->data_offset, 2);
+	view->data += offset;
+	view->length = nfp_load_length(bytes, program->length, program->length_width);
+	view->readable = nfp_smaller(nfp_load_length(bytes, program->segment_length, program->segment_width),
+	                             view->length);
+	view->arrival = 0;
+	if (program->arrival != 0xffff)
+		__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
+}
+
+// Writes the packet's records, all of them or none. `index` is its position in the burst of this call; `origin` may be
+// NULL.
+void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                  const struct nfp_view *view, uint32_t index, const struct nfp_origin *origin);
+#endif

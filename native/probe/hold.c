@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// What late capture keeps of a transmit or drop call at its entry, and how it is read at the exit: the pointers of its
+// packets; where packets do not stay readable, copies of their headers, too. Elsewhere copies are made for one call in
+// CHECK_EVERY: where they and what is read at the exit differ, the thread copies from then on. Called by capture.c and
+// late.c.
+#include "late.h"
+#include "nfprobe/headers.h"
+
+enum {
+	CHECKED_AT_FIRST = 16, // calls of each thread
+	CHECK_EVERY = 256,
+	OUTER_BYTES =
+	    128, // copied of a packet where nobody looks inside tunnels: two VLAN tags, IPv6 and TCP with options
+};
+
+#define NO_OFFSET 0xffff
+
+static inline void copy_16(uint8_t *restrict out, const uint8_t *restrict in)
+{
+	__builtin_memcpy(out, in, 8);
+	__builtin_memcpy(out + 8, in + 8, 8);
+}
+
+static inline void copy_64(uint8_t *restrict out, const uint8_t *restrict in)
+{
+#pragma GCC unroll 4
+	for (uint32_t i = 0; i < 64; i += 16)
+		copy_16(out + i, in + i);
+}
+
+// Few stores and few branches. The last piece overlaps the one before it.
+static void copy_bytes(uint8_t *restrict out, const uint8_t *restrict in, uint32_t count)
+{
+	if (count < 64) {
+		for (uint32_t i = 0; i < count; i++)
+			out[i] = in[i];
+		return;
+	}
+	uint32_t at = 0;
+	for (; at + 64 <= count; at += 64)
+		copy_64(out + at, in + at);
+	for (; at + 16 < count; at += 16)
+		copy_16(out + at, in + at);
+	copy_16(out + count - 16, in + count - 16);
+}
+
+// Copies of a packet's headers have so many bytes at most.
+static uint32_t most_bytes(const struct nfp_program *program)
+{
+	return program->link_layer & NFP_LINK_INNER ? NFP_LATE_COPY_BYTES : OUTER_BYTES;
+}
+
+static void copy_headers(struct nfp_late *late, const struct nfp_program *program)
+{
+	uint32_t most = most_bytes(program);
+	late->copied = nfp_smaller(late->count, NFP_LATE_COPIES);
+	for (uint32_t i = 0; i < late->copied; i++) {
+		struct nfp_late_copy *copy = &late->copies[i];
+		struct nfp_view view;
+		nfp_view_read(program, late->held[i], &view);
+		copy->data = (uint64_t)(uintptr_t)view.data;
+		copy->length = view.length;
+		copy->readable = view.readable;
+		if (program->arrival != NO_OFFSET)
+			copy->arrival = view.arrival;
+		copy_bytes(copy->bytes, view.data, nfp_smaller(view.readable, most));
+	}
+}
+
+int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program)
+{
+	return !program->pooled || thread->shared->copying;
+}
+
+static int is_due(struct nfp_thread *thread, struct nfp_late *late)
+{
+	if (late->until_check) {
+		late->until_check--;
+		return 0;
+	}
+	late->until_check = thread->shared->checked_calls++ < CHECKED_AT_FIRST ? 0 : CHECK_EVERY - 1;
+	return 1;
+}
+
+// Whether the array begins and ends as the last batch: then its pointers are kept already, as far as one can see.
+static int is_last_batch(struct nfp_late *late, const struct nfp_burst *burst)
+{
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst->pointers;
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	return late->batches && late->count == batch->count && late->count && !burst->single &&
+	       pointers[0] == nfp_late_pointer_at(late, batch->first) &&
+	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
+}
+
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program,
+                    const struct nfp_burst *burst, uint64_t frame)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (late->frame > frame)
+		return; // inside a call that hands on the same packets
+	late->frame = frame;
+	late->count = nfp_smaller(burst->count, NFP_LATE_POINTERS);
+	late->copied = 0;
+	late->array = 0;
+	int copies = nfp_late_is_copying(thread, program) || is_due(thread, late);
+	if (!copies && !late->changes && is_last_batch(late, burst)) {
+		late->array = burst->pointers;
+		return;
+	}
+	if (burst->single)
+		late->held[0] = burst->pointers;
+	else
+		nfp_late_copy_pointers(late->held, (const uint64_t *)(uintptr_t)burst->pointers, late->count);
+	if (copies)
+		copy_headers(late, program);
+}
+
+int nfp_late_take(struct nfp_late *late)
+{
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->array;
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	for (uint32_t i = 0; i < late->count; i++) {
+		late->held[i] = nfp_late_pointer_at(late, batch->first + i);
+		if (late->held[i] != pointers[i])
+			return 0;
+	}
+	return 1;
+}
+
+static int is_unchanged(const struct nfp_late_copy *copy, const struct nfp_view *view,
+                        const struct nfp_program *program)
+{
+	if (copy->data != (uint64_t)(uintptr_t)view->data || copy->length != view->length ||
+	    copy->readable != view->readable ||
+	    (program->arrival != NO_OFFSET && copy->arrival != view->arrival))
+		return 0;
+	for (uint32_t i = 0; i < nfp_smaller(copy->readable, most_bytes(program)); i++)
+		if (copy->bytes[i] != view->data[i])
+			return 0;
+	return 1;
+}
+
+void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late)
+{
+	for (uint32_t i = 0; i < late->copied; i++) {
+		struct nfp_view view;
+		nfp_view_read(program, late->held[i], &view);
+		thread->shared->checked_packets++;
+		if (is_unchanged(&late->copies[i], &view, program))
+			continue;
+		thread->shared->differing_packets++;
+		thread->shared->copying = 1;
+	}
+}
+
+void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,
+                   struct nfp_view *view)
+{
+	if (index >= late->copied) {
+		nfp_view_read(program, late->held[index], view);
+		return;
+	}
+	const struct nfp_late_copy *copy = &late->copies[index];
+	*view = (struct nfp_view){.buffer = late->held[index],
+	                          .data = copy->bytes,
+	                          .readable = nfp_smaller(copy->readable, most_bytes(program)),
+	                          .length = copy->length,
+	                          .arrival = copy->arrival};
+}

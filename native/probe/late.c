@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Late capture: packets are identified when a transmit or drop call ends, and only those that deserve it: of a batch
+// that has become old, or that was drawn for the sample.
+//
+//   receive exit    the pointers are kept in the order of their receipt; the batch is drawn, or not
+//   transmit entry  the pointers are kept: the driver may overwrite or free what they lead to. Where packets do not
+//                   stay readable, their headers are copied, too; elsewhere for one call in CHECK_EVERY
+//   transmit exit   is any of them old enough, or drawn? Most calls end here. Else each packet's own batch is looked
+//                   for among the pointers, and its headers are read
+//
+// Where copies and what is read afterwards differ, the thread copies from then on. Runs on the target's threads;
+// called by capture.c. Never writes but in its thread's own memory, and every index is bounded.
+#include "late.h"
+#include "describe.h"
+
+enum { MISSES_MAX = 2 }; // packets of a call that are looked for in vain before the rest is left alone
+
+#define NOWHERE UINT64_MAX
+#define WEYL 0x9e3779b97f4a7c15ull
+
+// ---- which batches ----------------------------------------------------------------------------------------
+
+// Whether a batch is drawn: by a hash of its number, so that each one is equally likely, whatever repeats in the NF.
+static uint32_t is_drawn(const struct nfp_thread *thread, uint64_t number)
+{
+	uint64_t hash = nfp_library.header->digest_key[0] ^ (number + ((uint64_t)thread->index << 40)) * WEYL;
+	hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ull;
+	hash = (hash ^ hash >> 27) * 0x94d049bb133111ebull;
+	return hash >> 32 < __atomic_load_n(&thread->shared->late.sample, __ATOMIC_RELAXED);
+}
+
+static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t function, uint32_t drawn)
+{
+	if (late->noted && !drawn)
+		return;
+	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (position == NFP_NO_ROOM)
+		return;
+	nfp_write(thread, position, 0, function | (uint32_t)NFP_BATCH_NOTE << NFP_KIND_SHIFT,
+	          NFP_NOTE_LATE | (drawn ? NFP_NOTE_DRAWN : 0));
+	late->noted = 1;
+}
+
+// What was there already while a late batch was worked on has waited for as long as that took.
+static int is_behind(const struct nfp_thread *thread, const struct nfp_late *late,
+                     const struct nfp_late_batch *before)
+{
+	return late->batches && before->is_late && thread->shared->empty_polls == late->empty_polls;
+}
+
+static void keep_received(struct nfp_late *late, const struct nfp_burst *burst, uint32_t count)
+{
+	const uint64_t *in = (const uint64_t *)(uintptr_t)burst->pointers;
+	uint32_t at = (uint32_t)(late->received % NFP_LATE_POINTERS);
+	uint32_t first = nfp_smaller(count, NFP_LATE_POINTERS - at);
+	if (burst->single) {
+		late->pointers[at] = burst->pointers;
+		return;
+	}
+	nfp_late_copy_pointers(late->pointers + at, in, first);
+	nfp_late_copy_pointers(late->pointers, in + first, count - first);
+}
+
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct nfp_burst *burst,
+                      uint64_t start_ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	uint32_t count = nfp_smaller(burst->count, NFP_LATE_POINTERS);
+	uint32_t drawn = is_drawn(thread, late->batches);
+	const struct nfp_late_batch *before = nfp_late_batch_at(late, late->batches - 1);
+	int behind = is_behind(thread, late, before);
+	uint64_t age_start_ticks = behind ? before->start_ticks : start_ticks;
+	uint64_t spent_ticks = behind ? before->spent_ticks : late->spent_ticks;
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
+	*batch = (struct nfp_late_batch){
+	    start_ticks, age_start_ticks, spent_ticks, late->received, (uint16_t)count, (uint8_t)drawn, 0};
+	keep_received(late, burst, count);
+	late->received += count;
+	late->batches++;
+	late->empty_polls = thread->shared->empty_polls;
+	late->frame = 0;
+	note(thread, late, function, drawn);
+}
+
+// ---- what deserves it -----------------------------------------------------------------------------------------
+
+static uint64_t oldest_position(struct nfp_late *late)
+{
+	uint64_t kept = late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
+	uint64_t batched = late->batches > NFP_LATE_BATCHES
+	                       ? nfp_late_batch_at(late, late->batches - NFP_LATE_BATCHES)->first
+	                       : 0;
+	return kept > batched ? kept : batched;
+}
+
+// The latest position below `before` where the pointer was received, or NOWHERE.
+static uint64_t find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest)
+{
+	while (before > oldest)
+		if (nfp_late_pointer_at(late, --before) == pointer)
+			return before;
+	return NOWHERE;
+}
+
+// The batch that holds the position; it does not begin before `oldest_position`.
+static struct nfp_late_batch *find_batch(struct nfp_late *late, uint64_t position)
+{
+	uint64_t number = late->batches - 1;
+	while (nfp_late_batch_at(late, number)->first > position)
+		number--;
+	return nfp_late_batch_at(late, number);
+}
+
+// What identifying packets took is not theirs: else one late batch would make the next one late, and so on.
+static uint64_t own_ticks(const struct nfp_late *late, const struct nfp_late_batch *batch, uint64_t age_ticks)
+{
+	uint64_t spent_ticks = late->spent_ticks - batch->spent_ticks;
+	return age_ticks > spent_ticks ? age_ticks - spent_ticks : 0;
+}
+
+static int deserves(const struct nfp_late *late, struct nfp_late_batch *batch, uint64_t ticks,
+                    uint64_t late_ticks)
+{
+	uint64_t age_ticks = ticks - batch->age_start_ticks;
+	if (age_ticks < late_ticks || own_ticks(late, batch, age_ticks) < late_ticks)
+		return batch->drawn;
+	batch->is_late |= own_ticks(late, batch, ticks - batch->start_ticks) >= late_ticks;
+	return 1;
+}
+
+// The part of what was received, from `first` up to `last`, that the packets of the call came in. Packets mostly leave
+// in the order of their receipt, so they are looked for from the last one on, each below the one before it. Where the NF
+// changes their order a packet may be taken for an older one with the same buffer: then more is looked at than need be.
+// Returns 0 when none is found.
+static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *first, uint64_t *last)
+{
+	uint64_t before = late->received;
+	uint32_t misses = 0, found = 0;
+	for (uint32_t i = late->count; i-- > 0 && misses < MISSES_MAX;) {
+		uint64_t position = find_below(late, late->held[i], before, oldest);
+		if (position == NOWHERE) {
+			misses++;
+			continue;
+		}
+		if (!found++)
+			*last = position;
+		*first = before = position;
+	}
+	return found != 0;
+}
+
+// Whether any packet of the call may deserve it.
+static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_ticks)
+{
+	if (!late_ticks)
+		return 1;
+	if (!late->batches)
+		return 0;
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	uint64_t first = 0, last = 0;
+	if (late->array)
+		return deserves(late, batch, ticks, late_ticks);
+	if (!find_span(late, oldest_position(late), &first, &last))
+		return 0;
+	for (uint64_t number = late->batches; number-- > 0;) {
+		batch = nfp_late_batch_at(late, number);
+		if (batch->first <= last && deserves(late, batch, ticks, late_ticks))
+			return 1;
+		if (batch->first <= first)
+			return 0;
+	}
+	return 0;
+}
+
+// Which batch of this thread the packet came with: the last one that held its buffer.
+static struct nfp_late_batch *find_origin(struct nfp_late *late, uint64_t buffer, struct nfp_origin *origin)
+{
+	uint64_t position =
+	    late->batches ? find_below(late, buffer, late->received, oldest_position(late)) : NOWHERE;
+	if (position == NOWHERE) {
+		*origin = (struct nfp_origin){0, NFP_NO_POSITION};
+		return 0;
+	}
+	struct nfp_late_batch *batch = find_batch(late, position);
+	*origin = (struct nfp_origin){batch->start_ticks, (uint32_t)(position - batch->first)};
+	return batch;
+}
+
+static void identify(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                     uint32_t index, const struct nfp_origin *origin)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct nfp_view view;
+	nfp_late_view(late, program, index, &view);
+	thread->shared->identified_packets++;
+	thread->shared->unplaced_packets += !origin->start_ticks;
+	nfp_describe(thread, function, program, &view, index, origin);
+}
+
+void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                   uint64_t frame, uint64_t ticks, uint32_t count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (late->frame != frame)
+		return;
+	late->frame = 0;
+	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
+	if (late->copied && !nfp_late_is_copying(thread, program))
+		nfp_late_check(thread, program, late);
+	if (!may_deserve(late, ticks, late_ticks))
+		return;
+	uint32_t readable = nfp_late_is_copying(thread, program) ? late->copied : late->count;
+	if (late->array && !nfp_late_take(late)) {
+		late->changes = 1;
+		readable = 0;
+	}
+	thread->shared->unheld_packets += count > readable ? count - readable : 0;
+	for (uint32_t i = 0; i < nfp_smaller(count, readable); i++) {
+		struct nfp_origin origin;
+		struct nfp_late_batch *batch = find_origin(late, late->held[i], &origin);
+		if (!late_ticks || (batch && deserves(late, batch, ticks, late_ticks)))
+			identify(thread, function, program, i, &origin);
+	}
+	late->spent_ticks += nfp_ticks() - ticks;
+}

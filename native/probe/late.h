@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Late capture: which packets are identified when not all of them are, and from what. See late.c.
+#ifndef NFPROBE_LATE_H
+#define NFPROBE_LATE_H
+#include "describe.h"
+#include "library.h"
+
+enum {
+	NFP_LATE_POINTERS = 256, // received last, and of one transmit call; a power of two
+	NFP_LATE_BATCHES = 64, // received last; a power of two
+	NFP_LATE_COPIES = 64, // packets of a call whose headers can be copied at its entry
+	NFP_LATE_COPY_BYTES = 192,
+};
+
+// The packets of one call.
+struct nfp_burst {
+	uint64_t pointers; // address of their array, or the pointer of a single packet
+	uint32_t count;
+	uint32_t single;
+};
+
+struct nfp_late_batch {
+	uint64_t start_ticks; // entry of its receive call
+	uint64_t age_start_ticks; // what its packets' age is counted from, start_ticks or before it
+	uint64_t spent_ticks; // of nfp_late, then
+	uint64_t first; // position of its first pointer among all received
+	uint16_t count;
+	uint8_t drawn;
+	uint8_t is_late; // by its own time
+};
+
+// Headers as they were at the entry of a call.
+struct nfp_late_copy {
+	uint64_t data;
+	uint64_t arrival;
+	uint32_t readable;
+	uint32_t length;
+	uint8_t bytes[NFP_LATE_COPY_BYTES];
+};
+
+// What a thread keeps. Private memory of the target, one for each thread table entry, never on the NF's stack.
+struct nfp_late {
+	uint64_t received; // pointers ever kept
+	uint64_t batches; // ever begun
+	uint64_t spent_ticks; // ever, on identifying packets
+	uint64_t empty_polls; // of the thread, when the last batch began
+	uint64_t frame; // of the transmit or drop call that is kept; 0: none
+	uint64_t array; // of its pointers, when they are those of the last batch and not in `held`; else 0
+	uint32_t count; // of its packets
+	uint32_t copied; // of `copies`
+	uint32_t until_check; // calls
+	uint16_t noted; // the monitor knows how this thread's packets are described
+	uint16_t changes; // its arrays of pointers are not what they look like: they are always kept
+	struct nfp_late_batch batch[NFP_LATE_BATCHES];
+	uint64_t pointers[NFP_LATE_POINTERS];
+	uint64_t held[NFP_LATE_POINTERS];
+	struct nfp_late_copy copies[NFP_LATE_COPIES];
+};
+
+// Forgets what was received: another session or another thread begins with this thread table entry.
+static inline void nfp_late_begin(struct nfp_late *late)
+{
+	late->received = late->batches = late->spent_ticks = late->empty_polls = late->frame = 0;
+	late->array = 0;
+	late->count = late->copied = late->until_check = 0;
+	late->noted = late->changes = 0;
+}
+
+static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
+{
+	return &nfp_library.late[thread->index];
+}
+
+static inline struct nfp_late_batch *nfp_late_batch_at(struct nfp_late *late, uint64_t number)
+{
+	return &late->batch[number % NFP_LATE_BATCHES];
+}
+
+static inline uint64_t nfp_late_pointer_at(const struct nfp_late *late, uint64_t position)
+{
+	return late->pointers[position % NFP_LATE_POINTERS];
+}
+
+static inline void nfp_late_copy_pointers(uint64_t *restrict out, const uint64_t *restrict in, uint32_t count)
+{
+#pragma GCC unroll 8
+	for (uint32_t i = 0; i < count; i++)
+		out[i] = in[i];
+}
+
+// A receive call that was entered at `start_ticks` returns packets.
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct nfp_burst *burst,
+                      uint64_t start_ticks);
+// A transmit or drop call begins; `frame` tells it from others.
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program,
+                    const struct nfp_burst *burst, uint64_t frame);
+// It has ended at `ticks` and handed on the first `count` packets.
+void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                   uint64_t frame, uint64_t ticks, uint32_t count);
+
+// hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
+int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
+// Reads again what was copied. The first difference makes the thread copy from then on.
+void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late);
+// Puts the last batch's pointers into `held`. 0: the array does not hold them, or not any more.
+int nfp_late_take(struct nfp_late *late);
+// A packet of the call, as it was at the entry where it was copied.
+void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,
+                   struct nfp_view *view);
+#endif

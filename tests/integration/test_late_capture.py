@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Late capture (`--packets slow`): exactly the packets that deserve it, each in its own batch."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from probed import Talker
+from test_testpmd import ROOM, assert_nothing_missing, check_recording, end, wait_until_armed
+from testpmd import Testpmd, pcap_device
+
+from otel_nfprobe.adapters.base import RoleFunction
+from otel_nfprobe.adapters.described import DescribedAdapter
+from otel_nfprobe.choice import choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
+from otel_nfprobe.latecapture import SLOW, LateWish
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+BATCH = 20  # of tests/targets/late.c
+DESCRIPTION = """
+name: late
+receive: [{function: "*:late_receive", pointers: 0, requested: 1, count: return}]
+transmit: [{function: "*:late_transmit", pointers: 0, requested: 1, count: return}]
+buffer: {data: 0, length: {offset: 8, bytes: 4}, segment_length: {offset: 12, bytes: 2}}
+"""
+EVERYTHING = LateWish(None, None, 1.0)
+
+
+class Pooled(DescribedAdapter):
+    """Says that packets stay readable, and that it is to be trusted."""
+
+    def roles(self, target: Target) -> list[RoleFunction]:
+        return [replace(role, program={**role.program, "pooled": 1, "checked": 0}) for role in super().roles(target)]
+
+
+class Late:
+    """A session on tests/targets/late.c, whose columns are kept."""
+
+    def __init__(self, talker: Talker, wish: LateWish, kind: type[DescribedAdapter] = DescribedAdapter) -> None:
+        target = Target(talker.pid)
+        adapter = kind("late.yaml", yaml.safe_load(DESCRIPTION))
+        self.said: list[str] = []
+        choice = choose(target, adapter, [], [])
+        self.monitor = Monitor(target, choice, 64 << 20, SLOW, self.said.append, wish=wish)
+        self.talker = talker
+        self.parts: list[Columns] = []
+
+    def ask(self, *commands: str) -> str:
+        """Runs commands with the probes on. Returns the last answer."""
+        self.monitor.attach()
+        clock = Clock.start()
+        self.monitor.start(clock, None, None)
+        statistics = self.monitor.drain.statistics
+        add = statistics.add
+        statistics.add = lambda columns: (self.parts.append(columns), add(columns))[1]  # type: ignore[method-assign]
+        thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
+        thread.start()
+        answer = [self.talker.ask(command) for command in commands][-1]
+        self.monitor.stopping.set()
+        thread.join()
+        self.monitor.detach()
+        self.columns = concatenate(self.parts)
+        self.counts = self.monitor.drain.pipeline.counts()
+        late = self.monitor.session.late_counts()
+        self.identified = sum(count.identified for count in late)
+        self.differing = sum(count.differing for count in late)
+        self.threads = self.monitor.session.thread_counts()
+        self.monitor.close()
+        assert sum(sum(count.lost) for count in self.threads) == 0
+        assert self.monitor.not_restored == []
+        return answer
+
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """The number of each identified packet's batch, times its size, plus its place there: its own number."""
+        rank = np.argsort(np.argsort(self.columns.batches["start_ticks"]))
+        return rank[self.columns.packets["batch"]] * BATCH + self.columns.packets["index"]
+
+    def assert_all_right(self, batches: int) -> None:
+        """Every packet, once, in its own batch, with its own headers."""
+        packets = self.columns.packets
+        assert len(self.columns.batches) == batches
+        assert len(packets) == batches * BATCH
+        assert sorted(self.numbers().tolist()) == list(range(batches * BATCH))
+        assert np.array_equal(packets["ip_id"], self.numbers() & 0xFFFF)
+        assert np.all(packets["length"] == 74)
+        assert np.all(packets["disposition"] == TRANSMITTED)
+        assert np.all(packets["flags"] == 0)
+        assert (self.counts.unplaced, self.counts.unknown, self.counts.invalid) == (0, 0, 0)
+        assert self.counts.received == self.counts.transmitted == batches * BATCH
+
+
+@pytest.fixture
+def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
+    return Talker(spawn(compile_target("late"), stdin=subprocess.PIPE))
+
+
+def test_everything_is_what_all_gives(
+    nfprobe: Any,
+    capture: Callable[[int], Path],
+    start_testpmd: Callable[..., Testpmd],
+    tmp_path: Path,
+) -> None:
+    count = 49_999
+    testpmd = start_testpmd(pcap_device(capture(count)))
+    recording = tmp_path / "slow.nfprobe"
+    options = ("--trial", "0s", "--packets", "slow", "--slower-than", "0us", *ROOM, "--record", recording, "--json")
+    monitor = nfprobe.start("attach", testpmd.pid, *options)
+    wait_until_armed(nfprobe, testpmd.pid, monitor)
+    testpmd.command("start")
+    testpmd.wait_for_packets(count)
+    testpmd.command("stop")
+    summary = end(monitor)
+    assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
+    identified = summary["identified"]
+    assert (identified["packets"], identified["unplaced"], identified["unheld"]) == (count, 0, 0)
+    assert identified["checked"] > 500  # of the first calls, and one in so many later
+    assert (identified["differing"], identified["copying"]) == (0, [])
+    assert_nothing_missing(summary)
+    check_recording(recording, capture(count), count)
+
+
+@pytest.mark.parametrize("kind", [DescribedAdapter, Pooled])
+def test_each_packet_in_its_own_batch(talker: Talker, kind: type[DescribedAdapter]) -> None:
+    late = Late(talker, EVERYTHING, kind)
+    assert late.ask("plain 320", "holding 320", "splitting 320") == str(960 * BATCH)
+    late.assert_all_right(960)
+    assert late.differing == 0
+    assert np.all(late.columns.batches["flags"] & BatchFlag.DRAWN)
+
+
+def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:
+    """The adapter says that packets stay as they are, which is wrong: the live check finds out at once."""
+    late = Late(talker, EVERYTHING, Pooled)
+    assert late.ask("rewriting 640") == str(640 * BATCH)
+    late.assert_all_right(640)
+    assert late.differing == BATCH
+    (sentence,) = [sentence for sentence in late.said if "change their packets" in sentence]
+    assert f"thread {talker.pid} " in sentence
+
+
+def test_only_what_is_late(talker: Talker) -> None:
+    """By two clocks of the target itself: what is late by the inner one must be there, by the outer one may be."""
+    batches = 640
+    late = Late(talker, LateWish(None, None, 0.0))
+    late.monitor.wish = LateWish(round(15_900_000 * 1e9 / Clock.start().ticks_per_second), None, 0.0)
+    *slow, threshold_ticks = late.ask(f"slow {batches}").split()
+    assert threshold_ticks == "15000000"
+    may, must = set(), set()
+    for word in slow:
+        number, inner = word.split(":")
+        may.add(int(number))
+        if inner == "1":
+            must.add(int(number))
+    assert len(must) >= batches // 100
+    found = set((late.numbers() // BATCH).tolist())
+    assert must <= found <= may
+    assert late.identified == len(late.columns.packets) == BATCH * len(found)
+    assert np.array_equal(late.columns.packets["ip_id"], late.numbers())
+    assert np.all(latency_ticks(late.columns) > 14_000_000)
+    assert late.counts.transmitted == late.counts.received == batches * BATCH
+
+
+def test_the_sample_is_fair(talker: Talker) -> None:
+    late = Late(talker, LateWish(None, None, 0.25))
+    late.ask("plain 2000")
+    drawn = (late.columns.batches["flags"] & BatchFlag.DRAWN) != 0
+    assert 380 <= drawn.sum() <= 620
+    assert len(late.columns.packets) == late.identified == BATCH * drawn.sum()
+    order = np.argsort(late.columns.batches["start_ticks"])
+    for period in (2, 4, 5):  # whatever repeats in the NF has its share
+        shares = [drawn[order][first::period].mean() for first in range(period)]
+        assert all(0.15 <= share <= 0.35 for share in shares)
+
+
+def test_what_another_thread_received_is_not_placed(talker: Talker) -> None:
+    late = Late(talker, LateWish(0, None, 0.0), Pooled)
+    assert late.ask("handing 20") == str(20 * BATCH)
+    assert late.identified == late.counts.unplaced == late.counts.transmitted == 20 * BATCH
+    assert len(late.columns.packets) == 0
+    assert sum(count.transmitted for count in late.threads) == 20 * BATCH
