@@ -37,7 +37,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
-    "export": ("export", "ExportCommand", "send a recording to an OTLP endpoint"),
+    "export": ("export", "ExportCommand", "send a recording, or what is spooled, to an OTLP endpoint"),
 }
 
 

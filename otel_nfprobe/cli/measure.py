@@ -17,6 +17,7 @@ from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
+from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.drain import SpanPath
@@ -25,7 +26,6 @@ from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
 
 PROGRESS_S = 1.0
-EXPORT_CLOSE_S = 10.0
 SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords
 
 
@@ -149,7 +148,7 @@ class Measurement:
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
-        self._exporter = Exporter(endpoint) if endpoint else None
+        self._exporter = open_exporter(arguments, endpoint, say) if endpoint else None
 
     def start(self) -> None:
         """Puts the probes in place and opens the gates. When it fails the target is as it was.
@@ -215,7 +214,7 @@ class Measurement:
         for sentence in monitor.not_restored:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
-        summary["spans"] = self._close_exporter()
+        summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
         if self._budget is not None:
             summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
@@ -297,24 +296,6 @@ class Measurement:
             settings={name: str(value) for name, value in settings.items() if value not in (None, [])},
         )
         return RecordingWriter(self.arguments.record, header)
-
-    def _close_exporter(self) -> dict[str, Any]:
-        if self._exporter is None:
-            return {"exported": 0, "dropped": 0, "spooled": 0}
-        arguments = self.arguments
-        counters = self._exporter.close(EXPORT_CLOSE_S)
-        dropped = sum(counters.dropped_spans.values())
-        if dropped:
-            endpoint = f" --endpoint {arguments.endpoint}" if arguments.endpoint else ""
-            again = f"nfprobe export {arguments.record}{endpoint}" if arguments.record else self._again
-            reason = counters.last_error or ", ".join(counters.dropped_spans)
-            say(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
-        return {
-            "exported": counters.exported_spans,
-            "dropped": dropped,
-            "spooled": 0,
-            "dropped_reasons": dict(counters.dropped_spans),
-        }
 
 
 def _open_metrics(

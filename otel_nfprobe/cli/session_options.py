@@ -7,6 +7,7 @@ import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
+from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
@@ -134,12 +135,13 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
         help="how long, such as 10s (default: until Ctrl-C)",
     )
     group.add_argument("--record", metavar="FILE", help="write a recording")
-    group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+    group.add_argument("--endpoint", metavar="URL", help="OTLP receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
     group.add_argument(
         "--metrics-listen",
         metavar="[HOST:]PORT",
         help="show metrics of all packets there for Prometheus (default host: 127.0.0.1)",
     )
+    add_spool_options(group)
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
         "--json", action="store_true", help=f"the last line of {json_to} is the summary as one JSON object"

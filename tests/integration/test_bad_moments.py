@@ -94,12 +94,12 @@ def silent_endpoint() -> Iterator[str]:
 def test_endpoints_that_do_not_answer(
     nfprobe: Any, start_firewall: Callable[..., Firewall], silent_endpoint: str, tmp_path: Path
 ) -> None:
-    """The recording is whole, every span is counted as dropped, and the end comes in bounded time."""
+    """Without a spool: the recording is whole, every span is counted as dropped, the end comes in bounded time."""
     sessions = []
     for number, endpoint in enumerate([DEAD, silent_endpoint]):
         firewall = start_firewall(50_000)
         recording = tmp_path / f"{number}.nfprobe"
-        words = ["--adapter", DESCRIPTION, "--for", "2s", "--sample", "0.01", "--endpoint", endpoint]
+        words = ["--adapter", DESCRIPTION, "--for", "2s", "--sample", "0.01", "--endpoint", endpoint, "--spool", "none"]
         monitor = nfprobe.start("attach", firewall.pid, *words, "--record", recording, "--json")
         sessions.append((firewall, recording, endpoint, monitor))
     for firewall, recording, endpoint, monitor in sessions:
