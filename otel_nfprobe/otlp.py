@@ -8,7 +8,6 @@ is written before it is sent; a second thread does that.
 
 from __future__ import annotations
 
-import errno
 import random
 import threading
 import time
@@ -20,7 +19,7 @@ from otel_nfprobe.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.span import EncodedRequest
 from otel_nfprobe.spool import Spool, SpoolFullError
-from otel_nfprobe.spool_file import DamagedError, Place
+from otel_nfprobe.spool_file import NO_ROOM, DamagedError, Place
 from otel_nfprobe.transport import open_transport
 
 QUEUE_BYTES = 64 << 20
@@ -43,7 +42,6 @@ _KEPT_SHARE = 2  # this part of the queue's bytes stays in memory although it is
 _SHORT_CLOSE_S = 1.0  # for a receiver that is not there, when everything is on disk
 _ABANDON_S = 2.0  # a thread that does not end by then hangs in the disk or the network, and is left behind
 _LOOK_S = 0.2
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(eq=False)
@@ -220,7 +218,7 @@ class Exporter:
         except SpoolFullError:
             return None, DROPPED_SPOOL_FULL
         except OSError as error:
-            return None, DROPPED_DISK_FULL if error.errno in _NO_ROOM else DROPPED_DISK_ERROR
+            return None, DROPPED_DISK_FULL if error.errno in NO_ROOM else DROPPED_DISK_ERROR
 
     def _evict(self, entry: _Waiting) -> None:
         if entry.data is not None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.spool_file import Place, SpoolSession, is_locked
+from otel_nfprobe.spool_file import NO_ROOM, Place, SpoolSession, is_locked
 
 MAX_BYTES = 1 << 30
 MAX_AGE_S = 24 * 3600.0
@@ -62,7 +62,7 @@ class Spool:
         write: whether spans of this session will be written.
 
     Attributes:
-        own: this session's part, None without `write`.
+        own: this session's part, None without `write`, or when the disk is full.
         lost_spans: of ended sessions, which their monitors had in memory when they were killed.
         damaged_spans: of ended sessions, which cannot be read.
         old_spans: of ended sessions for other endpoints, older than the bound.
@@ -85,6 +85,11 @@ class Spool:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}"
             self.own = SpoolSession.create(settings.directory / name, endpoint) if write else None
         except OSError as error:
+            if error.errno in NO_ROOM:
+                # What is there can be sent all the same, and makes room.
+                self.own = None
+                self.sentences.append(f"The spool {str(settings.directory)!r} has no room: spans wait in memory only.")
+                return
             directory = settings.directory
             sentence = f"The spool {str(directory)!r} cannot be used: {error.strerror}."
             raise UsageError(sentence, f"ls -ld {directory}") from None

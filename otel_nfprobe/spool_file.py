@@ -19,6 +19,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ RECORD = np.dtype(
     ]
 )
 _CHECKED_FROM = 8  # of a record's head
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DamagedError(Exception):
@@ -115,10 +119,17 @@ class SpoolSession:
     def create(cls, directory: Path, endpoint: str) -> SpoolSession:
         """A new spool; its directory must not exist. Raises OSError."""
         directory.mkdir(mode=0o700)
-        ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Without room on the disk a store into the page would kill the process.
-        os.posix_fallocate(ledger, 0, LEDGER_BYTES)
+        ledger = -1
+        try:
+            ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Without room on the disk a store into the page would kill the process.
+            os.posix_fallocate(ledger, 0, LEDGER_BYTES)
+        except OSError:
+            if ledger >= 0:
+                os.close(ledger)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         spool = cls(directory, ledger)
         spool._ledger["endpoint"] = endpoint.encode()[: ENDPOINT_BYTES_MAX - 1]
         spool._ledger["magic"] = MAGIC
