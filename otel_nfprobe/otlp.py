@@ -126,12 +126,19 @@ class Exporter:
             self._counters.is_failing = self._failing_since is not None
             return self._counters.copy()
 
-    def wait(self, patience_s: float) -> bool:
-        """Waits until everything is sent, or the receiver is away for so long. Returns whether everything is."""
+    def wait(self, patience_s: float = float("inf"), timeout_s: float = float("inf")) -> bool:
+        """Waits until everything is sent. Returns whether it is.
+
+        Args:
+            patience_s: gives up when the receiver is away for so long.
+            timeout_s: gives up after this time.
+        """
+        until = time.monotonic() + timeout_s
         with self._changed:
             while self._recovering or self._queue:
-                since = self._failing_since
-                if since is not None and time.monotonic() - since >= patience_s:
+                now = time.monotonic()
+                since = now if self._failing_since is None else self._failing_since
+                if now >= until or now - since >= patience_s:
                     return False
                 self._changed.wait(_LOOK_S)
             return True

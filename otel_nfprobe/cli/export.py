@@ -19,7 +19,9 @@ from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
+from otel_nfprobe.delivery import Transport
+from otel_nfprobe.destination import find_destination, open_destination
+from otel_nfprobe.endpoint import EXAMPLE, Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.export_counters import ExportCounters
@@ -50,6 +52,7 @@ class ExportCommand:
             "recording", nargs="?", metavar="RECORDING", help="file written by attach --record (default: the spool)"
         )
         parser.add_argument("--endpoint", metavar="URL", help="OTLP receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+        parser.add_argument("--exporter", metavar="NAME", help="otlp, or an exporter of the OpenTelemetry SDK")
         parser.add_argument(
             "--sample",
             type=parse_fraction,
@@ -78,14 +81,14 @@ class ExportCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        endpoint = find_endpoint(arguments.endpoint, os.environ)
-        if endpoint is None:
+        destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
+        if destination is None:
             raise UsageError(
                 "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
                 f"nfprobe export {arguments.recording or ''} --endpoint {EXAMPLE}".replace("  ", " "),
             )
         if arguments.recording is None:
-            return export_spool(arguments, endpoint, RETRY_TOTAL_S, CLOSE_TIMEOUT_S)
+            return export_spool(arguments, open_destination(destination), RETRY_TOTAL_S, CLOSE_TIMEOUT_S)
         if arguments.spool:
             raise UsageError("A recording needs no spool: it can be sent again.", "nfprobe export --help")
         reader = RecordingReader(arguments.recording)
@@ -93,7 +96,7 @@ class ExportCommand:
         window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
         encoder = _make_encoder(arguments, facts, window_ns)
         export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)
-        counters = export.send(endpoint)
+        counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
 
 
@@ -107,9 +110,9 @@ class _Export:
     correlate_window_ns: int
     packets: int = 0
 
-    def send(self, endpoint: Endpoint) -> ExportCounters:
+    def send(self, where: Endpoint | Transport) -> ExportCounters:
         typical = self._find_typical() if self._looks_for_causes else None
-        exporter = Exporter(endpoint, retry_total_s=RETRY_TOTAL_S)
+        exporter = Exporter(where, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
                 explainer = Explainer(self.sampler, self.encoder, self.encoder.ticks_per_second, typical)

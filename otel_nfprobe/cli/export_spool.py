@@ -9,6 +9,7 @@ import sys
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.session_spans import describe_counters
 from otel_nfprobe.cli.spool_options import find_spool
+from otel_nfprobe.delivery import Transport
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.export_counters import ExportCounters
@@ -16,7 +17,7 @@ from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.spool import Spool
 
 
-def export_spool(arguments: argparse.Namespace, endpoint: Endpoint, patience_s: float, close_s: float) -> int:
+def export_spool(arguments: argparse.Namespace, where: Endpoint | Transport, patience_s: float, close_s: float) -> int:
     """Sends everything that waits, whatever endpoint it was for. Returns the exit status.
 
     Args:
@@ -25,9 +26,9 @@ def export_spool(arguments: argparse.Namespace, endpoint: Endpoint, patience_s: 
     """
     settings = find_spool(arguments)
     if settings is None or not settings.directory.is_dir():
-        where = f" in {settings.directory}" if settings else ""
-        raise UsageError(f"There is no spool{where}, and no recording is named.", "nfprobe export RECORDING")
-    exporter = Exporter(endpoint, spool=Spool(settings, write=False))
+        place = f" in {settings.directory}" if settings else ""
+        raise UsageError(f"There is no spool{place}, and no recording is named.", "nfprobe export RECORDING")
+    exporter = Exporter(where, spool=Spool(settings, write=False))
     try:
         exporter.wait(patience_s)
     except BaseException:

@@ -20,8 +20,8 @@ from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.destination import Destination
 from otel_nfprobe.drain import SpanPath
-from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.metrics_settings import find_settings
@@ -125,7 +125,7 @@ class Measurement:
         arguments: the options of the verb.
         monitor: what `plan` made.
         resource: the target's resource attributes.
-        endpoint: where spans go, or None.
+        destination: where spans go, or None.
         again: command that measures this target again, for a next command.
     """
 
@@ -134,21 +134,21 @@ class Measurement:
         arguments: argparse.Namespace,
         monitor: Monitor,
         resource: dict[str, Any],
-        endpoint: Endpoint | None,
+        destination: Destination | None,
         again: str,
     ) -> None:
         self.arguments = arguments
         self.monitor = monitor
         self._again = again
         self._resource = resource
-        self._endpoint = endpoint
+        self._destination = destination
         self._forks: Forks | None = None
         self._budget = Budget(arguments.max_share_of_core, say) if arguments.max_share_of_core else None
-        self._metrics = _open_metrics(arguments, resource, endpoint)
+        self._metrics = _open_metrics(arguments, resource, destination)
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
-        self._exporter = open_exporter(arguments, endpoint, say) if endpoint else None
+        self._exporter = open_exporter(arguments, destination, say) if destination else None
 
     def start(self) -> None:
         """Puts the probes in place and opens the gates. When it fails the target is as it was.
@@ -243,7 +243,7 @@ class Measurement:
         own = {"seconds": None, "record": record, "follow_forks": False, "metrics_listen": None}
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
         resource = find_resource(arguments, monitor.target)
-        return Measurement(arguments, monitor, resource, self._endpoint, self._again)
+        return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
         """What shows a line a second, on a terminal the same line again."""
@@ -299,10 +299,10 @@ class Measurement:
 
 
 def _open_metrics(
-    arguments: argparse.Namespace, resource: dict[str, Any], endpoint: Endpoint | None
+    arguments: argparse.Namespace, resource: dict[str, Any], destination: Destination | None
 ) -> SessionMetrics | None:
     # The SDK for metrics takes a while to load; sessions that neither send nor show any do without.
-    settings = find_settings(arguments.endpoint, os.environ) if endpoint else None
+    settings = find_settings(arguments.endpoint, os.environ) if destination else None
     if settings is None and arguments.metrics_listen is None:
         return None
     from otel_nfprobe.cli.session_metrics import SessionMetrics

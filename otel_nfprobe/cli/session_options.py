@@ -141,6 +141,12 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
         metavar="[HOST:]PORT",
         help="show metrics of all packets there for Prometheus (default host: 127.0.0.1)",
     )
+    group.add_argument(
+        "--exporter",
+        metavar="NAME",
+        help="otlp, none, or an exporter installed for the OpenTelemetry SDK, such as console; for few spans"
+        " (default: OTEL_TRACES_EXPORTER)",
+    )
     add_spool_options(group)
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
@@ -157,8 +163,8 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.strategy is not None and arguments.strategy not in STRATEGIES:
         sentence = f"No strategy is called {arguments.strategy!r}; there are {' and '.join(STRATEGIES)}."
         raise UsageError(sentence, usage)
-    if arguments.packets == "none" and arguments.endpoint:
-        sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
+    if arguments.packets == "none" and (arguments.endpoint or arguments.exporter not in (None, "none")):
+        sentence = "--packets none identifies no packet, so there is nothing to send."
         raise UsageError(sentence, usage)
     find_identity(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]

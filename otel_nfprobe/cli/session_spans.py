@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_nfprobe.cli.spool_options import find_spool, open_spool
-from otel_nfprobe.endpoint import Endpoint
+from otel_nfprobe.destination import Destination, NamedExporter, open_destination
 from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.otlp import Exporter
 
@@ -20,16 +20,18 @@ CLOSE_S = 10.0
 Say = Callable[[str, str], None]
 
 
-def open_exporter(arguments: argparse.Namespace, endpoint: Endpoint, say: Say) -> Exporter:
-    """Sends to an endpoint, through the spool that the options name.
+def open_exporter(arguments: argparse.Namespace, destination: Destination, say: Say) -> Exporter:
+    """Sends to an endpoint, through the spool that the options name; or to an exporter of the SDK, without one.
 
     Raises:
-        UsageError: that spool cannot be used.
+        UsageError: that spool, or that exporter, cannot be used.
     """
-    spool, complaint = open_spool(arguments, endpoint)
+    if isinstance(destination, NamedExporter):
+        return Exporter(open_destination(destination))
+    spool, complaint = open_spool(arguments, destination)
     if complaint:
         say(complaint, "nfprobe attach PID --spool DIR")
-    return Exporter(endpoint, spool=spool)
+    return Exporter(destination, spool=spool)
 
 
 def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, again: str, say: Say) -> dict[str, Any]:
