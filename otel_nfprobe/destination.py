@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
-from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
+from opentelemetry.sdk.environment_variables import OTEL_CONFIG_FILE, OTEL_SDK_DISABLED
 
 from otel_nfprobe.delivery import Transport
 from otel_nfprobe.endpoint import DEFAULT_PORTS, GRPC, HTTP, Endpoint, find_endpoint
@@ -60,6 +60,14 @@ def find_destination(exporter: str | None, endpoint: str | None, environment: Ma
         # Asked for by its name, it goes where the specification says it goes by default.
         return find_default_endpoint(environment)
     return found
+
+
+def find_complaint(environment: Mapping[str, str]) -> str:
+    """What to tell about a variable of OpenTelemetry that says more than nfprobe reads; empty when there is none."""
+    file = environment.get(OTEL_CONFIG_FILE, "").strip()
+    if not file:
+        return ""
+    return f"{OTEL_CONFIG_FILE} names {file!r}, which nfprobe does not read: options and other OTEL_* variables hold."
 
 
 def find_default_endpoint(environment: Mapping[str, str]) -> Endpoint | None:

@@ -20,7 +20,7 @@ from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
-from otel_nfprobe.destination import Destination
+from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.forks import Forks
@@ -60,6 +60,8 @@ def plan(
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
     find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
+    if complaint := find_complaint(os.environ):
+        say(complaint)
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
         adapter = _if_it_finds_roles(adapter, target)
     choice = _choose(arguments, target, adapter, arguments.functions)
