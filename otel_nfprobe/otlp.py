@@ -41,6 +41,7 @@ _SENTENCES_MAX = 8
 _KEPT_SHARE = 2  # this part of the queue's bytes stays in memory although it is on disk, to be sent without reading
 _SHORT_CLOSE_S = 1.0  # for a receiver that is not there, when everything is on disk
 _ABANDON_S = 2.0  # a thread that does not end by then hangs in the disk or the network, and is left behind
+_FLUSH_S = 10.0  # for what is still to be written to disk
 _LOOK_S = 0.2
 
 
@@ -158,8 +159,8 @@ class Exporter:
         self._threads[0].join(timeout_s)
         if self._threads[0].is_alive():
             self._transport.cancel()
-        for thread in self._threads:
-            thread.join(_ABANDON_S)
+        for thread, patience_s in zip(self._threads, (_ABANDON_S, _FLUSH_S), strict=False):
+            thread.join(patience_s)
         with self._changed:
             self._abandoned = True
             self._count_rest()

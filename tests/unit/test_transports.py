@@ -94,7 +94,7 @@ def test_an_expired_or_foreign_certificate_is_said(protocol: str, certificates: 
 def test_names_that_do_not_exist(protocol: str) -> None:
     endpoint = find_endpoint("http://nobody.invalid:4317", {PREFIX + "PROTOCOL": protocol})
     assert endpoint is not None
-    verdict, message = send(endpoint)
+    verdict, message = send(endpoint, timeout_s=3.0)
     assert verdict is Verdict.RETRY
     assert message
 
