@@ -36,9 +36,9 @@ from otel_nfprobe.counted import Attributes, Counted, Span, read_counted
 from otel_nfprobe.exemplars import ExemplarKeeper, Exemplars
 from otel_nfprobe.explicit import make_durations, make_sizes
 from otel_nfprobe.exponential import make_exponential
+from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.metrics_settings import Temporality
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import ExportCounters
 from otel_nfprobe.resource import SCHEMA_URL, SCOPE_NAME, find_version
 from otel_nfprobe.session import ThreadCounts
 from otel_nfprobe.statistics import Distribution, Statistics
@@ -61,6 +61,7 @@ class Snapshot:
         lost: records by class.
         exported: spans.
         dropped: spans by reason.
+        spooled: spans that wait on disk.
         busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
         overhead: of a core, by the probes, since the session began.
         probes: in place now.
@@ -75,6 +76,7 @@ class Snapshot:
     lost: Mapping[str, int]
     exported: int
     dropped: Mapping[str, int]
+    spooled: int
     busy: Sequence[tuple[int, str, float]]
     overhead: float
     probes: int
@@ -117,8 +119,9 @@ class SnapshotTaker:
             received=packets["received"],
             processed={name: packets[name] for name in known},
             lost=count_lost(monitor),
-            exported=spans.exported_spans,
-            dropped=dict(spans.dropped_spans),
+            exported=spans.total_exported,
+            dropped=spans.total_dropped,
+            spooled=spans.total_spooled,
             busy=self._find_busy(threads, elapsed_s),
             overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
             probes=len(monitor.follower.placed),
@@ -263,6 +266,8 @@ class MetricsMaker:
             for tid, name, share in snapshot.busy
         ]
         yield Metric("nf.thread.busy", "Share of the time that was not spent in empty polls", "1", Gauge(busy))
+        spooled = [NumberDataPoint({}, self._last_ns, snapshot.unix_ns, snapshot.spooled)]
+        yield Metric("nf.span.spooled", "Spans that wait on disk", "{span}", Gauge(spooled))
         overhead = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.overhead)]
         probes = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.probes)]
         yield Metric("nf.probe.count", "Probes in place", "{probe}", Gauge(probes))

@@ -8,6 +8,7 @@ would have said is in the next one. Called by cli/session_metrics.py.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
@@ -15,13 +16,15 @@ from typing import Any, cast
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.metrics import MetricsMaker, Snapshot
 
 POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
-NO_METRICS = "UNIMPLEMENTED"  # what a receiver answers that takes traces only, as Jaeger
+# What a receiver answers that takes traces only, as Jaeger.
+NO_METRICS = re.compile(r"UNIMPLEMENTED|\b404\b")
+_GRPC_LOGGER = "opentelemetry.exporter.otlp.proto.grpc"
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,13 @@ class SentMetrics:
     @property
     def is_refused(self) -> bool:
         """The receiver takes no metrics at all."""
-        return NO_METRICS in self.error
+        return NO_METRICS.search(self.error) is not None
 
 
 class MetricsSender:
     """Sends what `maker` makes of snapshots, one at a time."""
 
-    def __init__(self, exporter: OTLPMetricExporter, maker: MetricsMaker) -> None:
+    def __init__(self, exporter: MetricExporter, maker: MetricsMaker) -> None:
         self._maker = maker
         self._exporter = exporter
         self._changed = threading.Condition()
@@ -102,12 +105,12 @@ class MetricsSender:
 
 
 class _Complaints(logging.Handler):
-    """Keeps what the SDK's exporter logs in this thread, instead of letting it write to standard error."""
+    """Keeps what the SDK's exporters log in this thread, instead of letting it write to standard error."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last = ""
-        self._logger = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
+        self._logger = logging.getLogger("opentelemetry.exporter.otlp")
         self._thread = threading.get_ident()
 
     def __enter__(self) -> _Complaints:
@@ -119,17 +122,23 @@ class _Complaints(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes the gRPC error out of the sentence."""
+        """Takes the gRPC error, or the whole sentence about HTTP."""
         if record.thread != self._thread:
             return
-        if isinstance(record.args, tuple):
+        if not record.name.startswith(_GRPC_LOGGER):
+            # The last one says only that there were too many of those before it.
+            if "max retries" not in record.msg or not self.last:
+                self.last = " ".join(record.getMessage().split())[:200]
+        elif isinstance(record.args, tuple):
             for code in record.args:
                 if isinstance(code, grpc.StatusCode):
                     self.last = f"{code.name}: {record.args[-1]}"
 
 
-def open_exporter(endpoint: Endpoint) -> OTLPMetricExporter:
+def open_exporter(endpoint: Endpoint) -> MetricExporter:
     """The SDK's exporter for metrics; it connects when it is first used."""
+    if endpoint.path:
+        return _open_http(endpoint)
     credentials = None
     if endpoint.secure:
         credentials = grpc.ssl_channel_credentials(
@@ -146,4 +155,20 @@ def open_exporter(endpoint: Endpoint) -> OTLPMetricExporter:
         max_export_batch_size=POINTS_MAX,
         # The SDK's annotation says text; gRPC takes numbers, as the SDK's own default options are.
         channel_options=cast(Any, (("grpc.enable_http_proxy", 0),)) if endpoint.loopback else None,
+    )
+
+
+def _open_http(endpoint: Endpoint) -> MetricExporter:
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
+
+    return HttpMetricExporter(
+        endpoint=endpoint.url,
+        certificate_file=endpoint.root_certificates_file,
+        client_key_file=endpoint.client_key_file,
+        client_certificate_file=endpoint.client_certificate_file,
+        headers=dict(endpoint.headers),
+        timeout=endpoint.timeout_s,
+        compression=Compression.Gzip if endpoint.gzip else Compression.NoCompression,
+        max_export_batch_size=POINTS_MAX,
     )

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 from opentelemetry.sdk import environment_variables as names
 
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.endpoint import METRICS, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 
 INTERVAL_S = 60.0  # as the OpenTelemetry specification has it
 METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
 EXPONENTIAL, EXPLICIT = "base2_exponential_bucket_histogram", "explicit_bucket_histogram"
-
-_TRACES = "OTEL_EXPORTER_OTLP_TRACES_"
-_METRICS = "OTEL_EXPORTER_OTLP_METRICS_"
-_EVERY = "OTEL_EXPORTER_OTLP_"
 
 
 @dataclass(frozen=True)
@@ -51,28 +47,12 @@ def find_settings(argument: str | None, environment: Mapping[str, str]) -> Metri
     wanted = environment.get(METRICS_EXPORTER, "").lower().replace(" ", "")
     if wanted and "otlp" not in wanted.split(","):
         return None
-    # OTEL_EXPORTER_OTLP_METRICS_* win over OTEL_EXPORTER_OTLP_*, and those for traces say nothing.
-    own = {name: value for name, value in environment.items() if name.startswith(_METRICS) and value.strip()}
-    read = {name: value for name, value in environment.items() if not name.startswith((_TRACES, _METRICS))}
-    read |= {name.replace(_METRICS, _EVERY): value for name, value in own.items()}
-    try:
-        endpoint = find_endpoint(argument, read)
-    except UsageError as error:
-        raise _name_own(error, own) from None
+    endpoint = find_endpoint(argument, environment, METRICS)
     if endpoint is None:
         return None
     return MetricsSettings(
         endpoint, _read_interval_s(environment), _read_temporality(environment), _read_explicit(environment)
     )
-
-
-def _name_own(error: UsageError, own: Mapping[str, str]) -> UsageError:
-    """The same error, naming the variable that was really set."""
-    sentence, next_command = error.sentence, error.next_command
-    for name in own:
-        read = name.replace(_METRICS, _EVERY)
-        sentence, next_command = sentence.replace(read, name), next_command.replace(read, name)
-    return UsageError(sentence, next_command)
 
 
 def _read_interval_s(environment: Mapping[str, str]) -> float:

@@ -29,6 +29,8 @@ TARGETS = ROOT / "tests" / "targets"
 
 # What is cached of files that were analysed goes to a folder of this test run.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="nfprobe-cache-")
+# What could not be delivered, too.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="nfprobe-state-")
 
 
 class Nfprobe:

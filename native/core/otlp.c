@@ -99,8 +99,9 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 	}
 	trace.calls_cut = all - calls;
 	uint8_t *end = write_trace(request, p, &trace, calls, &written, &spans);
-	if (!end && !result->spans) {
-		// Alone in its request and still too large: again, with the calls that fitted.
+	while (!end && !result->spans) {
+		// Alone in its request and still too large: again, with the calls that fitted. Saying how many were cut
+		// takes room as well, so that may be one less yet.
 		trace.calls_cut = all - written;
 		end = write_trace(request, p, &trace, written, &written, &spans);
 	}

@@ -6,12 +6,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
 sources=("$core"/{drain,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
+encoder=("$core"/{otlp,otlp_packet,otlp_span,otlp_message,otlp_address,otlp_id,clock}.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
 run() { # NAME SANITIZERS TEST.c
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize="$2" \
-		-fno-sanitize-recover=all -o "$build/$1" "$3" "${sources[@]}" -pthread
+		-fno-sanitize-recover=all -o "$build/$1" "$3" "${sources[@]}" "${encoder[@]}" -pthread
 	local said
 	said=$("$build/$1")
 	echo "$2: $said"
@@ -22,3 +23,4 @@ run ring-address address,undefined test_ring.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
 run framerows address,undefined test_framerows.c
+run otlp-fuzz address,undefined test_otlp_fuzz.c

@@ -15,7 +15,7 @@ from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
-from otel_nfprobe.endpoint import find_endpoint
+from otel_nfprobe.destination import find_destination
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
@@ -43,7 +43,7 @@ class AttachCommand:
 
     def _run(self, arguments: argparse.Namespace) -> int:
         check_session_options(arguments)
-        endpoint = find_endpoint(arguments.endpoint, os.environ)
+        destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         with _Signals() as signals:
             try:
                 monitor = _plan(arguments, signals.stopping)
@@ -54,7 +54,7 @@ class AttachCommand:
                 raise NfprobeError(sentence, f"nfprobe attach {arguments.pid}") from None
             choose_by_trial(arguments, monitor, TRIAL_S if arguments.trial is None else arguments.trial)
             again = f"nfprobe attach {arguments.pid} --record FILE"
-            measurement = Measurement(arguments, monitor, resource, endpoint, again)
+            measurement = Measurement(arguments, monitor, resource, destination, again)
             if arguments.flight_recorder is not None:
                 signals.on_user_signal(measurement.ask_recorder)
             measurement.start()

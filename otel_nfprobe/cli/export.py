@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe export RECORDING`: sends a recording's packets to an OTLP endpoint, as attach would have done."""
+"""`nfprobe export [RECORDING]`: sends a recording's packets to an OTLP endpoint, or what is in the spool."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from otel_nfprobe.cli.export_spool import export_spool
 from otel_nfprobe.cli.identity_options import (
     add_correlation_options,
     find_correlate_window_ns,
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
-from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
+from otel_nfprobe.delivery import Transport
+from otel_nfprobe.destination import find_destination, open_destination
+from otel_nfprobe.endpoint import EXAMPLE, Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
+from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.latecapture import SLOW
-from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
+from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
 from otel_nfprobe.repeats import WINDOW_NS, Repeats
@@ -37,16 +42,18 @@ CLOSE_TIMEOUT_S = 600.0
 
 
 class ExportCommand:
-    """Sends a recording's packets to an OTLP/gRPC endpoint: all, or those that the options select.
+    """Sends a recording's packets to an OTLP endpoint: all, or those that the options select.
 
     Trace ids and times are those of the session, so what attach sent already is not there twice.
+    Without a recording it sends the spans that earlier sessions could not deliver (--spool).
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
         parser.add_argument(
-            "--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)"
+            "recording", nargs="?", metavar="RECORDING", help="file written by attach --record (default: the spool)"
         )
+        parser.add_argument("--endpoint", metavar="URL", help="OTLP receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+        parser.add_argument("--exporter", metavar="NAME", help="otlp, or an exporter of the OpenTelemetry SDK")
         parser.add_argument(
             "--sample",
             type=parse_fraction,
@@ -66,6 +73,7 @@ class ExportCommand:
             help="about this share of the packets, the slowest",
         )
         add_correlation_options(parser)
+        add_spool_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
         parser.add_argument(
             "--json",
@@ -74,18 +82,22 @@ class ExportCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        endpoint = find_endpoint(arguments.endpoint, os.environ)
-        if endpoint is None:
+        destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
+        if destination is None:
             raise UsageError(
                 "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
-                f"nfprobe export {arguments.recording} --endpoint {EXAMPLE}",
+                f"nfprobe export {arguments.recording or ''} --endpoint {EXAMPLE}".replace("  ", " "),
             )
+        if arguments.recording is None:
+            return export_spool(arguments, open_destination(destination), RETRY_TOTAL_S, CLOSE_TIMEOUT_S)
+        if arguments.spool:
+            raise UsageError("A recording needs no spool: it can be sent again.", "nfprobe export --help")
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
         window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
         encoder = _make_encoder(arguments, facts, window_ns)
         export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)
-        counters = export.send(endpoint)
+        counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
 
 
@@ -99,8 +111,8 @@ class _Export:
     correlate_window_ns: int
     packets: int = 0
 
-    def send(self, endpoint: Endpoint) -> ExportCounters:
-        exporter = Exporter(endpoint, retry_total_s=RETRY_TOTAL_S)
+    def send(self, where: Endpoint | Transport) -> ExportCounters:
+        exporter = Exporter(where, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
                 explainer = Explainer(self.sampler, self.encoder, self.facts.ticks_per_second)

@@ -39,7 +39,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes"),
     "query": ("query", "QueryCommand", "ask recordings or their tables in SQL"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
-    "export": ("export", "ExportCommand", "send a recording to an OTLP endpoint"),
+    "export": ("export", "ExportCommand", "send a recording, or what is spooled, to an OTLP endpoint"),
 }
 
 

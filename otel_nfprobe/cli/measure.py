@@ -18,17 +18,17 @@ from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
+from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.drain import SpanPath
-from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.flightrecorder import FlightWriter
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.latecapture import ALL, LateWish
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
 
 PROGRESS_S = 1.0
-EXPORT_CLOSE_S = 10.0
 SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords
 
 
@@ -64,6 +63,8 @@ def plan(
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
     find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
+    if complaint := find_complaint(os.environ):
+        say(complaint)
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
         adapter = _if_it_finds_roles(adapter, target)
     choice = _choose(arguments, target, adapter, arguments.functions)
@@ -135,7 +136,7 @@ class Measurement:
         arguments: the options of the verb.
         monitor: what `plan` made.
         resource: the target's resource attributes.
-        endpoint: where spans go, or None.
+        destination: where spans go, or None.
         again: command that measures this target again, for a next command.
     """
 
@@ -144,21 +145,21 @@ class Measurement:
         arguments: argparse.Namespace,
         monitor: Monitor,
         resource: dict[str, Any],
-        endpoint: Endpoint | None,
+        destination: Destination | None,
         again: str,
     ) -> None:
         self.arguments = arguments
         self.monitor = monitor
         self._again = again
         self._resource = resource
-        self._endpoint = endpoint
+        self._destination = destination
         self._forks: Forks | None = None
         self._budget = Budget(arguments.max_share_of_core, say) if arguments.max_share_of_core else None
-        self._metrics = _open_metrics(arguments, resource, endpoint)
+        self._metrics = _open_metrics(arguments, resource, destination)
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
-        self._exporter = Exporter(endpoint) if endpoint else None
+        self._exporter = open_exporter(arguments, destination, say) if destination else None
 
     def start(self) -> None:
         """Puts the probes in place and opens the gates. When it fails the target is as it was.
@@ -230,7 +231,7 @@ class Measurement:
         for sentence in monitor.not_restored:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
-        summary["spans"] = self._close_exporter()
+        summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
         if self._budget is not None:
             summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
@@ -262,7 +263,7 @@ class Measurement:
         own = {"seconds": None, "record": record, "follow_forks": False, "metrics_listen": None}
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
         resource = find_resource(arguments, monitor.target)
-        return Measurement(arguments, monitor, resource, self._endpoint, self._again)
+        return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
         """What shows a line a second, on a terminal the same line again."""
@@ -312,30 +313,12 @@ class Measurement:
         )
         return open_writer(self.arguments, header)
 
-    def _close_exporter(self) -> dict[str, Any]:
-        if self._exporter is None:
-            return {"exported": 0, "dropped": 0, "spooled": 0}
-        arguments = self.arguments
-        counters = self._exporter.close(EXPORT_CLOSE_S)
-        dropped = sum(counters.dropped_spans.values())
-        if dropped:
-            endpoint = f" --endpoint {arguments.endpoint}" if arguments.endpoint else ""
-            again = f"nfprobe export {arguments.record}{endpoint}" if arguments.record else self._again
-            reason = counters.last_error or ", ".join(counters.dropped_spans)
-            say(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
-        return {
-            "exported": counters.exported_spans,
-            "dropped": dropped,
-            "spooled": 0,
-            "dropped_reasons": dict(counters.dropped_spans),
-        }
-
 
 def _open_metrics(
-    arguments: argparse.Namespace, resource: dict[str, Any], endpoint: Endpoint | None
+    arguments: argparse.Namespace, resource: dict[str, Any], destination: Destination | None
 ) -> SessionMetrics | None:
     # The SDK for metrics takes a while to load; sessions that neither send nor show any do without.
-    settings = find_settings(arguments.endpoint, os.environ) if endpoint else None
+    settings = find_settings(arguments.endpoint, os.environ) if destination else None
     if settings is None and arguments.metrics_listen is None:
         return None
     from otel_nfprobe.cli.session_metrics import SessionMetrics

@@ -23,7 +23,7 @@ from otel_nfprobe.adapters.base import Adapter, choose_adapter
 from otel_nfprobe.cli.main import tell_error
 from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.destination import Destination, find_destination
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.launch import Launch
 from otel_nfprobe.target import Target
@@ -49,12 +49,12 @@ class RunCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         command = _command_of(arguments)
         check_session_options(arguments)
-        endpoint = find_endpoint(arguments.endpoint, os.environ)
+        destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         with Launch(command) as launch:
             summary = None
             try:
                 launch.start()
-                summary = _Run(arguments, command, launch, endpoint).measure()
+                summary = _Run(arguments, command, launch, destination).measure()
             except Exception as error:
                 if not (launch.released or launch.has_ended()):
                     raise _not_run(error, launch) from error
@@ -85,11 +85,11 @@ class _Run:
     """One launched program that is measured."""
 
     def __init__(
-        self, arguments: argparse.Namespace, command: list[str], launch: Launch, endpoint: Endpoint | None
+        self, arguments: argparse.Namespace, command: list[str], launch: Launch, destination: Destination | None
     ) -> None:
         self.arguments = arguments
         self.launch = launch
-        self.endpoint = endpoint
+        self.destination = destination
         self.again = f"nfprobe run --record FILE -- {shlex.join(command)}"
         self.target = LaunchedTarget(launch.pid)
 
@@ -132,7 +132,7 @@ class _Run:
         if self.launch.released:  # a program that is held runs nothing that could be tried
             choose_by_trial(self.arguments, monitor, self.arguments.trial or 0.0)
         attributes = find_resource(self.arguments, self.target)
-        measurement = Measurement(self.arguments, monitor, attributes, self.endpoint, self.again)
+        measurement = Measurement(self.arguments, monitor, attributes, self.destination, self.again)
         measurement.start()
         if not self.launch.released:
             try:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from otel_nfprobe.exemplars import ExemplarEncoder, ExemplarKeeper
+from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.metrics import MetricsMaker, SnapshotTaker
 from otel_nfprobe.metrics_listener import MetricsListener, parse_address
 from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
 from otel_nfprobe.metrics_settings import MetricsSettings, Temporality
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import DROPPED_UNREACHABLE, ExportCounters, Exporter
+from otel_nfprobe.otlp import Exporter
 
 CLOSE_S = 10.0
 CLOSE_SOON_S = 1.0  # for a receiver that has just shown that it is not there
@@ -82,8 +83,7 @@ class SessionMetrics:
         if self._sender is None:
             return {"delivered": 0, "failed": 0, "error": ""}
         self._give(self._taker, self._sender.send, is_last=True)
-        unreachable = self._counters().dropped_spans[DROPPED_UNREACHABLE] > 0
-        sent = self._sender.close(CLOSE_SOON_S if unreachable else CLOSE_S)
+        sent = self._sender.close(CLOSE_SOON_S if self._counters().is_failing else CLOSE_S)
         if sent.failed and not sent.is_refused:
             total = sent.delivered + sent.failed
             say(f"{sent.failed} of {total} exports of metrics were not delivered: {sent.error.rstrip('.')}.")

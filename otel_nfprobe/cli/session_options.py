@@ -8,6 +8,7 @@ import argparse
 from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
+from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.latecapture import ALL, NONE, SLOW
@@ -137,12 +138,19 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
     )
     group.add_argument("--record", metavar="FILE", help="write a recording")
     add_recording_options(group)
-    group.add_argument("--endpoint", metavar="URL", help="OTLP/gRPC receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
+    group.add_argument("--endpoint", metavar="URL", help="OTLP receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
     group.add_argument(
         "--metrics-listen",
         metavar="[HOST:]PORT",
         help="show metrics of all packets there for Prometheus (default host: 127.0.0.1)",
     )
+    group.add_argument(
+        "--exporter",
+        metavar="NAME",
+        help="otlp, none, or an exporter installed for the OpenTelemetry SDK, such as console; for few spans"
+        " (default: OTEL_TRACES_EXPORTER)",
+    )
+    add_spool_options(group)
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
         "--json", action="store_true", help=f"the last line of {json_to} is the summary as one JSON object"
@@ -158,8 +166,8 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     if arguments.strategy is not None and arguments.strategy not in STRATEGIES:
         sentence = f"No strategy is called {arguments.strategy!r}; there are {' and '.join(STRATEGIES)}."
         raise UsageError(sentence, usage)
-    if arguments.packets == NONE and arguments.endpoint:
-        sentence = "--packets none identifies no packet, so there is nothing to send to --endpoint."
+    if arguments.packets == NONE and (arguments.endpoint or arguments.exporter not in (None, "none")):
+        sentence = "--packets none identifies no packet, so there is nothing to send."
         raise UsageError(sentence, usage)
     check_recording_options(arguments)
     find_identity(arguments)

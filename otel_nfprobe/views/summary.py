@@ -21,7 +21,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"  packets    {packets['received']:,} received, {packets['transmitted']:,} transmitted, "
         f"{packets['dropped']:,} dropped, {packets['unknown']:,} unknown",
         f"  records    {records['read']:,} read, {lost:,} lost",
-        f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped",
+        f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped{_format_reasons(spans)}"
+        + (f", {spans['spooled']:,} spooled" if spans["spooled"] else ""),
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
         f"{100 * overhead['share_of_core']:.2f} % of a core",
@@ -38,3 +39,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
+
+
+def _format_reasons(spans: dict[str, Any]) -> str:
+    reasons = spans.get("dropped_reasons") or {}
+    return f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})" if reasons else ""

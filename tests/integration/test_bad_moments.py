@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,11 @@ from typing import Any
 import pytest
 from firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
 from test_testpmd import wait_until_armed
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+
+from metrics_receiver import spans_of
+from otlp_receiver import Receiver
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.recording import RecordingReader
@@ -98,12 +104,12 @@ def silent_endpoint() -> Iterator[str]:
 def test_endpoints_that_do_not_answer(
     nfprobe: Any, start_firewall: Callable[..., Firewall], silent_endpoint: str, tmp_path: Path
 ) -> None:
-    """The recording is whole, every span is counted as dropped, and the end comes in bounded time."""
+    """Without a spool: the recording is whole, every span is counted as dropped, the end comes in bounded time."""
     sessions = []
     for number, endpoint in enumerate([DEAD, silent_endpoint]):
         firewall = start_firewall(50_000)
         recording = tmp_path / f"{number}.nfprobe"
-        words = ["--adapter", DESCRIPTION, "--for", "2s", "--sample", "0.01", "--endpoint", endpoint]
+        words = ["--adapter", DESCRIPTION, "--for", "2s", "--sample", "0.01", "--endpoint", endpoint, "--spool", "none"]
         monitor = nfprobe.start("attach", firewall.pid, *words, "--record", recording, "--json")
         sessions.append((firewall, recording, endpoint, monitor))
     for firewall, recording, endpoint, monitor in sessions:
@@ -121,6 +127,25 @@ def test_endpoints_that_do_not_answer(
         )
         assert reader.complete
         firewall.assert_restored()
+
+
+def test_a_receiver_that_is_away(nfprobe: Any, start_firewall: Callable[..., Firewall], tmp_path: Path) -> None:
+    """What it does not take waits in the spool, and a later export sends it."""
+    firewall, words = start_firewall(50_000), ["--spool", tmp_path / "spool"]
+    monitor = nfprobe.start(
+        *("attach", firewall.pid, "--adapter", DESCRIPTION, "--trial", "0s", "--for", "1s", "--sample", "0.01"),
+        *("--endpoint", DEAD, "--json", *words),
+    )
+    output, errors = monitor.communicate(timeout=SESSION_PATIENCE_S)
+    assert monitor.returncode == 0, errors
+    spans = json.loads(output.splitlines()[-1])["spans"]
+    assert spans["spooled"] > 0
+    assert spans["dropped"] == spans["exported"] == 0
+    assert f"next: nfprobe export --endpoint {DEAD} --spool {tmp_path / 'spool'}\n" in errors
+    receiver = Receiver()
+    sent = nfprobe.json("export", "--endpoint", f"http://127.0.0.1:{receiver.port}", *words)
+    receiver.stop()
+    assert sent["spans"]["exported"] == spans["spooled"] == sum(1 for _ in spans_of(receiver.requests))
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -6,11 +6,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tls_files import Certificates, make_certificates
 
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.endpoint import METRICS, TRACES, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 
 PREFIX = "OTEL_EXPORTER_OTLP_"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 def find(argument: str | None, **environment: str) -> Endpoint:
@@ -112,15 +118,67 @@ def test_bad_variables_are_named(name: str, value: str) -> None:
         find("https://far.example", **{f"TRACES_{name}": value})
 
 
-def test_other_protocols_are_refused_unless_the_endpoint_is_given() -> None:
-    with pytest.raises(UsageError, match="gRPC only"):
-        find(None, ENDPOINT="http://localhost:4318", PROTOCOL="http/protobuf")
-    assert find("localhost:4317", PROTOCOL="http/protobuf")
+def test_protocols() -> None:
+    assert find("localhost:4317", PROTOCOL="grpc").path == ""
+    assert find("localhost:4318", PROTOCOL="http/protobuf").path == "/v1/traces"
+    assert find("localhost:4318", PROTOCOL="grpc", TRACES_PROTOCOL="HTTP/protobuf").path == "/v1/traces"
+    with pytest.raises(UsageError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'"):
+        find("localhost:4318", TRACES_PROTOCOL="http/json")
 
 
-def test_certificates_are_read_for_tls_only(tmp_path: Path) -> None:
-    path = tmp_path / "ca.pem"
-    path.write_bytes(b"pem")
-    endpoint = find("https://far.example", CERTIFICATE=str(path), CLIENT_KEY=str(path), CLIENT_CERTIFICATE=str(path))
-    assert endpoint.root_certificates == endpoint.client_key == endpoint.client_certificate == b"pem"
+@pytest.mark.parametrize(
+    ("variables", "traces", "metrics"),
+    [
+        ({"ENDPOINT": "http://a:4318"}, "http://a:4318/v1/traces", "http://a:4318/v1/metrics"),
+        ({"ENDPOINT": "https://a/base/"}, "https://a:443/base/v1/traces", "https://a:443/base/v1/metrics"),
+        ({"ENDPOINT": "http://a"}, "http://a:80/v1/traces", "http://a:80/v1/metrics"),
+        ({"ENDPOINT": "localhost"}, "http://localhost:4318/v1/traces", "http://localhost:4318/v1/metrics"),
+        ({"ENDPOINT": "http://a:1", "TRACES_ENDPOINT": "http://b:2"}, "http://b:2/", "http://a:1/v1/metrics"),
+        (
+            {"ENDPOINT": "http://a:1/x", "METRICS_ENDPOINT": "http://b:2/my/metrics"},
+            "http://a:1/x/v1/traces",
+            "http://b:2/my/metrics",
+        ),
+    ],
+)
+def test_paths_of_http(variables: dict[str, str], traces: str, metrics: str) -> None:
+    environment = {PREFIX + name: value for name, value in variables.items()} | {PREFIX + "PROTOCOL": "http/protobuf"}
+    for signal, url in ((TRACES, traces), (METRICS, metrics)):
+        endpoint = find_endpoint(None, environment, signal)
+        assert endpoint is not None
+        assert endpoint.url == url
+
+
+def test_an_argument_is_for_every_signal() -> None:
+    environment = {PREFIX + "PROTOCOL": "http/protobuf", PREFIX + "TRACES_ENDPOINT": "http://b:2"}
+    for text in ("http://a:1", "http://a:1/", "http://a:1/v1/traces", "http://a:1/v1/metrics"):
+        for signal in (TRACES, METRICS):
+            endpoint = find_endpoint(text, environment, signal)
+            assert endpoint is not None
+            assert endpoint.url == f"http://a:1/v1/{signal}"
+
+
+def test_each_signal_has_its_own_variables() -> None:
+    environment = {PREFIX + "TRACES_TIMEOUT": "1000", PREFIX + "METRICS_TIMEOUT": "2000", PREFIX + "TIMEOUT": "3000"}
+    found = [find_endpoint("localhost:1", environment, signal) for signal in (TRACES, METRICS)]
+    assert [endpoint and endpoint.timeout_s for endpoint in found] == [1.0, 2.0]
+
+
+def test_certificates_are_read_for_tls_only(certificates: Certificates) -> None:
+    files = {"CERTIFICATE": certificates.ca, "CLIENT_KEY": certificates.key, "CLIENT_CERTIFICATE": certificates.chain}
+    endpoint = find("https://far.example", **{name: str(path) for name, path in files.items()})
+    assert endpoint.root_certificates == certificates.ca.read_bytes()
+    assert endpoint.client_key == certificates.key.read_bytes()
+    assert endpoint.client_certificate == certificates.chain.read_bytes()
     assert find("http://far.example", CERTIFICATE="/none.pem").root_certificates is None
+
+
+def test_files_that_are_no_certificates(certificates: Certificates, tmp_path: Path) -> None:
+    rubbish = tmp_path / "rubbish.pem"
+    rubbish.write_text("no certificate")
+    with pytest.raises(UsageError, match=r"CERTIFICATE names .* which holds no PEM certificate"):
+        find("https://far.example", CERTIFICATE=str(rubbish))
+    with pytest.raises(UsageError, match="CLIENT_KEY is set without OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"):
+        find("https://far.example", CLIENT_KEY=str(certificates.key))
+    with pytest.raises(UsageError, match="no PEM certificate with its key"):
+        find("https://far.example", CLIENT_KEY=str(certificates.ca_key), CLIENT_CERTIFICATE=str(certificates.chain))

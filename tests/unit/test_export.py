@@ -17,6 +17,9 @@ from otlp_receiver import Receiver, find_dead_endpoint
 from synthetic_recording import BATCH_SIZE, BATCHES, PACKETS, START_NS, TICKS_PER_NS, write_recording
 
 from otel_nfprobe.cli.main import main
+from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.span import EncodedRequest
+from otel_nfprobe.spool import Spool, SpoolSettings, describe_endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +172,35 @@ def test_no_recording(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("not a recording")
     assert main(["export", str(path), "--endpoint", "http://127.0.0.1:1"]) == 2
+
+
+def test_what_is_spooled_is_sent(receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead, folder = find_dead_endpoint(), tmp_path / "spool"
+    exporter = Exporter(dead, spool=Spool(SpoolSettings(folder), describe_endpoint(dead)))
+    exporter.submit(EncodedRequest(b"request", 3, 1))
+    assert exporter.close(0.0).spooled_spans == 3
+    words = ["export", "--spool", str(folder), "--json", "--endpoint"]
+    for expected in (3, 0):
+        assert main([*words, f"http://127.0.0.1:{receiver.port}"]) == 0
+        output = capsys.readouterr()
+        assert json.loads(output.out.splitlines()[-1])["spans"]["exported"] == expected
+        assert f"{expected} spooled spans were sent." in output.err
+    assert receiver.requests == [b"request"]
+
+
+def test_what_is_spooled_stays_when_nobody_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("otel_nfprobe.cli.export.RETRY_TOTAL_S", 0.5)
+    dead, folder = find_dead_endpoint(), tmp_path / "spool"
+    words = ["export", "--spool", str(folder), "--endpoint", f"http://{dead.target}"]
+    assert main(words) == 2
+    assert "There is no spool in" in capsys.readouterr().err
+    exporter = Exporter(dead, spool=Spool(SpoolSettings(folder), describe_endpoint(dead)))
+    exporter.submit(EncodedRequest(b"request", 3, 1))
+    exporter.close(0.0)
+    for _ in range(2):
+        assert main(words) == 1
+        assert "3 still wait (UNAVAILABLE" in capsys.readouterr().err
+    assert main(["export", str(tmp_path), *words[1:]]) == 2
+    assert "A recording needs no spool" in capsys.readouterr().err

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from metrics_receiver import MetricsReceiver, spans_of
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics.export import AggregationTemporality, ExponentialHistogramDataPoint, MetricsData
-from otlp_receiver import Receiver, find_dead_endpoint
+from otlp_receiver import Answered, HttpReceiver, Receiver, find_dead_endpoint
 from synthetic_columns import make_columns
 
 from otel_nfprobe.clock import ANCHOR, Clock
@@ -143,6 +144,7 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
         lost={"call": 0},
         exported=5,
         dropped={},
+        spooled=0,
         busy=[(17, "worker", 0.25)],
         overhead=0.01,
         probes=4,
@@ -290,4 +292,21 @@ def test_receivers_that_take_no_metrics(capfd: pytest.CaptureFixture[str]) -> No
         assert "UNAVAILABLE" in sent.error or refused
         assert time.monotonic() - started < 60
     traces.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_metrics_by_http(capfd: pytest.CaptureFixture[str]) -> None:
+    receiver, statistics = HttpReceiver(), Statistics()
+    receiver.answers = [Answered(), Answered(404), Answered(503)]
+    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    settings = find_settings(f"http://127.0.0.1:{receiver.port}", variables)
+    assert settings is not None
+    for delivered, refused, close_s in ((1, False, 60.0), (0, True, 60.0), (0, False, 0.5)):
+        sender = MetricsSender(open_exporter(settings.endpoint), make_maker())
+        sender.send(snapshot(1, statistics, 10))
+        sent = sender.close(close_s)
+        assert (sent.delivered, sent.failed, sent.is_refused) == (delivered, 1 - delivered, refused), sent.error
+    receiver.stop()
+    assert set(receiver.paths) == {"/v1/metrics"}
+    assert ExportMetricsServiceRequest.FromString(receiver.requests[0]).resource_metrics
     assert capfd.readouterr().err == ""

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The spans of one session: who sends them, and what is said about those that were not delivered.
+
+Called by measure.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from otel_nfprobe.cli.spool_options import find_spool, open_spool
+from otel_nfprobe.destination import Destination, NamedExporter, open_destination
+from otel_nfprobe.export_counters import ExportCounters
+from otel_nfprobe.otlp import Exporter
+
+CLOSE_S = 10.0
+
+Say = Callable[[str, str], None]
+
+
+def open_exporter(arguments: argparse.Namespace, destination: Destination, say: Say) -> Exporter:
+    """Sends to an endpoint, through the spool that the options name; or to an exporter of the SDK, without one.
+
+    Raises:
+        UsageError: that spool, or that exporter, cannot be used.
+    """
+    if isinstance(destination, NamedExporter):
+        return Exporter(open_destination(destination))
+    spool, complaint = open_spool(arguments, destination)
+    if complaint:
+        say(complaint, "nfprobe attach PID --spool DIR")
+    return Exporter(destination, spool=spool)
+
+
+def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, again: str, say: Say) -> dict[str, Any]:
+    """Sends the rest and tells what was not delivered. Returns what the summary says of spans.
+
+    Args:
+        again: command that measures again, for a next command.
+    """
+    if exporter is None:
+        return {"exported": 0, "dropped": 0, "spooled": 0}
+    counters = exporter.close(CLOSE_S)
+    endpoint = f" --endpoint {arguments.endpoint}" if arguments.endpoint else ""
+    for sentence in counters.sentences:
+        say(sentence, "")
+    if dropped := sum(counters.dropped_spans.values()):
+        reason = counters.last_error or ", ".join(counters.dropped_spans)
+        again = f"nfprobe export {arguments.record}{endpoint}" if arguments.record else again
+        say(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
+    if waiting := counters.spooled_spans + (counters.recovered.spooled_spans if counters.recovered else 0):
+        settings = find_spool(arguments)
+        where = f" --spool {settings.directory}" if arguments.spool and settings else ""
+        why = counters.last_error or "there was no time to send them"
+        say(f"{waiting:,} spans are spooled for later: {why.rstrip('.')}.", f"nfprobe export{endpoint}{where}")
+    return describe_counters(counters)
+
+
+def describe_counters(counters: ExportCounters) -> dict[str, Any]:
+    """The counters as the summary has them."""
+    described: dict[str, Any] = {
+        "exported": counters.exported_spans,
+        "dropped": sum(counters.dropped_spans.values()),
+        "spooled": counters.spooled_spans,
+        "dropped_reasons": dict(counters.dropped_spans),
+    }
+    if counters.recovered is not None:
+        described["recovered"] = describe_counters(counters.recovered)
+    return described

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Destination: who gets the spans, from the command line and OTEL_TRACES_EXPORTER.
+
+`otlp` is nfprobe's own exporter, to an endpoint; any other name is an exporter that is installed for the OpenTelemetry
+SDK. Opens no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
+from opentelemetry.sdk.environment_variables import OTEL_CONFIG_FILE, OTEL_SDK_DISABLED
+
+from otel_nfprobe.delivery import Transport
+from otel_nfprobe.endpoint import DEFAULT_PORTS, GRPC, HTTP, Endpoint, find_endpoint
+from otel_nfprobe.errors import UsageError
+
+OTLP = "otlp"
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class NamedExporter:
+    """An exporter of the SDK, by its name."""
+
+    name: str
+
+
+Destination = Endpoint | NamedExporter
+
+
+def find_destination(exporter: str | None, endpoint: str | None, environment: Mapping[str, str]) -> Destination | None:
+    """Who gets the spans; None: nobody.
+
+    Args:
+        exporter: of --exporter, or None.
+        endpoint: of --endpoint, or None.
+        environment: os.environ.
+
+    Raises:
+        UsageError: options or variables that cannot be used.
+    """
+    if exporter is not None and exporter not in (OTLP, NONE) and endpoint is not None:
+        sentence = f"--endpoint is for --exporter {OTLP}; {exporter!r} reads its settings from the environment."
+        raise UsageError(sentence, "nfprobe attach --help")
+    wanted = exporter
+    if wanted is None and endpoint is None:
+        wanted = environment.get(OTEL_TRACES_EXPORTER, "").strip() or None
+    if wanted is not None and "," in wanted:
+        sentence = f"{wanted!r} names several exporters, and nfprobe sends to one."
+        raise UsageError(sentence, f"export {OTEL_TRACES_EXPORTER}={OTLP}")
+    if wanted == NONE or environment.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
+        return None
+    if wanted not in (None, OTLP):
+        return NamedExporter(wanted)
+    found = find_endpoint(endpoint, environment)
+    if found is None and wanted == OTLP:
+        # Asked for by its name, it goes where the specification says it goes by default.
+        return find_default_endpoint(environment)
+    return found
+
+
+def find_complaint(environment: Mapping[str, str]) -> str:
+    """What to tell about a variable of OpenTelemetry that says more than nfprobe reads; empty when there is none."""
+    file = environment.get(OTEL_CONFIG_FILE, "").strip()
+    if not file:
+        return ""
+    return f"{OTEL_CONFIG_FILE} names {file!r}, which nfprobe does not read: options and other OTEL_* variables hold."
+
+
+def find_default_endpoint(environment: Mapping[str, str]) -> Endpoint | None:
+    """The endpoint of the environment, or the specification's; None when the SDK is disabled."""
+    found = find_endpoint(None, environment)
+    if found is not None:
+        return found
+    kinds = [environment.get(f"OTEL_EXPORTER_OTLP_{part}PROTOCOL", "").strip() for part in ("TRACES_", "")]
+    protocol = (kinds[0] or kinds[1]).lower()
+    port = DEFAULT_PORTS[HTTP if protocol == HTTP else GRPC]
+    return find_endpoint(f"http://localhost:{port}", environment)
+
+
+def open_destination(destination: Destination) -> Endpoint | Transport:
+    """What an Exporter takes.
+
+    Raises:
+        UsageError: no such exporter is installed, or it does not work.
+    """
+    if isinstance(destination, NamedExporter):
+        from otel_nfprobe.sdk_transport import open_sdk_transport
+
+        return open_sdk_transport(destination.name)
+    return destination

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spool files: the bytes of one session's spool, and what of them is still to be sent. Called by spool.py.
+
+    SPOOL/SESSION/ledger             counters of the session in a mapped page, see LEDGER: they survive kill -9
+    SPOOL/SESSION/00000001.segment   records: RECORD | one ExportTraceServiceRequest
+    SPOOL/SESSION/*.damaged          segments that were set aside
+
+Positions count spans: a record holds those from `first` on, and everything below the ledger's `done` has been dealt
+with. So one aligned store says that a request was acknowledged. A lock on the ledger says that its session lives.
+
+The newest segment is written from its start again whenever all in it is done, and a segment that is done becomes the
+next one: while the receiver keeps up the same few pages are used, which costs a tenth of fresh ones. So what stands
+behind the last record of a segment, or in one that was just taken, may be of earlier rounds. Positions tell.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"NFPSPL01"
+RECORD_MAGIC = 0x5250464E  # "NFPR"
+LEDGER_BYTES = mmap.PAGESIZE
+ENDPOINT_BYTES_MAX = 1024
+SEGMENT_BYTES = 16 << 20
+SPARES = 2
+REQUEST_BYTES_MAX = 64 << 20
+
+LEDGER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("submitted", "<u8"),  # spans that the session has produced
+        ("appended", "<u8"),  # of these, spans that were written into segments
+        ("done", "<u8"),  # of those, spans acknowledged or dropped
+        ("unwritten_done", "<u8"),  # spans acknowledged or dropped that no segment ever held
+        ("damaged", "<u8"),  # spans behind `done` that cannot be read and were counted as dropped
+        ("endpoint", f"S{ENDPOINT_BYTES_MAX}"),
+    ]
+)
+RECORD = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("crc", "<u4"),  # of all that follows, the request included
+        ("bytes", "<u4"),
+        ("spans", "<u4"),
+        ("first", "<u8"),
+        ("unix_ns", "<u8"),
+    ]
+)
+_CHECKED_FROM = 8  # of a record's head
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DamagedError(Exception):
+    """What was read is not what was written."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request stands in a spool."""
+
+    spool: SpoolSession
+    segment: int
+    offset: int
+    size_bytes: int
+    spans: int
+    first: int
+    unix_ns: int
+
+    @property
+    def end(self) -> int:
+        """The position behind it."""
+        return self.first + self.spans
+
+    def read(self) -> bytes:
+        """The request's bytes. Raises DamagedError."""
+        return self.spool.read(self)
+
+
+class SpoolSession:
+    """One session's directory. `create` makes one, `adopt` takes over that of a session that has ended.
+
+    Attributes:
+        endpoint: where its spans were to go.
+        size_bytes: of its segments' files.
+    """
+
+    def __init__(self, directory: Path, ledger_file: int) -> None:
+        self.directory = directory
+        self.size_bytes = 0
+        self._ledger_file = ledger_file
+        self._map = mmap.mmap(ledger_file, LEDGER_BYTES)
+        self._ledger: Any = np.frombuffer(self._map, dtype=LEDGER, count=1)[0:1]
+        self._lock = Lock()
+        self._files: dict[int, int] = {}  # descriptor of each segment that is there
+        self._ends: dict[int, int] = {}  # position behind its last record
+        self._offsets: dict[int, int] = {}  # behind its last record
+        self._sizes: dict[int, int] = {}  # of the file
+        self._damaged: set[int] = set()
+        self._spares: list[int] = []
+        self._newest = 0
+
+    @classmethod
+    def create(cls, directory: Path, endpoint: str) -> SpoolSession:
+        """A new spool; its directory must not exist. Raises OSError."""
+        directory.mkdir(mode=0o700)
+        ledger = -1
+        try:
+            ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Without room on the disk a store into the page would kill the process.
+            os.posix_fallocate(ledger, 0, LEDGER_BYTES)
+        except OSError:
+            if ledger >= 0:
+                os.close(ledger)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        spool = cls(directory, ledger)
+        spool._ledger["endpoint"] = endpoint.encode()[: ENDPOINT_BYTES_MAX - 1]
+        spool._ledger["magic"] = MAGIC
+        return spool
+
+    @classmethod
+    def adopt(cls, directory: Path) -> SpoolSession | None:
+        """Takes over a directory; None when its session lives, or it is not a spool of this user. Raises OSError."""
+        try:
+            ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(ledger)
+            return None
+        facts = os.fstat(ledger)
+        # Another one may have sent all of it and removed it, between the two calls.
+        if facts.st_nlink == 0 or facts.st_uid != os.geteuid() or facts.st_size < LEDGER_BYTES:
+            os.close(ledger)
+            return None
+        spool = cls(directory, ledger)
+        if spool._ledger["magic"][0] != MAGIC:
+            spool.close()
+            return None
+        return spool
+
+    @property
+    def endpoint(self) -> str:
+        """Where its spans were to go."""
+        return bytes(self._ledger["endpoint"][0]).decode(errors="replace")
+
+    def count_submitted(self, spans: int) -> None:
+        """Spans were produced."""
+        self._ledger["submitted"] += spans
+
+    def count_unwritten(self, spans: int) -> None:
+        """Spans that no segment holds were acknowledged or dropped."""
+        self._ledger["unwritten_done"] += spans
+
+    def count_lost(self) -> int:
+        """Spans that an ended session had in memory only, when it was killed. Once: then they are counted as done."""
+        row = self._ledger[0]
+        lost = int(row["submitted"]) - int(row["appended"]) - int(row["unwritten_done"])
+        self._ledger["unwritten_done"] += max(0, lost)
+        return max(0, lost)
+
+    def count_damaged(self, readable: int) -> int:
+        """Spans that were written and cannot be read, when `recover` gave so many that can. Once, as `count_lost`."""
+        row = self._ledger[0]
+        damaged = int(row["appended"]) - int(row["done"]) - int(row["damaged"]) - readable
+        self._ledger["damaged"] += max(0, damaged)
+        return max(0, damaged)
+
+    def append(self, data: bytes, spans: int) -> Place:
+        """Writes a request behind the others. Raises OSError; then nothing was written."""
+        with self._lock:
+            if self._ledger is None:
+                raise OSError(errno.EBADF, "the spool is closed")
+            head = np.zeros(1, dtype=RECORD)
+            first = int(self._ledger["appended"][0])
+            unix_ns = time.time_ns()
+            head[0] = (RECORD_MAGIC, 0, len(data), spans, first, unix_ns)
+            head["crc"] = zlib.crc32(data, zlib.crc32(head.tobytes()[_CHECKED_FROM:]))
+            if self._newest not in self._files or self._offsets[self._newest] >= SEGMENT_BYTES:
+                self._open_segment()
+            segment = self._newest
+            file, offset = self._files[segment], self._offsets[segment]
+            try:
+                _write_all(file, offset, head.tobytes(), data)
+            finally:
+                self._measure(segment)
+            self._ledger["appended"] = first + spans
+            self._offsets[segment] = offset + RECORD.itemsize + len(data)
+            self._ends[segment] = first + spans
+            return Place(self, segment, offset, len(data), spans, first, unix_ns)
+
+    def find_growth(self, data: bytes) -> int:
+        """Bytes by which `append` would make its files larger."""
+        end = self._offsets.get(self._newest, 0) + RECORD.itemsize + len(data)
+        return max(0, end - self._sizes.get(self._newest, 0))
+
+    def read(self, place: Place) -> bytes:
+        """The bytes of a request, checked. Raises DamagedError."""
+        file, offset = self._files.get(place.segment, -1), place.offset
+        try:
+            head = os.pread(file, RECORD.itemsize, offset)
+            data = os.pread(file, place.size_bytes, offset + RECORD.itemsize)
+        except OSError as error:
+            raise DamagedError(f"{self._path(place.segment)}: {error.strerror}") from error
+        whole = len(head) == RECORD.itemsize and len(data) == place.size_bytes
+        if not whole or zlib.crc32(data, zlib.crc32(head[_CHECKED_FROM:])) != np.frombuffer(head, RECORD, 1)["crc"][0]:
+            self._damaged.add(place.segment)
+            raise DamagedError(f"{self._path(place.segment)} is damaged")
+        return data
+
+    def finish(self, place: Place) -> None:
+        """A request was acknowledged or dropped, and those before it. Frees what nobody needs any more."""
+        with self._lock:
+            if self._ledger is None:
+                return
+            skipped = place.first - int(self._ledger["done"][0])
+            if skipped > 0:
+                self._ledger["damaged"] = max(0, int(self._ledger["damaged"][0]) - skipped)
+            self._ledger["done"] = place.end
+            for segment in [number for number, end in self._ends.items() if end <= place.end]:
+                if segment == self._newest and segment not in self._damaged:
+                    self._offsets[segment] = 0
+                elif segment not in self._damaged and len(self._spares) < SPARES:
+                    self._spares.append(segment)
+                    del self._ends[segment]
+                else:
+                    self._remove(segment)
+
+    def recover(self) -> Iterator[Place]:
+        """What an ended session left, in its order. What is damaged is in `damaged` afterwards."""
+        row = self._ledger[0]
+        done = position = int(row["done"])
+        found: list[tuple[int, list[Place]]] = []
+        for path in sorted(self.directory.glob("*.segment")):
+            if not path.stem.isdigit():
+                continue
+            segment = int(path.stem)
+            self._files[segment] = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            self._ends[segment], self._offsets[segment] = done, 0
+            self._measure(segment)
+            places = list(self._scan(segment, position if found else 0))
+            if places:
+                self._ends[segment] = position = places[-1].end
+                # Its writer may have died between the record and the ledger.
+                self._ledger["appended"] = max(int(row["appended"]), position)
+            found.append((segment, places))
+        self._find_damage(found, done)
+        for _, places in found:
+            yield from (place for place in places if place.end > done)
+
+    @property
+    def damaged(self) -> list[str]:
+        """The segments that were found damaged."""
+        return [f"{number:08}.segment" for number in sorted(self._damaged)]
+
+    # Records that follow one another, from `position` on.
+    def _scan(self, segment: int, position: int) -> Iterator[Place]:
+        offset = 0
+        while (place := self._read_head(segment, offset)) is not None:
+            if place.first < position or (offset and place.first != position):
+                return
+            try:
+                self.read(place)
+            except DamagedError:
+                return
+            yield place
+            position = place.end
+            offset += RECORD.itemsize + place.size_bytes
+
+    # A segment is damaged when what follows it does not go on where its last good record ends.
+    def _find_damage(self, found: list[tuple[int, list[Place]]], done: int) -> None:
+        self._damaged.clear()
+        follows = int(self._ledger["appended"][0])
+        for index in range(len(found) - 1, -1, -1):
+            segment, places = found[index]
+            before = [place.end for _, earlier in found[:index] for place in earlier[-1:]]
+            end = places[-1].end if places else max(before, default=done)
+            if max(end, done) < follows:
+                self._damaged.add(segment)
+                follows = end
+            if places:
+                follows = places[0].first
+
+    def _read_head(self, segment: int, offset: int) -> Place | None:
+        head = os.pread(self._files[segment], RECORD.itemsize, offset)
+        if len(head) < RECORD.itemsize:
+            return None
+        row = np.frombuffer(head, RECORD, 1)[0]
+        if row["magic"] != RECORD_MAGIC or row["bytes"] > REQUEST_BYTES_MAX:
+            return None
+        numbers = (int(row[name]) for name in ("bytes", "spans", "first", "unix_ns"))
+        return Place(self, segment, offset, *numbers)
+
+    def _open_segment(self) -> None:
+        number = self._newest + 1
+        path = self._path(number)
+        if self._spares:
+            spare = self._spares.pop()
+            self._path(spare).rename(path)
+            self._files[number], self._sizes[number] = self._files.pop(spare), self._sizes.pop(spare)
+            del self._offsets[spare]
+        else:
+            self._files[number] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            self._sizes[number] = 0
+        self._offsets[number] = self._ends[number] = 0
+        self._newest = number
+
+    def _path(self, segment: int) -> Path:
+        return self.directory / f"{segment:08}.segment"
+
+    def _measure(self, segment: int) -> None:
+        self._sizes[segment] = os.fstat(self._files[segment]).st_size
+        self.size_bytes = sum(self._sizes.values())
+
+    def _remove(self, segment: int) -> None:
+        path = self._path(segment)
+        with suppress(OSError):
+            if segment in self._damaged:
+                path.rename(path.with_suffix(".damaged"))
+            else:
+                path.unlink()
+        os.close(self._files.pop(segment))
+        del self._sizes[segment], self._offsets[segment]
+        self._ends.pop(segment, None)
+        self.size_bytes = sum(self._sizes.values())
+
+    def close(self, keep: bool = True) -> None:
+        """Lets go of the directory; without `keep`, or when nothing waits in it, it is removed."""
+        with self._lock:
+            done = int(self._ledger["done"][0])
+            for segment in list(self._files):
+                if not keep or segment in self._spares or (segment in self._damaged and self._ends[segment] <= done):
+                    self._remove(segment)
+                else:
+                    os.close(self._files.pop(segment))
+            if not keep:
+                with suppress(OSError):
+                    if not any(self.directory.glob("*.damaged")):
+                        (self.directory / "ledger").unlink()
+                        self.directory.rmdir()
+            self._ledger = None
+            self._map.close()
+            os.close(self._ledger_file)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether the session of a directory lives, as far as can be seen."""
+    try:
+        ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(ledger)
+    return False
+
+
+def _write_all(file: int, offset: int, head: bytes, data: bytes) -> None:
+    size = len(head) + len(data)
+    written = os.pwritev(file, [head, data], offset)
+    if written == size:
+        return
+    rest = memoryview(head + data)[written:]
+    while rest:
+        written = os.pwrite(file, rest, offset + size - len(rest))
+        rest = rest[written:]
