@@ -20,6 +20,8 @@ from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import collection_paused
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
@@ -77,6 +79,7 @@ class Monitor:
     purpose: str = ""
     wish: LateWish = field(default_factory=LateWish)
     identity: Identity = field(default_factory=Identity)
+    counters: tuple[Counter, ...] = ()  # that probes read
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _abandoned: bool = True  # nothing of ours is in the target
@@ -268,6 +271,8 @@ class Monitor:
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
+        self.counting = ThreadCounters(self.session, self.counters, self.say)
+        self.counting.begin()
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         self.session.open_gates(GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
@@ -302,6 +307,7 @@ class Monitor:
             self._tell_copying()
             if self._has_ended():
                 return
+            self.counting.follow()
             if not self.session.helper_is_there:
                 self.say("The target closed the session's memory file or another monitor took over.")
                 return
@@ -331,6 +337,7 @@ class Monitor:
             if not self._has_ended():
                 self._disarm()
                 self.drain.run_until(time.monotonic() + GRACE_S)
+                self.counting.close()
                 self.session.close_gates()
         except NfprobeError as error:
             if not self._has_ended():
@@ -338,6 +345,7 @@ class Monitor:
                 self.not_restored.append(error.sentence)
         if self._has_ended():
             self.not_restored.clear()
+            self.counting.close()
         self.drain.run_dry()
         self._tell_verdicts()
         self._tell_copying()

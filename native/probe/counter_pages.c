@@ -9,6 +9,7 @@
 #include "library.h"
 #include "counter.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -83,7 +84,7 @@ static long map_pages(uint32_t count, const void **pages)
 		munmap((void *)(uintptr_t)pages[i], PAGE_BYTES);
 	if (!error && !key_page) {
 		key_page = pages[0];
-		key_descriptor = dup(descriptors[0]);
+		key_descriptor = fcntl(descriptors[0], F_DUPFD_CLOEXEC, 0);
 	}
 	for (long i = 0; i < found; i++)
 		close(descriptors[i]);

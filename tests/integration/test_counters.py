@@ -11,9 +11,10 @@ from types import TracebackType
 import numpy as np
 import pytest
 from otel_nfprobe._core import lib
-from probed import Probed, Talker
+from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.columns import Columns, CountersFlag, concatenate
+from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.statistics import Statistics
 
 pytestmark = pytest.mark.integration
@@ -45,7 +46,8 @@ class Counted(Probed):
         super().__enter__()
         self.keep = self.monitor.drain.statistics = KeepAll()
         self.talker.ask("work 1")  # a thread has an entry in the table once it has written a record
-        self.set(self.count)
+        if self.count:
+            self.set(self.count)
         return self
 
     def set(self, count: int) -> None:
@@ -163,3 +165,27 @@ def test_counters_come_and_go_while_threads_run(talker: Talker) -> None:
     _, rows = counted.rows("work")
     used = (rows["inclusive"] > 0).sum(axis=1)
     assert used.reshape(5, 100).tolist() == [[number] * 100 for number in (3, 0, 6, 0, 2)]
+
+
+def test_pages_of_the_real_kernel(talker: Talker) -> None:
+    """The whole way of the descriptors, with events of the kernel that no processor counts: nothing is made up."""
+    counters = choose_counters("task-clock,page-faults").counters
+    maps = Path(f"/proc/{talker.pid}/maps")
+    files = Path(f"/proc/{talker.pid}/fd")
+    left_open: list[int] = []
+    for _ in range(2):
+        counted = Counted(talker, 0)
+        counted.monitor.counters = counters
+        with counted:
+            assert wait_until(lambda: maps.read_text().count("[perf_event]") >= 2)
+            readings = talker.ask("where 1")
+            talker.ask("work 100")
+            assert talker.ask("where 1") == readings  # a page without an index is not read
+        counted.assert_exact()
+        assert counted.said == []
+        flags, _ = counted.rows("work")
+        assert len(flags) == 100
+        assert not flags.any()
+        assert maps.read_text().count("[perf_event]") == 1  # so that rdpmc stays allowed
+        left_open.append(len(list(files.iterdir())))
+    assert left_open[0] == left_open[1]
