@@ -17,6 +17,7 @@ from otel_nfprobe.cli.identity_options import (
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
@@ -153,6 +154,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         correlate_window_ns,
     )
     encoder.set_threads(_list_threads(facts))
+    encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))
     return encoder
 
 

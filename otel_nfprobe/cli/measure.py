@@ -20,6 +20,7 @@ from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import NfprobeError, RefusedError
@@ -72,7 +73,10 @@ def plan(
     identity = find_identity(arguments)
     wish = _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets
-    return Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+    monitor.counters = arguments.counter_choice.hardware
+    monitor.software_counters = arguments.counter_choice.software
+    return monitor
 
 
 def _find_wish(arguments: argparse.Namespace) -> LateWish:
@@ -178,6 +182,7 @@ class Measurement:
                 window_ns = self.monitor.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
                 encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns)
+                encoder.set_counters(read_names(str(self.arguments.counter_choice)))
                 spans = SpanPath(self._sampler(), encoder, self._exporter)
             self.monitor.start(self._clock, self._recording, spans)
             if self._metrics is not None:
@@ -308,7 +313,7 @@ class Measurement:
             start_unix_ns=int(self._clock.anchors["unix_ns"][-1]),
             ticks_per_second=self._clock.ticks_per_second,
             resource={name: str(value) for name, value in resource.items()},
-            settings={name: str(value) for name, value in settings.items() if value not in (None, [])},
+            settings={name: str(value) for name, value in settings.items() if str(value) not in ("None", "[]", "")},
         )
         return open_writer(self.arguments, header)
 

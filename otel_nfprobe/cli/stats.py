@@ -21,6 +21,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CallFlag, Columns
 from otel_nfprobe.durations import Durations
 from otel_nfprobe.errors import RefusedError, UsageError
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.statistics import Statistics
@@ -56,14 +57,15 @@ class StatsCommand:
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        find_counters(arguments)
+        chosen = find_counters(arguments)
         with StopSignals() as signals:
             target = Target(arguments.pid)
             target.check()
             refuse_second(target)
             monitor = Monitor(
-                target, choose_one(arguments, target), arguments.ring_size, False, say, stopping=signals.stopping
+                target, choose_one(arguments, target), arguments.ring_size, NONE, say, stopping=signals.stopping
             )
+            monitor.counters, monitor.software_counters = chosen.hardware, chosen.software
             signals.at_once = False
             calls = measure(monitor, arguments.seconds)
         found = describe(monitor, calls)
@@ -150,7 +152,7 @@ def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
     warm_up = durations.finish()
     plan = monitor.probes[0].request.plan
     cost = monitor.costs.get(plan.strategy or "", Cost(0.0, 0.0))
-    median = durations.quantile(0.5)
+    median, sums = durations.quantile(0.5), monitor.drain.counter_sums
     found = {
         "function": plan.function.label,
         "strategy": plan.strategy,
@@ -163,7 +165,8 @@ def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
         "mad_ns": round(durations.median_deviation() * ns, 2),
         "resolution_ns": round(max(1, durations.resolution_ticks, durations.step_ticks) * ns, 3),
         "histogram": [[round(upper * ns, 2), count] for upper, count in durations.histogram()],
-        "counters": {},
+        "counters": {} if sums is None else sums.of_function(monitor.probes[0].id),
+        "threads": monitor.software.totals(),
         "warm_up": warm_up,
         "probe_ns": {"inside": round(cost.inside_ticks * ns, 2), "whole": round(cost.whole_ticks * ns, 2)},
         "below_resolution": bool(durations.count) and median < RESOLVED * cost.whole_ticks,

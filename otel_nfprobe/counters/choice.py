@@ -80,7 +80,18 @@ class CounterChoice:
         return tuple(counter for counter in self.counters if counter.is_software)
 
     def __str__(self) -> str:
-        return ",".join(counter.name for counter in self.counters)
+        """What probes read, as `read_names` takes it: how a recording says it."""
+        return ",".join(f"{counter.name}*{counter.scale}" for counter in self.hardware)
+
+
+def read_names(text: str) -> list[tuple[str, int]]:
+    """Name and scale of each counter, from a recording; a damaged text gives those that can be read."""
+    found = []
+    for word in split_names(text) if text.strip(" ,") else []:
+        name, _, scale = word.rpartition("*")
+        if name and scale.isdigit():
+            found.append((name, min(int(scale), 1 << 16)))
+    return found[:COUNTERS_MAX]
 
 
 def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -> CounterChoice:
@@ -103,7 +114,7 @@ def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -
             found.setdefault(counter.name, counter)
     choice = CounterChoice(auto, tuple(found.values()), tuple(machine.notes()))
     if len(choice.hardware) > COUNTERS_MAX:
-        sentence = f"A probe reads at most {COUNTERS_MAX} counters; these are {len(choice.hardware)}: {choice}."
+        sentence = f"A probe reads at most {COUNTERS_MAX} counters; these are {len(choice.hardware)}."
         raise UsageError(sentence, HELP)
     return choice
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.columns import NONE, CallFlag, Columns, CountersFlag
 from otel_nfprobe.counters.bundles import derive, per_packet
-from otel_nfprobe.counters.choice import COUNTERS_MAX
+from otel_nfprobe.counters.choice import COUNTERS_MAX, read_names
 
 Words = NDArray[np.uint64]
 
@@ -43,6 +43,12 @@ class CounterSums:
     _self: Words = field(default_factory=_rows)
     _calls: Words = field(default_factory=lambda: _rows(3))  # counted, with self counted, not counted
     _batch_sums: Words = field(default_factory=lambda: np.zeros(COUNTERS_MAX, np.uint64))
+
+    @classmethod
+    def of_text(cls, text: str) -> CounterSums:
+        """For the counters that a recording's settings name (choice.read_names)."""
+        pairs = read_names(text)
+        return cls([name for name, _ in pairs], [scale for _, scale in pairs])
 
     def add(self, columns: Columns) -> None:
         """Adds what a take gave."""
@@ -103,16 +109,19 @@ class CounterSums:
             }
         return found | derive(sums)
 
+    def count_calls(self) -> dict[str, int]:
+        """Calls that were counted, and those whose readings cannot be compared."""
+        counted, _, invalid = (int(number) for number in self._calls.sum(axis=0)) if len(self._calls) else (0, 0, 0)
+        return {"calls": counted, "invalid_calls": invalid}
+
     def of_batches(self) -> dict[str, Any]:
         """Sums over all batches that were counted, per packet (divided over a batch's packets), derived columns."""
         if not self.batches and not self.invalid_batches:
             return {}
-        sums = {
-            name: float(self._batch_sums[place]) * scale for place, (name, scale) in enumerate(self._counters())
-        }
+        sums = {name: float(self._batch_sums[place]) * scale for place, (name, scale) in enumerate(self._counters())}
         return {
             "batches": self.batches,
-            "invalid": self.invalid_batches,
+            "invalid_batches": self.invalid_batches,
             "packets": self.packets,
             **sums,
             **per_packet(sums, self.packets),

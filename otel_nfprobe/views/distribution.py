@@ -54,7 +54,8 @@ def _counters(counters: dict[str, Any]) -> list[str]:
     for name, value in counters.items():
         if isinstance(value, dict):
             invalid = f", {format_count(value['invalid'])} calls not counted" if value["invalid"] else ""
-            lines.append(f"{name}: {value['mean']:,.1f} a call{invalid}")
+            mean = "not counted" if value["mean"] is None else f"{value['mean']:,.1f} a call"
+            lines.append(f"{name}: {mean}{invalid}")
         else:
             lines.append(f"{name}: {value:.3f}")
     return [*lines, ""]
