@@ -90,6 +90,18 @@ PACKET = np.dtype(
 TOPIC = np.dtype([("digest", "<u8"), ("size", "<u4"), ("text", "u1", (84,))])
 """The topic of those messages whose digest is equal; `text` is UTF-8, a long topic's ends in three dots."""
 
+CALL_COUNTERS = np.dtype(
+    [
+        ("call", "<u4"),
+        ("flags", "<u4"),
+        ("inclusive", "<u8", (6,)),
+        ("self", "<u8", (6,)),
+        ("inside", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+"""What was counted in a call; calls without a row were not counted."""
+
 MESSAGE = np.dtype([("body_bytes", "<u4"), ("topic_bytes", "<u4")])
 """What a message, a packet of `ip_version` MESSAGE_VERSION, holds in the first bytes of `source`."""
 
@@ -139,6 +151,11 @@ class CallFlag(IntFlag):
     MARK = 64
 
 
+class CountersFlag(IntFlag):
+    VALID = 1
+    SELF_VALID = 2
+
+
 class BatchFlag(IntFlag):
     FULL = 1
     LOSSY = 2
@@ -177,6 +194,7 @@ class Columns:
     batches: Rows = field(default_factory=_empty(BATCH))
     packets: Rows = field(default_factory=_empty(PACKET))
     topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, by rising digest
+    counters: Rows = field(default_factory=_empty(CALL_COUNTERS))
 
     def topic(self, digest: int) -> str:
         """The topic of the messages with this digest; "" when it is not known."""
@@ -198,17 +216,21 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
     calls = np.concatenate([part.calls for part in kept])
     batches = np.concatenate([part.batches for part in kept])
     packets = np.concatenate([part.packets for part in kept])
-    call = batch = packet = 0
+    counters = np.concatenate([part.counters for part in kept])
+    call = batch = packet = counted = 0
     for part in kept:
         call_end, batch_end = call + len(part.calls), batch + len(part.batches)
         packet_end = packet + len(part.packets)
+        counters["call"][counted : counted + len(part.counters)] += np.uint32(call)
+        counted += len(part.counters)
         _shift(calls["parent"][call:call_end], call)
         _shift(calls["batch"][call:call_end], batch)
         batches["first_call"][batch:batch_end] += np.uint32(call)
         batches["first_packet"][batch:batch_end] += np.uint32(packet)
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
-    return Columns(calls, batches, packets, order_topics(np.concatenate([part.topics for part in kept])))
+    topics = order_topics(np.concatenate([part.topics for part in kept]))
+    return Columns(calls, batches, packets, topics, counters)
 
 
 def order_topics(topics: Rows) -> Rows:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
+from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
@@ -114,6 +115,7 @@ class Drain:
     repeats: Repeats = field(default_factory=Repeats)
     switches: SwitchWatch | None = None
     late: LateCapture | None = None
+    counter_sums: CounterSums | None = None
     recording_error: NfprobeError | None = None
     records: int = 0
     pause_s: float = PAUSE_S
@@ -231,6 +233,8 @@ class Drain:
         self.statistics.add(columns)
         if self.late is not None:
             self.late.add(columns)
+        if self.counter_sums is not None:
+            self.counter_sums.add(columns)
         switches = self._take_switches()
         if self.spans is not None:
             self._name_threads()

@@ -7,15 +7,15 @@ import ctypes
 import errno
 import os
 import platform
-import struct
 from pathlib import Path
 from typing import Any
 
-SYS_MEMBARRIER, SYS_PERF_EVENT_OPEN, SYS_MEMFD_CREATE = 324, 298, 319
+from otel_nfprobe.counters.availability import find_refusal
+from otel_nfprobe.counters.choice import choose_counters
+
+SYS_MEMBARRIER, SYS_MEMFD_CREATE = 324, 319
 MEMBARRIER_SYNC_CORE = 1 << 5  # MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE
 MFD_CLOEXEC, MFD_EXEC = 1, 0x10
-PERF_ATTRIBUTE_BYTES = 112
-PERF_DISABLED_USER_ONLY = 1 | 1 << 5 | 1 << 6  # disabled, exclude_kernel, exclude_hv
 CAPABILITIES = {
     "CAP_DAC_OVERRIDE": 1,
     "CAP_SYS_PTRACE": 19,
@@ -148,23 +148,11 @@ def _memfd() -> dict[str, str]:
 
 
 def _counters() -> dict[str, str]:
-    """Tries to open a cycle counter on this process, as the monitor does for the target's threads."""
-    attribute = bytearray(PERF_ATTRIBUTE_BYTES)
-    struct.pack_into("<IIQ", attribute, 0, 0, PERF_ATTRIBUTE_BYTES, 0)  # hardware, cycles
-    struct.pack_into("<Q", attribute, 40, PERF_DISABLED_USER_ONLY)
-    buffer = (ctypes.c_char * PERF_ATTRIBUTE_BYTES).from_buffer(attribute)
-    numbers = (ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_int(-1), ctypes.c_ulong(8))
-    result, error = _syscall(SYS_PERF_EVENT_OPEN, buffer, *numbers)
-    paranoid = _read(PARANOID)
-    if result >= 0:
-        os.close(result)
-        return _fact(f"yes (perf_event_paranoid {paranoid})")
-    if error in (errno.EACCES, errno.EPERM):
-        return _fact(
-            f"not for this user (perf_event_paranoid {paranoid})",
-            f"sysctl {PARANOID[10:].replace('/', '.')}=2",
-        )
-    return _fact(f"none ({os.strerror(error)})", "this machine or its hypervisor shows no counters; times work")
+    """Tries to count on this thread, as is done for the target's."""
+    refusal = find_refusal(choose_counters("cycles"))
+    if refusal is None:
+        return _fact(f"yes (perf_event_paranoid {_read(PARANOID)})")
+    return _fact(f"none: {refusal.reason}", "" if refusal.advice == "nfprobe doctor" else refusal.advice)
 
 
 def _effective_capabilities() -> int:

@@ -18,8 +18,12 @@ import numpy as np
 
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
-from otel_nfprobe.clock import Clock
+from otel_nfprobe.clock import Clock, sample_pair
 from otel_nfprobe.collection import collection_paused
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.software import SoftwareCounters
+from otel_nfprobe.counters.sums import CounterSums
+from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
@@ -77,6 +81,8 @@ class Monitor:
     purpose: str = ""
     wish: LateWish = field(default_factory=LateWish)
     identity: Identity = field(default_factory=Identity)
+    counters: tuple[Counter, ...] = ()  # that probes read
+    software_counters: tuple[Counter, ...] = ()  # that are read at intervals
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _abandoned: bool = True  # nothing of ours is in the target
@@ -268,6 +274,12 @@ class Monitor:
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
+        if self.counters:
+            counters = self.counters
+            self.drain.counter_sums = CounterSums([c.name for c in counters], [c.scale for c in counters])
+        self.counting = ThreadCounters(self.session, self.counters, self.say)
+        self.counting.begin()
+        self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         self.session.open_gates(GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
@@ -302,9 +314,15 @@ class Monitor:
             self._tell_copying()
             if self._has_ended():
                 return
+            self._count()
             if not self.session.helper_is_there:
                 self.say("The target closed the session's memory file or another monitor took over.")
                 return
+
+    def _count(self) -> None:
+        self.counting.follow()
+        if self.software_counters:
+            self.software.follow((count.index, count.tid) for count in self.session.thread_counts())
 
     def _tell_verdicts(self) -> None:
         for name, sentence in find_verdicts(self.session, self.choice.roles):
@@ -331,6 +349,8 @@ class Monitor:
             if not self._has_ended():
                 self._disarm()
                 self.drain.run_until(time.monotonic() + GRACE_S)
+                self.counting.close()
+                self.software.close()
                 self.session.close_gates()
         except NfprobeError as error:
             if not self._has_ended():
@@ -338,6 +358,8 @@ class Monitor:
                 self.not_restored.append(error.sentence)
         if self._has_ended():
             self.not_restored.clear()
+            self.counting.close()
+            self.software.close()
         self.drain.run_dry()
         self._tell_verdicts()
         self._tell_copying()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import BATCH, CALL, COST, PACKET, RECORD, TOPIC, Columns, Rows, order_topics
+from otel_nfprobe.columns import BATCH, CALL, CALL_COUNTERS, COST, PACKET, RECORD, TOPIC, Columns, Rows, order_topics
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ class Pipeline:
             _copy(columns.batches, columns.batch_count, BATCH),
             _copy(columns.packets, columns.packet_count, PACKET),
             order_topics(_copy(columns.topics, columns.topic_count, TOPIC)),
+            _copy(columns.counters, columns.counters_count, CALL_COUNTERS),
         )
 
     def counts(self) -> PipelineCounts:

@@ -14,6 +14,7 @@ import numpy as np
 
 from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
@@ -97,12 +98,14 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     ns_per_tick = 1e9 / clock.ticks_per_second
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
     captured, sample = CapturedValues(), BatchSample()
+    sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
     statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
         pipeline.set_costs(facts.costs)
         for columns in replay(reader, facts, pipeline):
             statistics.add(columns)
             captured.add(columns)
+            sums.add(columns)
             sample.add(columns)
             kept.add(columns)
             extent.add(columns)
@@ -121,6 +124,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
         for number, ((slow, row), cause) in enumerate(zip(packets, causes, strict=True))
     ]
     document = _make_document(facts, statistics, counts, captured, ns_per_tick)
+    _add_counters(document, facts, statistics, sums)
     document["packets"]["slowest"] = described
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
@@ -308,6 +312,13 @@ def _list_functions(
         entry |= _describe_cost(function, row, ns_per_tick) | {"counters": {}}
         functions.append(entry | captured.describe(id))
     return functions
+
+
+def _add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: Statistics, sums: CounterSums) -> None:
+    called = {int(row["function"]) for row in statistics.functions()}
+    for id, entry in zip(sorted(facts.functions.keys() | called), document["functions"], strict=True):
+        entry["counters"] = sums.of_function(id)
+    document["batches"]["counters"] = sums.of_batches()
 
 
 def _describe_cost(function: FunctionInfo, row: np.void | None, ns_per_tick: float) -> dict[str, Any]:

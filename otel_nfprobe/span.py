@@ -19,7 +19,7 @@ from opentelemetry.util.types import AttributeValue
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns, Rows
+from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
 from otel_nfprobe.tail import CauseKind
 
@@ -53,6 +53,7 @@ NAME_BYTES_MAX = 512
 
 _INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
 _TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
+_COUNTER = np.dtype([("name", _TEXT), ("self_name", _TEXT), ("scale", "<u8")])
 _FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
 
 
@@ -129,6 +130,7 @@ class SpanEncoder:
         self._job.trace_state_size = len(state)
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
         self._kept: dict[str, Any] = {}
+        self._counters: list[tuple[str, int]] = []
         self._prepare()
 
     @property
@@ -147,6 +149,11 @@ class SpanEncoder:
         if list(threads) != self._threads:
             self._threads = list(threads)
             self._prepare()
+
+    def set_counters(self, counters: Sequence[tuple[str, int]]) -> None:
+        """Sets name and scale of the counters that calls were counted with, in the order of their readings."""
+        self._counters = list(counters)
+        self._prepare()
 
     def encode(
         self,
@@ -217,6 +224,8 @@ class SpanEncoder:
                 raise ValueError(f"{name} are not of the dtype of columns.h")
             self._point(name, f"struct nfp_{singular}", array)
             setattr(self._job, f"{singular}_count", len(array))
+        self._point("counters", "struct nfp_call_counters", np.ascontiguousarray(columns.counters, CALL_COUNTERS))
+        self._job.counters_count = len(columns.counters)
         self._point("anchors", "struct nfp_anchor", self._clock.anchors)
         self._job.anchor_count = len(self._clock.anchors)
 
@@ -233,6 +242,12 @@ class SpanEncoder:
         threads = np.zeros(len(self._threads) + 1, dtype=_TEXT)
         for index, (tid, name) in enumerate(self._threads):
             threads[index] = text.add(_encode_thread(tid, name))
+        counters = np.zeros(len(self._counters), dtype=_COUNTER)
+        for index, (name, scale) in enumerate(self._counters):
+            names = (_shorten_counter(f"nf.counter.{name}"), _shorten_counter(f"nf.counter.{name}.self"))
+            counters[index] = *(text.add(key) for key in names), scale
+        self._point("counter_names", "struct nfp_otlp_counter", counters)
+        self._job.counter_name_count = len(counters)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
         resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
         for field, part in (
@@ -284,6 +299,16 @@ def _encode_thread(tid: int, name: str) -> bytes:
     if name:
         attributes.append(encode_attribute("thread.name", name))
     return Span(attributes=attributes).SerializeToString()
+
+
+def _shorten_counter(key: str) -> bytes:
+    encoded = key.encode("utf-8", "replace")
+    room = int(lib.NFP_OTLP_COUNTER_NAME_MAX)
+    return (
+        encoded
+        if len(encoded) <= room
+        else encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]
+    )
 
 
 def _shorten(name: str) -> str:

@@ -58,8 +58,18 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
                 for strategy, cost in monitor.costs.items()
             },
         },
+        "counters": _describe_counters(monitor),
         "not_restored": monitor.not_restored,
     }
+
+
+def _describe_counters(monitor: Monitor) -> dict[str, Any]:
+    sums, software = monitor.drain.counter_sums, monitor.software.totals()
+    found: dict[str, Any] = {"threads": software} if software else {}
+    if sums is None:
+        return found
+    found |= {"names": list(sums.names), **sums.count_calls(), "refused": monitor.counting.refused}
+    return found | sums.of_batches()
 
 
 def count_lost(monitor: Monitor) -> dict[str, int]:

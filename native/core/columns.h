@@ -117,6 +117,20 @@ struct nfp_topic {
 	uint8_t text[84]; // NFP_TOPIC_TEXT_BYTES
 };
 
+// What the counters of a call say; calls without a row were not counted.
+struct nfp_call_counters {
+	uint32_t call;  // index in the calls array
+	uint32_t flags; // enum nfp_counters_flags
+	uint64_t inclusive[6];
+	uint64_t self[6]; // without the calls inside it
+	uint32_t inside;  // counted calls in it, at any depth, whose probes it contains
+	uint32_t reserved;
+};
+enum nfp_counters_flags {
+	NFP_COUNTERS_VALID = 1,      // `inclusive` is right
+	NFP_COUNTERS_SELF_VALID = 2, // and so is `self`: every call inside it was counted
+};
+
 // What one take gives. The calls of a batch are contiguous, in order of their start, a parent before its
 // children; so are the calls outside any batch of one thread.
 struct nfp_columns {
@@ -124,10 +138,12 @@ struct nfp_columns {
 	const struct nfp_batch *batches;
 	const struct nfp_packet *packets;
 	const struct nfp_topic *topics; // of the messages among the packets, each once
+	const struct nfp_call_counters *counters;
 	uint64_t call_count;
 	uint64_t batch_count;
 	uint64_t packet_count;
 	uint64_t topic_count;
+	uint64_t counters_count;
 };
 
 // cdef end
@@ -138,6 +154,7 @@ _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_batch) == 72, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_message) <= sizeof(((struct nfp_packet *)0)->source), "it stands there");
 _Static_assert(sizeof(((struct nfp_topic *)0)->text) == NFP_TOPIC_TEXT_BYTES, "the array's length");
 #endif

@@ -38,6 +38,7 @@ static void deliver_regular(struct nfp_pipeline *pipeline, const struct nfp_log 
 	for (uint32_t i = 0; i < log->count; i++) {
 		struct nfp_call *call = &calls[base + i];
 		*call = log->items[i];
+		nfp_counted_deliver(&pipeline->counted, call, base + i);
 		call->thread = thread;
 		call->batch = batch;
 		if (call->parent != NFP_NONE)
@@ -62,6 +63,7 @@ static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_lo
 		remap[i] = pipeline->calls.count++;
 		struct nfp_call *call = &calls[remap[i]];
 		*call = *row;
+		nfp_counted_deliver(&pipeline->counted, call, remap[i]);
 		call->thread = thread;
 		call->batch = batch;
 		call->parent = parent;

@@ -15,6 +15,7 @@ enum nfp_otlp_limit {
 	NFP_OTLP_SPANS_MAX = 8192, // in one request
 	NFP_OTLP_BYTES_MAX = 3670016, // 3.5 MiB: receivers refuse more than 4 MiB, decompressed
 	NFP_OTLP_TRACE_STATE_MAX = 64,
+	NFP_OTLP_COUNTER_NAME_MAX = 96,
 };
 
 // Why a packet was selected; several may hold.
@@ -68,6 +69,12 @@ struct nfp_otlp_function {
 	struct nfp_otlp_text tail; // nf.tail.function
 };
 
+struct nfp_otlp_counter {
+	struct nfp_otlp_text name; // nf.counter.NAME, at most NFP_OTLP_COUNTER_NAME_MAX bytes
+	struct nfp_otlp_text self_name; // nf.counter.NAME.self
+	uint64_t scale; // what was counted is multiplied by it
+};
+
 // Everything that requests are made from. The caller keeps all arrays alive and unchanged meanwhile.
 struct nfp_otlp_job {
 	const struct nfp_call *calls;
@@ -94,6 +101,10 @@ struct nfp_otlp_job {
 	struct nfp_otlp_text scope; // ScopeSpans.scope
 	struct nfp_otlp_text scope_end; // ScopeSpans.schema_url
 	struct nfp_otlp_text resource_end; // ResourceSpans.schema_url
+	const struct nfp_call_counters *counters; // by rising call
+	const struct nfp_otlp_counter *counter_names; // at most six
+	uint32_t counters_count;
+	uint32_t counter_name_count;
 	uint64_t session_id;
 	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has
 	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls

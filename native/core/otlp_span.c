@@ -173,6 +173,8 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 		if (call->flags & NFP_CALL_VALUE)
 			p = nfp_wire_int(p, &VALUE, call->value);
 	}
+	if (trace->job->counters_count)
+		p = nfp_span_write_counters(p, trace, trace->batch->first_call + index);
 	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, call->thread));
 	return nfp_span_end(start, p);
 }

@@ -11,7 +11,8 @@ enum {
 	NFP_SPAN_PACKET_BYTES = 3072,
 	NFP_SPAN_QUEUE_BYTES = 512,
 	NFP_SPAN_BATCH_BYTES = 1024,
-	NFP_SPAN_CALL_BYTES = 512
+	NFP_SPAN_CALL_BYTES = 512,
+	NFP_SPAN_COUNTER_BYTES = 240 // of a call's span, for each counter
 };
 
 // A packet's trace while it is written.
@@ -49,6 +50,8 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 // Writes what a message's span has instead of a flow; nothing for other packets.
 uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
+// Writes the counters of a call of the columns; nothing when it was not counted.
+uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call);
 // Writes the call at `index` of the trace's batch.
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index);
 

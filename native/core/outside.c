@@ -42,6 +42,7 @@ static void deliver_row(struct nfp_pipeline *pipeline, struct nfp_log *log, cons
 	if (parent == NFP_NONE || !(parent & KEPT))
 		parent = nfp_parent_climb(calls, parent, row->end_ticks);
 	*call = *row;
+	nfp_counted_deliver(&pipeline->counted, call, pipeline->calls.count - 1);
 	call->thread = thread;
 	call->self_ticks = duration > row->self_ticks ? duration - row->self_ticks : 0;
 	call->parent = parent == NFP_NONE || parent & KEPT ? NFP_NONE : parent;

@@ -53,6 +53,7 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	free(pipeline->given_topics.items);
 	nfp_topics_deinit(&pipeline->topics);
 	free(pipeline->remap.items);
+	nfp_counted_deinit(&pipeline->counted);
 	free(pipeline->moved.items);
 	free(pipeline);
 }
@@ -119,6 +120,8 @@ static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	if (UNLIKELY(role == NFP_ROLE_TURN))
 		nfp_turn_begin(pipeline, stream, ticks, function, record->rsp);
 	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->rsp);
+	if (UNLIKELY(stream->readings.pairs) && open)
+		nfp_counted_enter(&pipeline->counted, &stream->readings, stream->log, open->row, record->rsp);
 	if (!role || !open)
 		return;
 	open->role = (uint16_t)role;
@@ -147,7 +150,10 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	else if (UNLIKELY(nfp_role_hands_on(tree->items[index].role)))
 		nfp_packet_call_end(pipeline, stream, index);
 	int enclosing = index < tree->enclosing;
+	uint32_t row = tree->items[index].row;
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
+	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
+		nfp_counted_leave(&pipeline->counted, &stream->readings, stream->log, row, record->rsp);
 	// A call around the batch has returned and its packets are gone: what follows is another matter.
 	if (UNLIKELY(enclosing) && stream->batch &&
 	    (stream->batch->kind == NFP_PENDING_AROUND || stream->batch->handed >= stream->batch->batch.size))
@@ -174,6 +180,10 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		pipeline->counts.invalid++;
 		return;
 	}
+	uint32_t role = stream->tree.items[index].role;
+	// Readings before a snippet's value are no exit's; the value of these two is written together with the exit.
+	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP)
+		stream->readings.pairs = 0;
 	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
 		return;
 	stream->tree.items[index].value = record->word;
@@ -281,6 +291,10 @@ static void read_rare(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
+	if (kind >= NFP_COUNTERS && kind <= NFP_COUNTERS_LAST) {
+		nfp_readings_take(&stream->readings, record);
+		return;
+	}
 	if (nfp_packet_fact(pipeline, stream, record))
 		return;
 	stream->describing = NFP_DESCRIBING_NONE;
@@ -302,7 +316,7 @@ static void begin_feed(struct nfp_pipeline *pipeline)
 		return;
 	pipeline->taken = 0;
 	pipeline->calls.count = pipeline->batches.count = pipeline->packets.count = 0;
-	pipeline->given_topics.count = 0;
+	pipeline->given_topics.count = pipeline->counted.given.count = 0;
 }
 
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
@@ -379,9 +393,11 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 	    .batches = pipeline->batches.items,
 	    .packets = pipeline->packets.items,
 	    .topics = pipeline->given_topics.items,
+	    .counters = pipeline->counted.given.items,
 	    .call_count = pipeline->calls.count,
 	    .batch_count = pipeline->batches.count,
 	    .packet_count = pipeline->packets.count,
 	    .topic_count = pipeline->given_topics.count,
+	    .counters_count = pipeline->counted.given.count,
 	};
 }

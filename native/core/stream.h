@@ -10,6 +10,7 @@
 #include "array.h"
 #include "calltree.h"
 #include "columns.h"
+#include "counters.h"
 #include "pipeline.h"
 #include "topics.h"
 
@@ -136,6 +137,7 @@ struct nfp_stream {
 		uint64_t number;
 	} facts; // captured since the outermost call of role AROUND began
 	struct nfp_topic_reader topic;
+	struct nfp_readings readings; // that stand before the next entry or exit
 	struct nfp_events events;
 	uint32_t describes; // it has had events
 	struct nfp_pending *ended, **ended_last;
@@ -200,6 +202,7 @@ struct nfp_pipeline {
 		uint32_t *items;
 		uint32_t capacity;
 	} remap;
+	struct nfp_counted_calls counted;
 	struct nfp_log moved; // calls on their way from one log to another
 	struct nfp_pipeline_counts counts;
 };

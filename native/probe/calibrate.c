@@ -80,6 +80,7 @@ long nfp_calibrate(uint64_t bare, uint64_t probed)
 		return -EINVAL;
 	scratch = (struct nfp_thread){.gate = NFP_GATE_OUTER | NFP_GATE_INNER,
 	                              .limit = UINT64_MAX,
+	                              .room = UINT64_MAX,
 	                              .base = ring,
 	                              .mask = RING_BYTES - 1,
 	                              .ring_bytes = RING_BYTES,

@@ -200,6 +200,8 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		thread->shared->transmitted_packets += count;
 		thread->shared->refused_packets += asked > count ? asked - count : 0;
 	}
+	if (thread->counted)
+		nfp_counters_write(thread, low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE)
 		nfp_late_exit(thread, function, program, call_of(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);

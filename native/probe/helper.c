@@ -209,6 +209,7 @@ static void set_former_gates(uint32_t gate)
 	for (int f = 0; f < NFP_FORMER_COUNT && nfp_library.former[f]; f++)
 		for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 			nfp_library.former[f][i].limit = 0; // always the slow path
+			nfp_library.former[f][i].room = 0;
 			__atomic_store_n(&nfp_library.former[f][i].gate, gate, __ATOMIC_RELEASE);
 		}
 }
@@ -289,6 +290,10 @@ static int carry_out(struct nfp_session_header *header)
 		return 0;
 	case NFP_COMMAND_SYNC_CORE:
 		return (int)nfp_sync(header->argument[0]);
+	case NFP_COMMAND_COUNTERS:
+		return (int)nfp_counters_begin();
+	case NFP_COMMAND_COUNT:
+		return (int)nfp_counters_set(header->argument[0], header->argument[1], header->argument[2]);
 	case NFP_COMMAND_CALIBRATE:
 		return (int)nfp_calibrate(header->argument[0], header->argument[1]);
 	default:
@@ -395,6 +400,7 @@ void *nfp_helper_main(struct nfp_boot *boot)
 	if (go)
 		serve(header);
 	set_gates(0);
+	nfp_counters_end();
 	// The last store: a monitor that waits for the helper to be gone reads this and then the thread list.
 	__atomic_store_n(&header->state, NFP_STATE_SILENT, __ATOMIC_RELEASE);
 	return NULL;

@@ -71,7 +71,7 @@ void nfp_follow_gate(void);
 long nfp_ring_map(uint32_t index);
 
 // x86_64/thunk.S: what the templates call; they save what C does not.
-extern const char nfp_slow_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
+extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
     nfp_packets_exit_thunk[];
 
 // The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
@@ -84,6 +84,16 @@ long nfp_sync(uint64_t what);
 // Measures the probe on the function at `probed` beside the same function without one, at `bare`. The answer is in
 // the session's header. Returns 0 or -errno.
 long nfp_calibrate(uint64_t bare, uint64_t probed);
+
+// counter.c. Writes the readings of a thread's counters, for the ENTRY or EXIT at `rsp` that follows.
+void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp);
+// Puts `limit` where the templates look at it: `room`, or below every record while counters are read.
+void nfp_limit_set(struct nfp_thread *thread);
+// counter_pages.c. See enum nfp_command.
+long nfp_counters_begin(void);
+long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages);
+// Nothing is counted any more; the kernel gets its counters back.
+void nfp_counters_end(void);
 
 // plausible.c, for programs that are `checked`. How many packets a batch structure holds; 0 as well when it cannot be
 // read or cannot be a batch, which switches the program off.
@@ -100,7 +110,7 @@ void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char 
 static inline uint64_t nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)
 {
 	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
-	if (__builtin_expect(thread->position + bytes > thread->limit, 0) &&
+	if (__builtin_expect(thread->position + bytes > thread->room, 0) &&
 	    !nfp_make_room(thread, count, loss))
 		return NFP_NO_ROOM;
 	return nfp_fetch_add_local(&thread->position, bytes);

@@ -74,7 +74,8 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->receive_exit = nfp_null_thread.receive_exit;
 	thread->packets_entry = nfp_null_thread.packets_entry;
 	thread->packets_exit = nfp_null_thread.packets_exit;
-	thread->limit = 0;
+	thread->counted = 0; // of the thread that had this entry before
+	thread->limit = thread->room = 0;
 	shared->late = nfp_library.header->late;
 	nfp_late_begin(&nfp_library.late[index]);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
@@ -147,15 +148,16 @@ static int make_room(struct nfp_thread *thread)
 	__atomic_store_n(&thread->shared->position, position, __ATOMIC_RELAXED);
 	if (tail > position)
 		tail = position > thread->ring_bytes ? position - thread->ring_bytes : 0;
-	thread->limit = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
-	return position < thread->limit;
+	thread->room = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
+	nfp_limit_set(thread);
+	return position < thread->room;
 }
 
 // Leaves a LOST mark for each class that lost something since the last one.
 static void mark_lost(struct nfp_thread *thread)
 {
 	for (uint32_t loss = 0; loss < NFP_LOST_CLASSES; loss++) {
-		if (thread->lost_pending[loss] == 0 || thread->position >= thread->limit)
+		if (thread->lost_pending[loss] == 0 || thread->position >= thread->room)
 			continue;
 		uint64_t count = __atomic_exchange_n(&thread->lost_pending[loss], 0, __ATOMIC_RELAXED);
 		uint64_t position = nfp_fetch_add_local(&thread->position, NFP_RECORD_BYTES);
@@ -208,7 +210,7 @@ struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss)
 		return 0;
 	if (make_room(thread)) {
 		mark_lost(thread);
-		if (thread->position < thread->limit)
+		if (thread->position < thread->room)
 			return thread;
 	}
 	count_lost(thread, loss, 1);
@@ -220,7 +222,7 @@ int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss)
 	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
 	if (make_room(thread)) {
 		mark_lost(thread);
-		if (thread->position + bytes <= thread->limit)
+		if (thread->position + bytes <= thread->room)
 			return 1;
 	}
 	count_lost(thread, loss, count);

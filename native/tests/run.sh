@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
+sources=("$core"/{drain,counters,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
 encoder=("$core"/{otlp,otlp_packet,otlp_span,otlp_message,otlp_address,otlp_id,clock}.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -20,6 +20,7 @@ run() { # NAME SANITIZERS TEST.c
 
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
+run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
 run framerows address,undefined test_framerows.c

@@ -44,7 +44,7 @@ class AttachCommand:
     def _run(self, arguments: argparse.Namespace) -> int:
         check_session_options(arguments)
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
-        with _Signals() as signals:
+        with StopSignals() as signals:
             try:
                 monitor = _plan(arguments, signals.stopping)
                 resource = find_resource(arguments, monitor.target)
@@ -88,7 +88,7 @@ def _describe_start(monitor: Monitor) -> str:
     )
 
 
-class _Signals:
+class StopSignals:
     """SIGINT, SIGTERM and SIGHUP end the session in order, as the target must be restored first.
 
     While `at_once`, as long as nothing has been touched, they raise KeyboardInterrupt.
@@ -99,7 +99,7 @@ class _Signals:
         self.at_once = True
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
             if number != signal.SIGHUP or before != signal.SIG_IGN:  # nohup holds

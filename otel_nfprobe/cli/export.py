@@ -19,6 +19,7 @@ from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.delivery import Transport
 from otel_nfprobe.destination import find_destination, open_destination
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint
@@ -165,6 +166,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         correlate_window_ns,
     )
     encoder.set_threads(_list_threads(facts))
+    encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))
     return encoder
 
 

@@ -21,6 +21,7 @@ from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
@@ -73,7 +74,10 @@ def plan(
     identity = find_identity(arguments)
     wish = _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets
-    return Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+    monitor.counters = arguments.counter_choice.hardware
+    monitor.software_counters = arguments.counter_choice.software
+    return monitor
 
 
 def _find_wish(arguments: argparse.Namespace) -> LateWish:
@@ -179,6 +183,7 @@ class Measurement:
                 window_ns = self.monitor.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
                 encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns)
+                encoder.set_counters(read_names(str(self.arguments.counter_choice)))
                 spans = SpanPath(self._sampler(), encoder, self._exporter)
             self.monitor.start(self._clock, self._recording, spans)
             if self._metrics is not None:
@@ -309,7 +314,7 @@ class Measurement:
             start_unix_ns=int(self._clock.anchors["unix_ns"][-1]),
             ticks_per_second=self._clock.ticks_per_second,
             resource={name: str(value) for name, value in resource.items()},
-            settings={name: str(value) for name, value in settings.items() if value not in (None, [])},
+            settings={name: str(value) for name, value in settings.items() if str(value) not in ("None", "[]", "")},
         )
         return open_writer(self.arguments, header)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.spool_options import add_spool_options
@@ -98,6 +99,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         metavar="BYTES",
         help="ring of each thread (default: 16MiB)",
     )
+    add_counter_options(group)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -172,3 +174,4 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     check_recording_options(arguments)
     find_identity(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]
+    arguments.counter_choice = find_counters(arguments)

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from otel_nfprobe.report import Report
+from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.page_style import STYLE
 from otel_nfprobe.views.sentence import describe_packet, explain_cause
@@ -32,6 +33,7 @@ def render_page(report: Report) -> str:
         _render_tiles(report.document),
         _render_slowest(report),
         _render_functions(report.document["functions"]),
+        _render_counters(report.document),
         _render_batches(report.document["batches"]),
         _render_foot(report),
     ]
@@ -116,6 +118,21 @@ def _render_functions(functions: Sequence[dict[str, Any]]) -> str:
     return (
         '<h2>Functions</h2><div class="scroll"><table><thead><tr><th scope="col">function</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _render_counters(document: dict[str, Any]) -> str:
+    rows = counter_rows(document["functions"])
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0][1:])
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows[1:]
+    )
+    return (
+        '<h2>Counters per call</h2><div class="scroll"><table><thead><tr><th scope="col">function</th>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div><p>{escape(describe_batches(document['batches']))}</p>"
     )
 
 

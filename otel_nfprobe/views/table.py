@@ -9,6 +9,7 @@ from typing import Any
 
 from otel_nfprobe.report import Report
 from otel_nfprobe.strategies import ENTRY_ONLY
+from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.sentence import describe_packet, explain_cause
 
@@ -23,6 +24,7 @@ def render_table(report: Report) -> str:
     sections = [
         _format_title(report),
         format_functions(document["functions"]),
+        _format_counters(document),
         format_batches(document["batches"]),
         _format_packets(document["packets"]),
         format_causes(document["packets"]),
@@ -47,6 +49,11 @@ def format_functions(functions: Sequence[dict[str, Any]]) -> str:
         mark = " *" if function.get("below_resolution") else ""
         rows.append([function["name"] + mark, format_count(function["calls"]), *cells])
     return align_columns(rows) + _format_resolution(functions)
+
+
+def _format_counters(document: dict[str, Any]) -> str:
+    rows = counter_rows(document["functions"])
+    return "\n".join(filter(None, [align_columns(rows) if rows else "", describe_batches(document["batches"])]))
 
 
 def _format_resolution(functions: Sequence[dict[str, Any]]) -> str:

@@ -66,7 +66,7 @@ def code_of(pid: int) -> dict[str, str]:
 
 def attach(nfprobe: Any, switch: OvsDpdk, *options: object) -> subprocess.Popen[str]:
     monitor: subprocess.Popen[str] = nfprobe.start(
-        "attach", switch.pid, "--packets", "all", "--trial", "0", *options, "--json"
+        "attach", switch.pid, "--packets", "all", "--trial", "0", "--counters", "auto", *options, "--json"
     )
     wait_until_armed(nfprobe, switch.pid, monitor)
     return monitor

@@ -19,6 +19,7 @@ from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
         ("nfp_batch", BATCH),
         ("nfp_packet", PACKET),
         ("nfp_topic", columns.TOPIC),
+        ("nfp_call_counters", columns.CALL_COUNTERS),
         ("nfp_message", columns.MESSAGE),
         ("nfp_thread_shared", columns.THREAD),
         ("nfp_late_wish", columns.LATE_WISH),
@@ -41,7 +42,12 @@ def test_layout(struct: str, dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "prefix"),
-    [(columns.CallFlag, "NFP_CALL_"), (columns.BatchFlag, "NFP_BATCH_"), (columns.PacketFlag, "NFP_PACKET_")],
+    [
+        (columns.CallFlag, "NFP_CALL_"),
+        (columns.BatchFlag, "NFP_BATCH_"),
+        (columns.PacketFlag, "NFP_PACKET_"),
+        (columns.CountersFlag, "NFP_COUNTERS_"),
+    ],
 )
 def test_flags(flags: type, prefix: str) -> None:
     for flag in flags:

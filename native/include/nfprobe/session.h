@@ -51,7 +51,7 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
-#define NFP_THREAD_BYTES 128
+#define NFP_THREAD_BYTES 192
 // Offsets in struct nfp_thread_shared that the templates use.
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72
@@ -76,6 +76,11 @@ enum nfp_command {
 	NFP_COMMAND_LEAVE = 5, // close gates and end the helper thread
 	NFP_COMMAND_SYNC_CORE = 6, // argument: enum nfp_sync. result: 0 or -errno
 	NFP_COMMAND_MAP_FILE = 9, // argument: address, bytes; message: path. result: 0 or -errno
+	NFP_COMMAND_COUNTERS =
+	    16, // result: a socket's descriptor in the target, for the monitor to take, or -errno
+	// argument: thread table index, number of counters (0: none). The descriptors of its counters come through the
+	// socket; or argument 2 is the address of an array of pages that are in the target. result: 0 or -errno
+	NFP_COMMAND_COUNT = 17,
 	NFP_COMMAND_REGISTER_CODE = 7, // argument: address, bytes of an ELF object. result: 0 or -errno
 	NFP_COMMAND_CALIBRATE =
 	    8, // argument: address of a function without probe, and of one with. result: 0 or -errno
@@ -283,6 +288,10 @@ struct nfp_thread {
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
 	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
 	uint64_t reserved;
+	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
+	void *counter_pages; // of struct nfp_counter_pages, or 0
+	uint32_t counted; // number of counters that are read with each record
+	uint32_t reserved1[11];
 };
 
 #define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
@@ -303,7 +312,7 @@ NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is two cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is three cache lines");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");

@@ -33,6 +33,37 @@ nfp_slow_thunk:
 	pop %rdx
 	ret
 
+// The same for threads with counters, called before every record of a template. The function's rsp stands seven words
+// above: the return address here and the 48 bytes that templates skip.
+	.p2align 4
+	.globl nfp_counted_thunk
+	.hidden nfp_counted_thunk
+nfp_counted_thunk:
+	endbr64
+	push %rdx
+	push %rsi
+	push %rdi
+	push %r8
+	push %r9
+	push %r10
+	push %rbp
+	lea 112(%rsp), %edx
+	mov %rsp, %rbp
+	and $-16, %rsp
+	mov %r11, %rdi
+	mov %eax, %esi
+	call nfp_counted_slow
+	mov %rax, %r11
+	mov %rbp, %rsp
+	pop %rbp
+	pop %r10
+	pop %r9
+	pop %r8
+	pop %rdi
+	pop %rsi
+	pop %rdx
+	ret
+
 // In: r11 thread block, rax frame, rdx exit time, ecx function and program. The frame holds the rest.
 .macro PACKET_THUNK name, function
 	.p2align 4

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// See counters.h.
+#include "counters.h"
+#include <string.h>
+
+int nfp_readings_judge(const struct nfp_readings *entry, const struct nfp_readings *exit, uint64_t ticks,
+                       uint32_t *differences)
+{
+	if (entry->pairs == 0 || entry->pairs != exit->pairs || ticks > UINT32_MAX / NFP_COUNTS_PER_TICK)
+		return 0;
+	for (uint32_t pair = 0; pair < entry->pairs; pair++)
+		if (entry->check[pair] != exit->check[pair] || entry->check[pair] & NFP_COUNTERS_OFF)
+			return 0;
+	for (uint32_t i = 0; i < 2 * entry->pairs; i++)
+		differences[i] = exit->low[i] - entry->low[i];
+	return 1;
+}
+
+void nfp_readings_take(struct nfp_readings *readings, const struct nfp_record *record)
+{
+	uint32_t pair = nfp_record_kind(record) - NFP_COUNTERS;
+	if (pair == 0)
+		*readings = (struct nfp_readings){.rsp = record->rsp};
+	if (pair != readings->pairs || record->rsp != readings->rsp) {
+		readings->pairs = 0; // the first ones are missing, or belong to another record
+		return;
+	}
+	readings->low[2 * pair] = (uint32_t)record->word;
+	readings->low[2 * pair + 1] = (uint32_t)(record->word >> 32);
+	readings->check[pair] = record->tag & NFP_FUNCTION_MASK;
+	readings->pairs = pair + 1;
+}
+
+static struct nfp_counted *find(const struct nfp_counted_calls *calls, uint32_t number)
+{
+	if (!number || !calls->items)
+		return NULL;
+	struct nfp_counted *counted = &calls->items[number % NFP_COUNTED_CALLS];
+	return counted->number == number ? counted : NULL;
+}
+
+void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
+                       uint32_t row, uint32_t rsp)
+{
+	if (!calls->items)
+		calls->items = calloc(NFP_COUNTED_CALLS, sizeof(*calls->items));
+	if (calls->items && row != NFP_NONE && readings->rsp == rsp) {
+		if (++calls->last == 0)
+			calls->last = 1;
+		struct nfp_counted *counted = &calls->items[calls->last % NFP_COUNTED_CALLS];
+		*counted = (struct nfp_counted){.entry = *readings, .number = calls->last};
+		log->items[row].thread = calls->last;
+	}
+	readings->pairs = 0;
+}
+
+// The innermost call around `row` that has not ended.
+static struct nfp_counted *around(const struct nfp_counted_calls *calls, const struct nfp_log *log,
+                                  uint32_t row)
+{
+	uint32_t parent = log->items[row].parent;
+	while (parent != NFP_NONE && log->items[parent].end_ticks)
+		parent = log->items[parent].parent;
+	return parent == NFP_NONE ? NULL : find(calls, log->items[parent].thread);
+}
+
+void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
+                       uint32_t row, uint32_t rsp)
+{
+	const struct nfp_call *call = &log->items[row];
+	struct nfp_counted *counted = find(calls, call->thread), *outer = around(calls, log, row);
+	uint32_t difference[NFP_COUNTED_COUNTERS] = {0};
+	int valid =
+	    counted && readings->rsp == rsp &&
+	    nfp_readings_judge(&counted->entry, readings, call->end_ticks - call->start_ticks, difference);
+	readings->pairs = 0;
+	if (outer) {
+		outer->torn |= !valid || counted->torn;
+		outer->inside += 1 + (counted ? counted->inside : 0);
+	}
+	if (!valid)
+		return;
+	counted->flags = NFP_COUNTERS_VALID | (counted->torn ? 0 : NFP_COUNTERS_SELF_VALID);
+	for (uint32_t i = 0; i < NFP_COUNTED_COUNTERS; i++) {
+		counted->inclusive[i] = difference[i];
+		if (outer)
+			outer->inner[i] += difference[i];
+	}
+}
+
+void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call *row, uint32_t index)
+{
+	struct nfp_counted *counted = find(calls, row->thread);
+	if (!counted || !NFP_ARRAY_RESERVE(&calls->given, calls->given.count + 1))
+		return;
+	struct nfp_call_counters *given = &calls->given.items[calls->given.count++];
+	*given =
+	    (struct nfp_call_counters){.call = index, .flags = counted->flags, .inside = counted->inside};
+	for (uint32_t i = 0; counted->flags && i < NFP_COUNTED_COUNTERS; i++) {
+		uint64_t whole = counted->inclusive[i], inner = counted->inner[i];
+		given->inclusive[i] = whole;
+		given->self[i] =
+		    counted->flags & NFP_COUNTERS_SELF_VALID && whole > inner ? whole - inner : 0;
+	}
+	counted->number = 0;
+}
+
+void nfp_counted_deinit(struct nfp_counted_calls *calls)
+{
+	free(calls->items);
+	free(calls->given.items);
+	*calls = (struct nfp_counted_calls){0};
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counters: judges the readings of a call's entry and exit, and gives each call what was counted in it and what in it
+// alone. Called by pipeline.c with the readings that stand before an entry or exit, and by delivery. Pure.
+//
+// A row of a log that was counted has the number of its reading, from 1, in `thread`, which has no meaning before
+// delivery. The numbers go on for ever; the memory of a reading is used again after NFP_COUNTED_CALLS others, and a call
+// that stayed open or undelivered for so long is not counted.
+#ifndef NFPROBE_COUNTERS_H
+#define NFPROBE_COUNTERS_H
+#include <nfprobe/record.h>
+#include "array.h"
+#include "calltree.h"
+#include "columns.h"
+
+// cdef begin
+enum {
+	NFP_COUNTER_PAIRS = 3,
+	NFP_COUNTED_COUNTERS = 6,
+	NFP_COUNTED_CALLS = 1 << 18, // counted calls that may be open or undelivered
+	// No counter rises more often than this in a tick of the time stamp counter, so that a call of up to
+	// 2^32 / NFP_COUNTS_PER_TICK ticks has a difference below 2^32.
+	NFP_COUNTS_PER_TICK = 32,
+};
+
+// The readings before one record.
+struct nfp_readings {
+	uint32_t low[6]; // low halves
+	uint32_t check[3]; // sum of the locks of each pair; its lowest bit: not counting
+	uint32_t pairs;
+	uint32_t rsp; // of the entry or exit that they belong to
+};
+
+// What was counted between two readings, `ticks` apart. Returns 1, or 0: they cannot be compared, as the counters were
+// not counting, have been changed, or may have wrapped.
+int nfp_readings_judge(const struct nfp_readings *entry, const struct nfp_readings *exit, uint64_t ticks,
+                       uint32_t *differences);
+// cdef end
+
+struct nfp_counted {
+	struct nfp_readings entry;
+	uint32_t number;
+	uint32_t flags; // enum nfp_counters_flags, once the call has ended
+	uint32_t inside;
+	uint32_t torn; // a call inside it was not counted
+	uint64_t inclusive[NFP_COUNTED_COUNTERS];
+	uint64_t inner[NFP_COUNTED_COUNTERS]; // of the calls directly inside it
+};
+
+struct nfp_counted_calls {
+	struct nfp_counted *items; // NFP_COUNTED_CALLS, or NULL: nothing was ever counted
+	uint32_t last; // number given out
+	struct {
+		struct nfp_call_counters *items;
+		uint32_t count;
+		uint32_t capacity;
+	} given;
+};
+
+// A record of kind NFP_COUNTERS and after.
+void nfp_readings_take(struct nfp_readings *readings, const struct nfp_record *record);
+// The call in `row` of the log begins at `rsp`.
+void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
+                       uint32_t row, uint32_t rsp);
+// It has ended.
+void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
+                       uint32_t row, uint32_t rsp);
+// It becomes call `index` of the columns.
+void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call *row, uint32_t index);
+void nfp_counted_deinit(struct nfp_counted_calls *calls);
+#endif

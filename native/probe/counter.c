@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the calling thread's performance counters, before the record that a probe is about to write.
+//
+// A template writes no more than `limit` allows and else takes the slow path. While a thread is counted its limit allows
+// nothing: every record takes the slow path, which here reads the counters, writes them in slots of their own and
+// allows one record. So templates are the same bytes with counters and without, and counting begins and ends while
+// threads run. At an entry the counters are read before the time stamp, at an exit after it: what reading them costs is
+// in no duration.
+//
+// Protocol (include/uapi/linux/perf_event.h): lock, index, rdpmc, lock. The monitor compares the locks of entry and
+// exit: equal ones mean that the thread was not switched out, moved or given other counters in between.
+#include "library.h"
+#include "counter.h"
+
+#define PAIRS(count) (((count) + 1) / 2)
+
+static inline __attribute__((always_inline)) uint32_t read_low(uint32_t index)
+{
+	uint32_t low, high;
+	__asm__ volatile("rdpmc" : "=a"(low), "=d"(high) : "c"(index) : "memory");
+	return low; // index has the bit of fixed counters; neither width nor sign matter to the low half
+}
+
+// Reads one counter. Adds its lock to the check, or says there that it was not counting.
+static inline __attribute__((always_inline)) uint32_t
+read_counter(const volatile struct nfp_counter_page *page, uint32_t *check, uint32_t *off)
+{
+	uint32_t lock = page->lock, index = page->index;
+	if (__builtin_expect(index == 0, 0))
+		return *off = NFP_COUNTERS_OFF, 0;
+	uint32_t low = read_low(index - 1);
+	if (__builtin_expect(page->lock != lock || lock & 1, 0))
+		*off = NFP_COUNTERS_OFF;
+	*check += lock;
+	return low;
+}
+
+static inline __attribute__((always_inline)) void write_pair(struct nfp_thread *thread, uint64_t position,
+                                                             uint32_t pair, uint32_t count, uint32_t rsp)
+{
+	struct nfp_counter_pages *counters = thread->counter_pages;
+	uint32_t check = 0, off = 0, second = 0;
+	uint32_t first = read_counter(counters->pages[2 * pair], &check, &off);
+	if (2 * pair + 1 < count)
+		second = read_counter(counters->pages[2 * pair + 1], &check, &off);
+	check = ((check & ~(uint32_t)NFP_COUNTERS_OFF) | off) & NFP_FUNCTION_MASK;
+	nfp_write(thread, position, first | (uint64_t)second << 32,
+	          check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+}
+
+// The number of counters is known to the compiler.
+static inline __attribute__((always_inline)) void write_all(struct nfp_thread *thread, uint32_t count,
+                                                            uint32_t rsp)
+{
+	uint64_t position = nfp_fetch_add_local(&thread->position, PAIRS(count) * NFP_RECORD_BYTES);
+	for (uint32_t pair = 0; pair < PAIRS(count); pair++)
+		write_pair(thread, position + pair * NFP_RECORD_BYTES, pair, count, rsp);
+}
+
+#define WRITER(count)                                                                                        \
+	static void write_##count(struct nfp_thread *thread, uint32_t rsp)                                   \
+	{                                                                                                    \
+		write_all(thread, count, rsp);                                                               \
+	}
+WRITER(1)
+WRITER(2)
+WRITER(3)
+WRITER(4)
+WRITER(5)
+WRITER(6)
+
+void (*nfp_counters_writer(uint32_t count))(struct nfp_thread *thread, uint32_t rsp)
+{
+	switch (count) {
+	case 1:
+		return write_1;
+	case 2:
+		return write_2;
+	case 3:
+		return write_3;
+	case 4:
+		return write_4;
+	case 5:
+		return write_5;
+	default:
+		return write_6;
+	}
+}
+
+void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp)
+{
+	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
+	// Room for the records that follow, too.
+	if (count && thread->position + (PAIRS(count) + 2) * NFP_RECORD_BYTES <= thread->room)
+		((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
+}
+
+// Partner: nfp_counters_set, which changes `counted` and then lets the thread take the slow path.
+void nfp_limit_set(struct nfp_thread *thread)
+{
+	uint32_t counted;
+	do {
+		counted = __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST);
+		__atomic_store_n(&thread->limit, counted ? 1 : thread->room, __ATOMIC_SEQ_CST);
+	} while (counted != __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST));
+}
+
+// As nfp_thread_slow, for a thread whose counters are read. A signal handler that comes before the record has taken its
+// slot makes the template come here once more; readings without their record are recognised by rsp and left out.
+__attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thread, uint32_t loss,
+                                                          uint32_t rsp)
+{
+	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
+	if (count == 0 || thread->position + (PAIRS(count) + 1) * NFP_RECORD_BYTES > thread->room) {
+		thread = nfp_thread_slow(thread, loss);
+		if (!thread || !__atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE))
+			return thread;
+		if (thread->position + 4 * NFP_RECORD_BYTES > thread->room) {
+			// Only the slots of the readings do not fit: the record goes without.
+			__atomic_store_n(&thread->limit, thread->position + NFP_RECORD_BYTES,
+			                 __ATOMIC_SEQ_CST);
+			return thread;
+		}
+	}
+	((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
+	__atomic_store_n(&thread->limit, thread->position + NFP_RECORD_BYTES, __ATOMIC_SEQ_CST);
+	return thread;
+}

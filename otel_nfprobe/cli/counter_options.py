@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--counters`: what is to be counted beside the time, and whether this machine can."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from otel_nfprobe.counters.availability import find_refusal
+from otel_nfprobe.counters.choice import CounterChoice, choose_counters
+from otel_nfprobe.errors import NfprobeError
+
+
+def add_counter_options(group: Any) -> None:
+    """Declares the option."""
+    group.add_argument(
+        "--counters",
+        metavar="NAME,...",
+        help="performance counters to read with each time stamp: names of perf list, raw codes (r01c2,"
+        " cpu/event=0xc2,umask=1/), cache, frontend, branch, topdown-l1, or auto: what there is (default: none)",
+    )
+
+
+def find_counters(arguments: argparse.Namespace) -> CounterChoice:
+    """What the option asks for and this machine has; says once what it has not. Touches no target.
+
+    Raises:
+        UsageError: a name is unknown.
+        NfprobeError: what was asked for by name cannot be had.
+    """
+    if arguments.counters is None:
+        return CounterChoice()
+    choice = choose_counters(arguments.counters)
+    refusal = find_refusal(choice)
+    if refusal is not None and not choice.auto:
+        raise NfprobeError(f"Counters cannot be had: {refusal.reason}.", refusal.advice)
+    sentences = list(choice.notes)
+    if refusal is not None:
+        sentences = [f"no performance counters, times only: {refusal.reason}."]
+        choice = CounterChoice(auto=True, counters=choice.software)
+    for sentence in sentences:
+        print(f"nfprobe: {sentence}", file=sys.stderr)
+    return choice

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe stats PID FUNCTION`: how long the calls of one function take."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+
+from otel_nfprobe.calibration import Cost, costs_by_id
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.cli.attach import StopSignals
+from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.measure import say
+from otel_nfprobe.cli.session_options import RING_BYTES
+from otel_nfprobe.cli.units import parse_bytes, parse_seconds
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import CallFlag, Columns
+from otel_nfprobe.durations import Durations
+from otel_nfprobe.errors import RefusedError, UsageError
+from otel_nfprobe.latecapture import NONE
+from otel_nfprobe.leftover import refuse_second
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.strategies import ENTRY_ONLY, STRATEGIES
+from otel_nfprobe.summary import count_lost
+from otel_nfprobe.target import Target
+from otel_nfprobe.views.distribution import render_distribution
+
+SECONDS = 5.0
+ROWS = 24
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+RESOLVED = 3  # calls shorter than so many times their probe are marked
+
+
+class StatsCommand:
+    """Measures every call of one function for a while: count, mean, percentiles, histogram.
+
+    FUNCTION is module:name, module:0xoffset or a name; it must mean one function.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", type=int, help="process to look at")
+        parser.add_argument("function", metavar="FUNCTION", help="the function: module:name, module:0xoffset or a name")
+        parser.add_argument(
+            "--for", dest="seconds", type=parse_seconds, default=SECONDS, metavar="TIME", help="how long (default: 5s)"
+        )
+        add_counter_options(parser)
+        parser.add_argument("--strategy", choices=tuple(STRATEGIES), help="only this strategy")
+        parser.add_argument("--no-stop", action="store_true", help="never stop the target's threads")
+        parser.add_argument(
+            "--ring-size", type=parse_bytes, default=RING_BYTES, metavar="BYTES", help="ring of each thread"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        chosen = find_counters(arguments)
+        with StopSignals() as signals:
+            target = Target(arguments.pid)
+            target.check()
+            refuse_second(target)
+            monitor = Monitor(
+                target, choose_one(arguments, target), arguments.ring_size, NONE, say, stopping=signals.stopping
+            )
+            monitor.counters, monitor.software_counters = chosen.hardware, chosen.software
+            signals.at_once = False
+            calls = measure(monitor, arguments.seconds)
+        found = describe(monitor, calls)
+        if arguments.json:
+            print_json(found)
+        else:
+            ns = 1e9 / monitor.drain.clock.ticks_per_second
+            bins = [(lowest * ns, count) for lowest, count in calls.durations.bins(ROWS)]
+            sys.stdout.write(render_distribution(found, bins))
+        for sentence in monitor.not_restored:
+            say(f"{sentence}.", f"nfprobe detach {target.pid}")
+        return EXIT_NOT_DONE if monitor.not_restored else EXIT_DONE
+
+
+def choose_one(arguments: argparse.Namespace, target: Target) -> Choice:
+    """The one function that is meant, with its strategy.
+
+    Raises:
+        UsageError: several functions are meant.
+        RefusedError: it cannot be probed, or only its entry can.
+    """
+    choice = choose(target, None, [arguments.function], [], arguments.strategy, arguments.no_stop)
+    labels = sorted({plan.function.label for plan in choice.plans})
+    if len(labels) > 1:
+        some = ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
+        sentence = f"{arguments.function!r} means {len(labels)} functions: {some}."
+        raise UsageError(sentence, f"nfprobe stats {target.pid} {labels[0]}")
+    timed = [plan for plan in choice.plans if plan.strategy not in (None, ENTRY_ONLY)]
+    if not timed:
+        refused = [plan.reason for plan in choice.plans if plan.strategy is None]
+        reason = refused[0] if refused else "only its entry can be probed, so its calls have no duration"
+        raise RefusedError(f"{arguments.function} cannot be measured: {reason}.", f"nfprobe functions {target.pid}")
+    choice.plans = timed
+    return choice
+
+
+class FunctionCalls(Statistics):
+    """Durations of all calls beside the usual statistics.
+
+    Attributes:
+        durations: of calls that were measured from their beginning to their end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durations = Durations()
+
+    def add(self, columns: Columns) -> None:
+        """See Statistics."""
+        super().add(columns)
+        calls = columns.calls
+        whole = calls[(calls["flags"] & (CallFlag.CLIPPED | CallFlag.MARK)) == 0]
+        for thread in np.unique(whole["thread"]).tolist():
+            rows = whole[whole["thread"] == thread]
+            raw = (rows["end_ticks"] - rows["start_ticks"]).astype(np.int64)
+            self.durations.add(thread, raw, rows["cost_ticks"].astype(np.int64))
+
+
+def measure(monitor: Monitor, seconds: float) -> FunctionCalls:
+    """Probes, counts for so long, and takes the probes out again.
+
+    Raises:
+        NfprobeError: nothing was measured.
+    """
+    calls = FunctionCalls()
+    monitor.attach()
+    try:
+        monitor.start(Clock.start(), None, None)
+        calls.set_costs(costs_by_id(monitor.probes, monitor.costs))
+        monitor.drain.statistics = calls
+    except BaseException:
+        monitor.abandon()
+        raise
+    try:
+        monitor.run(seconds, lambda: None)
+    finally:
+        monitor.detach()
+    return calls
+
+
+def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
+    """The object of `nfprobe stats --json` (docs/command-line.md)."""
+    durations, ns = calls.durations, 1e9 / monitor.drain.clock.ticks_per_second
+    warm_up = durations.finish()
+    plan = monitor.probes[0].request.plan
+    cost = monitor.costs.get(plan.strategy or "", Cost(0.0, 0.0))
+    median, sums = durations.quantile(0.5), monitor.drain.counter_sums
+    found = {
+        "function": plan.function.label,
+        "strategy": plan.strategy,
+        "seconds": round(monitor.seconds, 6),
+        "count": durations.count,
+        "min_ns": round(durations.min_ticks * ns, 2),
+        "max_ns": round(durations.max_ticks * ns, 2),
+        "mean_ns": round(durations.mean_ticks * ns, 2),
+        **{f"{name}_ns": round(durations.quantile(share) * ns, 2) for name, share in QUANTILES.items()},
+        "mad_ns": round(durations.median_deviation() * ns, 2),
+        "resolution_ns": round(max(1, durations.resolution_ticks, durations.step_ticks) * ns, 3),
+        "histogram": [[round(upper * ns, 2), count] for upper, count in durations.histogram()],
+        "counters": {} if sums is None else sums.of_function(monitor.probes[0].id),
+        "threads": monitor.software.totals(),
+        "warm_up": warm_up,
+        "probe_ns": {"inside": round(cost.inside_ticks * ns, 2), "whole": round(cost.whole_ticks * ns, 2)},
+        "below_resolution": bool(durations.count) and median < RESOLVED * cost.whole_ticks,
+        "lost": count_lost(monitor),
+    }
+    monitor.close()
+    return found

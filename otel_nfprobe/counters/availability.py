@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Availability: whether the counters of a choice can be had, tried on nfprobe's own thread, or why not.
+
+One sentence for each reason. Nothing of a target is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from otel_nfprobe.counters.choice import Counter, CounterChoice
+from otel_nfprobe.counters.devices import SYSFS, core_devices, read_devices
+from otel_nfprobe.counters.perf import Kernel
+
+PROC = Path("/proc")
+DOCTOR = "nfprobe doctor"
+_NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
+_FORBIDDEN = (errno.EPERM, errno.EACCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why counters cannot be had.
+
+    Attributes:
+        reason: a clause for a sentence, without a full stop.
+        advice: what to do about it, a command where there is one.
+    """
+
+    reason: str
+    advice: str = DOCTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where reasons are looked for; tests put other places here."""
+
+    sysfs: Path = SYSFS
+    proc: Path = PROC
+
+    def has_counters(self) -> bool:
+        """Whether the kernel shows a counter device of the processor."""
+        return bool(core_devices(read_devices(self.sysfs)))
+
+    def is_hypervised(self) -> bool:
+        """Whether this is a virtual machine."""
+        return "hypervisor" in self._words("cpuinfo", "flags")
+
+    def paranoid(self) -> str:
+        """kernel.perf_event_paranoid, or ""."""
+        return self._read("sys/kernel/perf_event_paranoid")
+
+    def watches_nmi(self) -> bool:
+        """Whether the kernel's watchdog holds one counter of each CPU."""
+        return self._read("sys/kernel/nmi_watchdog") == "1"
+
+    def is_filtered(self) -> bool:
+        """Whether a seccomp filter watches nfprobe's own system calls, as in most containers."""
+        return self._words("self/status", "Seccomp") == ["2"]
+
+    def rdpmc_is_off(self) -> bool:
+        """Whether the kernel lets no program read counters."""
+        return any(device.rdpmc == 0 for device in core_devices(read_devices(self.sysfs)))
+
+    def _words(self, path: str, name: str) -> list[str]:
+        for line in self._read(path).splitlines():
+            key, colon, rest = line.partition(":")
+            if colon and key.strip() == name:
+                return rest.split()
+        return []
+
+    def _read(self, path: str) -> str:
+        try:
+            return (self.proc / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def find_refusal(
+    choice: CounterChoice, kernel: Kernel | None = None, around: Surroundings | None = None
+) -> Refusal | None:
+    """Why the hardware counters of a choice cannot be had on this machine now; None: they can."""
+    kernel, around = kernel or Kernel(), around or Surroundings()
+    if not choice.hardware:
+        return None
+    opened: list[int] = []
+    try:
+        for counter in choice.hardware:
+            try:
+                opened.append(kernel.open(counter, counter.events[0], 0, opened[0] if opened else -1))
+            except OSError as error:
+                return _explain(error, counter, bool(opened), kernel, around)
+        return _try_to_count(opened, kernel, around)
+    finally:
+        for descriptor in reversed(opened):
+            kernel.close(descriptor)
+
+
+def _explain(error: OSError, counter: Counter, in_group: bool, kernel: Kernel, around: Surroundings) -> Refusal:
+    number = error.errno or 0
+    if number == errno.ENOSYS:
+        return Refusal("this kernel, or a seccomp filter around nfprobe, has no perf_event_open")
+    if number in _FORBIDDEN:
+        return _explain_forbidden(counter, around)
+    if number == errno.EBUSY:
+        return _explain_held(around)
+    if number == errno.EMFILE:
+        return Refusal("too many files are open", "ulimit -n 65536")
+    if number not in _NOT_THERE:
+        return Refusal(f"perf_event_open says {os.strerror(number)}")
+    if not around.has_counters():
+        where = "this virtual machine's hypervisor shows none" if around.is_hypervised() else "the kernel shows none"
+        return Refusal(f"there is no performance monitoring unit: {where}")
+    if in_group and _opens_alone(counter, kernel):
+        return Refusal(f"the processor cannot count so many at a time: {counter.name} does not fit beside the others")
+    guest = " (a virtual machine may have some counters only)" if around.is_hypervised() else ""
+    return Refusal(f"the processor cannot count {counter.name}{guest}", "perf list")
+
+
+def _explain_forbidden(counter: Counter, around: Surroundings) -> Refusal:
+    paranoid = around.paranoid()
+    needed = 1 if counter.kernel else 2
+    if around.is_filtered() and not (paranoid.lstrip("-").isdigit() and int(paranoid) > needed):
+        return Refusal(
+            "a seccomp filter around nfprobe forbids perf_event_open, as containers do",
+            "run nfprobe outside the container, or with a profile that allows perf_event_open",
+        )
+    return Refusal(
+        f"this user may not count (kernel.perf_event_paranoid is {paranoid or 'unknown'})",
+        f"sysctl kernel.perf_event_paranoid={needed}",
+    )
+
+
+def _explain_held(around: Surroundings) -> Refusal:
+    if around.watches_nmi():
+        return Refusal(
+            "there are too few free counters: the kernel's NMI watchdog holds one of each CPU",
+            "sysctl kernel.nmi_watchdog=0",
+        )
+    return Refusal("there are too few free counters: another program (perf, VPP's perfmon) holds them", "pgrep -a perf")
+
+
+def _opens_alone(counter: Counter, kernel: Kernel) -> bool:
+    try:
+        kernel.close(kernel.open(counter, counter.events[0], 0))
+    except OSError:
+        return False
+    return True
+
+
+def _try_to_count(opened: list[int], kernel: Kernel, around: Surroundings) -> Refusal | None:
+    try:
+        kernel.enable(opened[0])
+        found = kernel.read(opened[0])
+        readable = kernel.may_rdpmc(opened[0])
+        kernel.disable(opened[0])
+    except OSError as error:
+        return Refusal(f"the counters do not start: {error.strerror}")
+    if found is None or found[2] < found[1]:
+        return _explain_held(around)
+    if around.rdpmc_is_off():
+        return Refusal(
+            "programs may not read counters (the kernel's rdpmc setting is 0)",
+            "echo 1 > /sys/bus/event_source/devices/cpu/rdpmc",
+        )
+    if not readable:
+        return Refusal("the counters cannot be read by rdpmc here")
+    return None

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choice: what `--counters NAME,...` asks for, as events of this machine. Opens nothing.
+
+A name is one of `perf list` (generic, or of a device in /sys), a raw code (`r01c2`), terms of a device
+(`cpu/event=0xc2,umask=0x1/`), a bundle, or `auto`. User mode only is counted unless `:k` or `:uk` follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
+from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
+from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
+from otel_nfprobe.errors import UsageError
+
+COUNTERS_MAX = 6  # a probe reads no more
+AUTO = "auto"
+AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
+CPUINFO = Path("/proc/cpuinfo")
+HELP = "nfprobe attach --help"
+_MODIFIED = re.compile(r"(.*?)(?::([uk]{1,2}))?\Z")
+_SLASHED = re.compile(r"([\w.-]+)/(.+?)/?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One counter that was asked for.
+
+    Attributes:
+        name: how it is shown.
+        events: one; of a hybrid processor one for each kind of core that can count it.
+        user, kernel: the modes in which it counts.
+        scale: what is counted is multiplied by this.
+    """
+
+    name: str
+    events: tuple[Event, ...]
+    user: bool = True
+    kernel: bool = False
+    scale: int = 1
+
+    @property
+    def is_software(self) -> bool:
+        """Counted by the kernel and read by the monitor, not in the probes."""
+        return self.events[0].type == TYPE_SOFTWARE
+
+    def event_for(self, cpus: Iterable[int]) -> Event:
+        """The event for a thread that may run on these CPUs."""
+        allowed = frozenset(cpus)
+        fitting = [event for event in self.events if not event.cpus or allowed & event.cpus]
+        return fitting[0] if fitting else self.events[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChoice:
+    """What a session counts.
+
+    Attributes:
+        auto: whatever the machine has; without any the session goes on.
+        counters: in the order of the option, hardware and software.
+        notes: sentences that a person should read.
+    """
+
+    auto: bool = False
+    counters: tuple[Counter, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def hardware(self) -> tuple[Counter, ...]:
+        """Those that probes read."""
+        return tuple(counter for counter in self.counters if not counter.is_software)
+
+    @property
+    def software(self) -> tuple[Counter, ...]:
+        """Those that the monitor reads."""
+        return tuple(counter for counter in self.counters if counter.is_software)
+
+    def __str__(self) -> str:
+        """What probes read, as `read_names` takes it: how a recording says it."""
+        return ",".join(f"{counter.name}*{counter.scale}" for counter in self.hardware)
+
+
+def read_names(text: str) -> list[tuple[str, int]]:
+    """Name and scale of each counter, from a recording; a damaged text gives those that can be read."""
+    found = []
+    for word in split_names(text) if text.strip(" ,") else []:
+        name, _, scale = word.rpartition("*")
+        if name and scale.isdigit():
+            found.append((name, min(int(scale), 1 << 16)))
+    return found[:COUNTERS_MAX]
+
+
+def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -> CounterChoice:
+    """What the option's text means on this machine.
+
+    Args:
+        text: of `--counters`.
+        root: where /sys is.
+        cpuinfo: text of /proc/cpuinfo; None: that of this machine.
+
+    Raises:
+        UsageError: a name is unknown, or there are too many.
+    """
+    machine = _Machine(read_devices(root), _read_cpuinfo() if cpuinfo is None else cpuinfo)
+    names = split_names(text)
+    auto = AUTO in names
+    found: dict[str, Counter] = {}
+    for name in names:
+        for counter in machine.find(name):
+            found.setdefault(counter.name, counter)
+    choice = CounterChoice(auto, tuple(found.values()), tuple(machine.notes()))
+    if len(choice.hardware) > COUNTERS_MAX:
+        sentence = f"A probe reads at most {COUNTERS_MAX} counters; these are {len(choice.hardware)}."
+        raise UsageError(sentence, HELP)
+    return choice
+
+
+def split_names(text: str) -> list[str]:
+    """`cycles,cpu/event=1,umask=2/,r01c2` -> the names; commas between slashes belong to a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    names = [name.strip() for name in re.findall(r"(?:[^,/]*/[^/]*/[^,]*|[^,]+)", text)]
+    names = [name for name in names if name]
+    if not names:
+        raise UsageError("--counters needs names, such as cycles,instructions.", HELP)
+    return names
+
+
+class _Machine:
+    # Names are looked up here.
+    def __init__(self, devices: Sequence[Device], cpuinfo: str) -> None:
+        self._devices = list(devices)
+        self._cores = core_devices(self._devices)
+        self._cpuinfo = cpuinfo
+
+    def notes(self) -> list[str]:
+        if len(self._cores) < 2:
+            return []
+        kinds = " and ".join(core.name for core in self._cores)
+        return [
+            f"This processor has cores of several kinds ({kinds}): a thread that moves from one kind to another is"
+            " counted on one of them only, and its other calls are marked as not counted."
+        ]
+
+    def find(self, name: str) -> list[Counter]:
+        if name in BUNDLES:
+            return [self._counter(part) for part in BUNDLES[name]]
+        if name == AUTO:
+            return [self._counter(part) for part in AUTO_NAMES]
+        if name == TOPDOWN:
+            return self._topdown()
+        return [self._counter(name)]
+
+    def _topdown(self) -> list[Counter]:
+        core = self._cores[0] if self._cores else None
+        parts = find_topdown(self._cpuinfo, core.events) if core else ()
+        if core is None or not parts:
+            raise UsageError(
+                f"This processor has no counters that make {TOPDOWN} (docs/counters.md).", "nfprobe doctor"
+            )
+        return [Counter(part.label, (core.resolve(part.terms),), scale=part.scale) for part in parts]
+
+    def _counter(self, text: str) -> Counter:
+        matched = _MODIFIED.match(text)
+        assert matched is not None
+        plain, modes = matched[1], matched[2] or "u"
+        shown, events = self._events(plain)
+        name = shown if modes == "u" else f"{shown}:{modes}"
+        return Counter(name, events, "u" in modes, "k" in modes)
+
+    def _events(self, name: str) -> tuple[str, tuple[Event, ...]]:
+        slashed = _SLASHED.match(name)
+        if slashed:
+            return name.rstrip("/") + "/", (self._device(slashed[1]).resolve(slashed[2]),)
+        found = find_generic(name)
+        if found is not None:
+            shown, kind, config = found
+            if len(self._cores) < 2 or not is_core_type(kind):
+                return shown, (Event(kind, config),)
+            return shown, tuple(core.of_generic(kind, config) for core in self._cores)
+        holders = [device for device in self._cores if name in device.events]
+        if holders:
+            return name, tuple(device.resolve(name) for device in holders)
+        raise self._unknown(name)
+
+    def _device(self, name: str) -> Device:
+        for device in self._devices:
+            if device.name == name:
+                return device
+        if name == "cpu" and self._cores:  # perf takes the name on hybrid processors, too
+            return self._cores[0]
+        if name == "cpu":
+            raise UsageError("This machine shows no counters of its processor (no device cpu).", "nfprobe doctor")
+        known = ", ".join(device.name for device in self._devices) or "none"
+        raise UsageError(f"No counter device is called {name!r}; there are: {known}.", "nfprobe doctor")
+
+    def _unknown(self, name: str) -> UsageError:
+        known = [*generic_names(), *BUNDLE_NAMES, AUTO, *(event for core in self._cores for event in core.events)]
+        near = nearest(name, dict.fromkeys(known))
+        hint = f"; near it are {', '.join(near)}" if near else "; perf list shows names"
+        return UsageError(f"No counter is called {name!r}{hint}.", HELP)
+
+
+def _read_cpuinfo() -> str:
+    try:
+        return CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counter devices: what the kernel says in /sys about the processor's counters, their events and their fields.
+
+    /sys/bus/event_source/devices/cpu/type            number of the device
+                                     /events/NAME      "event=0xcd,umask=0x1,ldlat=3"
+                                     /format/FIELD     "config:0-7,32-35": the field's bits, lowest first
+                                     /rdpmc            0: programs may not read counters
+                                     /cpus             of a hybrid processor: CPUs that have this device
+
+Reads files only; `root` lets tests use trees of machines that are not there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from otel_nfprobe.counters.names import TYPE_HARDWARE, TYPE_RAW, TYPE_SOFTWARE, find_generic
+from otel_nfprobe.errors import UsageError
+
+SYSFS = Path("/sys")
+_CORE = re.compile(r"cpu(_core|_atom|_lowpower)?\Z")
+_WORDS = ("config", "config1", "config2")
+HELP = "nfprobe doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What is handed to perf_event_open.
+
+    Attributes:
+        type: of the perf event.
+        config, config1, config2: which event.
+        cpus: CPUs that can count it; empty: all.
+    """
+
+    type: int
+    config: int = 0
+    config1: int = 0
+    config2: int = 0
+    cpus: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One counter device.
+
+    Attributes:
+        name: directory in /sys.
+        type: perf type.
+        events: terms by event name.
+        fields: word and bits by field name.
+        cpus: that have it; empty: all.
+        rdpmc: 0 nobody reads counters, 1 programs that have one open, 2 every program; None: it says nothing.
+    """
+
+    name: str
+    type: int
+    events: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    cpus: frozenset[int] = frozenset()
+    rdpmc: int | None = None
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it counts what a processor core does for a thread."""
+        return _CORE.match(self.name) is not None
+
+    def resolve(self, terms: str) -> Event:
+        """The event that a list of terms means, such as `event=0xcd,umask=1` or `mem-loads,ldlat=30`.
+
+        Raises:
+            UsageError: a term is not known or does not fit.
+        """
+        event = Event(self.type, cpus=self.cpus)
+        for term in terms.split(","):
+            event = self._apply(event, term.strip())
+        return event
+
+    def _apply(self, event: Event, term: str) -> Event:
+        name, equals, text = term.partition("=")
+        if not equals and name in self.events:
+            for inner in self.events[name].split(","):
+                event = self._apply(event, inner.strip())
+            return event
+        if not equals and name not in self.fields:
+            return self._generic(event, name)
+        if name == "name" or name == "period":
+            return event
+        value = _number(text, term) if equals else 1
+        if name in _WORDS and name not in self.fields:
+            return _put(event, name, getattr(event, name) | value)
+        if name not in self.fields:
+            raise UsageError(f"{self.name} has no field {name!r}; it has {', '.join(sorted(self.fields))}.", HELP)
+        word, bits = self.fields[name]
+        if value >> len(bits):
+            raise UsageError(f"{term!r} does not fit: {name} of {self.name} has {len(bits)} bits.", HELP)
+        mask = sum(1 << bit for bit in bits)
+        spread = sum((value >> index & 1) << bit for index, bit in enumerate(bits))
+        return _put(event, word, getattr(event, word) & ~mask | spread)
+
+    def _generic(self, event: Event, name: str) -> Event:
+        found = find_generic(name)
+        if found is None or found[1] == TYPE_SOFTWARE:
+            raise UsageError(f"{self.name} has no event {name!r}.", HELP)
+        return self.of_generic(found[1], found[2])
+
+    def of_generic(self, kind: int, config: int) -> Event:
+        """A generic event of this device; hybrid processors are told which of theirs is meant."""
+        if kind == TYPE_RAW:
+            return Event(self.type, config, cpus=self.cpus)
+        # PERF_PMU_TYPE_SHIFT: the device's number stands in the upper half.
+        return Event(kind, config | self.type << 32 if self.cpus else config, cpus=self.cpus)
+
+
+def _put(event: Event, word: str, value: int) -> Event:
+    if word == "config":
+        return replace(event, config=value)
+    return replace(event, config1=value) if word == "config1" else replace(event, config2=value)
+
+
+def _number(text: str, term: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise UsageError(f"{term!r} is no term: after = comes a number, such as 0x1f.", HELP) from None
+
+
+def read_devices(root: Path = SYSFS) -> list[Device]:
+    """All counter devices, those of processor cores first; an unreadable one is left out."""
+    found = []
+    base = root / "bus" / "event_source" / "devices"
+    for directory in sorted(base.iterdir()) if base.is_dir() else []:
+        number = _read(directory / "type")
+        if number.isdigit():
+            found.append(_read_device(directory, int(number)))
+    return sorted(found, key=lambda device: (not device.is_core, device.name != "cpu_core", device.name))
+
+
+def _read_device(directory: Path, number: int) -> Device:
+    rdpmc = _read(directory / "rdpmc")
+    # Scales and units of events are files beside them.
+    events = {name: text for name, text in _files(directory / "events") if "." not in name}
+    fields = {name: _bits(text) for name, text in _files(directory / "format")}
+    return Device(
+        directory.name,
+        number,
+        events,
+        {name: place for name, place in fields.items() if place is not None},
+        parse_cpus(_read(directory / "cpus")),
+        int(rdpmc) if rdpmc.isdigit() else None,
+    )
+
+
+def _bits(text: str) -> tuple[str, tuple[int, ...]] | None:
+    """`config:0-7,32-35` -> the word and its bits, lowest first."""
+    word, _, ranges = text.partition(":")
+    return (word, tuple(_expand(ranges))) if word in _WORDS else None
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """`0-3,8` -> CPUs."""
+    return frozenset(_expand(text))
+
+
+def _expand(text: str) -> list[int]:
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            return []
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _files(directory: Path) -> list[tuple[str, str]]:
+    if not directory.is_dir():
+        return []
+    return [(path.name, _read(path)) for path in sorted(directory.iterdir())]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def core_devices(devices: list[Device]) -> list[Device]:
+    """Those that count for threads; more than one on a hybrid processor, none where there are no counters."""
+    return [device for device in devices if device.is_core]
+
+
+def is_core_type(kind: int) -> bool:
+    """Whether a perf type is one that only a core device counts."""
+    return kind == TYPE_HARDWARE or kind >= 3

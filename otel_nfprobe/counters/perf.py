@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the kernel's counters (perf_event_open) and reads them. The only place that does so for counting."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.devices import Event
+
+PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
+ATTRIBUTE_BYTES = 112
+CLOEXEC = 8
+DISABLED, PINNED, EXCLUDE_USER, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1, 1 << 2, 1 << 4, 1 << 5, 1 << 6
+TIMES = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING
+ENABLE, DISABLE = 0x2400, 0x2401
+IOC_GROUP = 1
+CAPABILITIES = 40  # offset in the page: cap_user_rdpmc is bit 2
+CAP_USER_RDPMC = 1 << 2
+
+
+class Kernel:
+    """The system calls that counters need; tests put another one here.
+
+    All methods raise OSError with the kernel's error.
+    """
+
+    def open(self, counter: Counter, event: Event, tid: int, group: int = -1, disabled: bool = True) -> int:
+        """A counter of a thread, as its own group's leader or in the group of another.
+
+        Args:
+            counter: says in which modes it counts.
+            event: one of its events.
+            tid: 0 is the calling thread.
+            group: descriptor of the leader, or -1. A leader is pinned: it is never multiplexed, and is in an error
+                state when it does not get its counters.
+        """
+        flags = EXCLUDE_HYPERVISOR | (DISABLED if disabled and group < 0 else 0)
+        flags |= PINNED if group < 0 and not counter.is_software else 0
+        flags |= 0 if counter.user else EXCLUDE_USER
+        flags |= 0 if counter.kernel else EXCLUDE_KERNEL
+        attribute = bytearray(ATTRIBUTE_BYTES)
+        struct.pack_into("<IIQ", attribute, 0, event.type, ATTRIBUTE_BYTES, event.config)
+        struct.pack_into("<QQ", attribute, 32, TIMES, flags)
+        struct.pack_into("<QQ", attribute, 56, event.config1, event.config2)
+        pointer = (ctypes.c_char * ATTRIBUTE_BYTES).from_buffer(attribute)
+        libc = ctypes.CDLL(None, use_errno=True)
+        numbers = (ctypes.c_int(tid), ctypes.c_int(-1), ctypes.c_int(group), ctypes.c_ulong(CLOEXEC))
+        descriptor = int(libc.syscall(ctypes.c_long(PERF_EVENT_OPEN), pointer, *numbers))
+        if descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return descriptor
+
+    def enable(self, leader: int) -> None:
+        """Starts a group."""
+        fcntl.ioctl(leader, ENABLE, IOC_GROUP)
+
+    def disable(self, leader: int) -> None:
+        """Stops a group: its counters are free for others."""
+        fcntl.ioctl(leader, DISABLE, IOC_GROUP)
+
+    def read(self, descriptor: int) -> tuple[int, int, int] | None:
+        """Value, ns enabled, ns running; None for a pinned counter in its error state."""
+        data = os.read(descriptor, 24)
+        return struct.unpack("<3Q", data) if len(data) == 24 else None  # the error state reads as end of file
+
+    def may_rdpmc(self, descriptor: int) -> bool:
+        """Whether programs can read the counter by themselves."""
+        with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+            (capabilities,) = struct.unpack_from("<Q", page, CAPABILITIES)
+            return bool(capabilities & CAP_USER_RDPMC)
+
+    def close(self, descriptor: int) -> None:
+        """Gives it back."""
+        with suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Software counters: what the kernel counts for each thread, read by the monitor at intervals and never in a probe.
+
+An interval is joined to the calls and batches that ran in it by time: what is known is that it happened then, on that
+thread. Called by monitor.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.columns import Rows
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.perf import Kernel
+
+INTERVAL_S = 0.1
+INTERVALS_MAX = 100_000  # older ones are forgotten, their sums are not
+SOFTWARE_MAX = 16
+
+INTERVAL = np.dtype(
+    [
+        ("thread", "<u4"),
+        ("tid", "<u4"),
+        ("start_ticks", "<u8"),
+        ("end_ticks", "<u8"),
+        ("counts", "<u8", (SOFTWARE_MAX,)),
+    ]
+)
+
+
+@dataclass
+class _Thread:
+    index: int
+    descriptors: list[int]
+    last: list[int]
+    read_ticks: int
+    totals: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SoftwareCounters:
+    """The software counters of all threads of one session.
+
+    Attributes:
+        counters: what is counted.
+        ticks: the time stamp counter now.
+        say: tells a person, once for each reason.
+    """
+
+    counters: tuple[Counter, ...]
+    ticks: Callable[[], int]
+    say: Callable[[str], None]
+    kernel: Kernel = field(default_factory=Kernel)
+    _threads: dict[int, _Thread] = field(default_factory=dict)  # by tid
+    _totals: dict[int, list[int]] = field(default_factory=dict)  # of ended threads, too
+    _rows: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
+    _said: set[str] = field(default_factory=set)
+    _due_at: float = 0.0
+
+    def follow(self, threads: Iterable[tuple[int, int]]) -> None:
+        """Reads what is due; begins with threads that are new and ends with those that are gone.
+
+        Args:
+            threads: thread table index and tid.
+        """
+        if not self.counters:
+            return
+        tids = {tid: index for index, tid in threads if tid}
+        for tid in self._threads.keys() - tids.keys():
+            self._end(tid)
+        for tid in tids.keys() - self._threads.keys():
+            self._threads[tid] = self._begin(tid, tids[tid])
+        if time.monotonic() >= self._due_at:
+            self._due_at = time.monotonic() + INTERVAL_S
+            self.read()
+
+    def read(self) -> None:
+        """Ends the interval of every thread and begins the next."""
+        for tid, thread in self._threads.items():
+            if not thread.descriptors:
+                continue
+            values = [(self.kernel.read(descriptor) or (0, 0, 0))[0] for descriptor in thread.descriptors]
+            now = self.ticks()
+            counts = [value - last for value, last in zip(values, thread.last, strict=True)]
+            self._rows.append((thread.index, tid, thread.read_ticks, now, counts))
+            total = self._totals.setdefault(tid, [0] * len(counts))
+            self._totals[tid] = [before + count for before, count in zip(total, counts, strict=True)]
+            thread.last, thread.read_ticks = values, now
+        del self._rows[:-INTERVALS_MAX]
+
+    def close(self) -> None:
+        """Reads once more and ends with all threads."""
+        if self.counters:
+            self.read()
+        for tid in list(self._threads):
+            self._end(tid)
+
+    def intervals(self) -> Rows:
+        """All intervals that are kept, dtype INTERVAL, in the order of their ends."""
+        rows = np.zeros(len(self._rows), INTERVAL)
+        for place, (index, tid, start, end, counts) in enumerate(self._rows):
+            rows[place] = index, tid, start, end, counts + [0] * (SOFTWARE_MAX - len(counts))
+        return rows
+
+    def totals(self) -> list[dict[str, int]]:
+        """What each thread counted in all, with its `tid`."""
+        names = [counter.name for counter in self.counters]
+        return [{"tid": tid, **dict(zip(names, sums, strict=True))} for tid, sums in sorted(self._totals.items())]
+
+    def _begin(self, tid: int, index: int) -> _Thread:
+        thread = _Thread(index, [], [0] * len(self.counters), self.ticks())
+        try:
+            for counter in self.counters:
+                thread.descriptors.append(self._open(counter, tid))
+        except OSError as error:
+            self._close(thread)
+            if not isinstance(error, ProcessLookupError):
+                self._tell(f"software counters of threads: {error.strerror}")
+        return thread
+
+    def _open(self, counter: Counter, tid: int) -> int:
+        # Switches and migrations happen in the kernel: without its mode there are none.
+        try:
+            return self.kernel.open(replace(counter, kernel=True), counter.events[0], tid, disabled=False)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                raise
+            self._tell(f"{counter.name} is counted in user mode only (kernel.perf_event_paranoid is above 1)")
+            return self.kernel.open(counter, counter.events[0], tid, disabled=False)
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            self.say(f"{reason}.")
+
+    def _end(self, tid: int) -> None:
+        self._close(self._threads.pop(tid))
+
+    def _close(self, thread: _Thread) -> None:
+        for descriptor in thread.descriptors:
+            with suppress(OSError):
+                self.kernel.close(descriptor)
+        thread.descriptors = []
+
+
+def counts_during(intervals: Rows, rows: Rows, count: int) -> NDArray[np.uint64]:
+    """What was counted in the intervals that each call or batch ran in: an upper bound of what happened in it.
+
+    Args:
+        intervals: dtype INTERVAL, those of one thread in order.
+        rows: with `thread`, `start_ticks` and `end_ticks`.
+        count: number of counters.
+
+    Returns:
+        shape (len(rows), count).
+    """
+    found = np.zeros((len(rows), count), np.uint64)
+    for thread in np.unique(rows["thread"]):
+        own = intervals[intervals["thread"] == thread]
+        mine = np.flatnonzero(rows["thread"] == thread)
+        if not len(own):
+            continue
+        sums = np.concatenate((np.zeros((1, count), np.uint64), np.cumsum(own["counts"][:, :count], axis=0)))
+        first = np.searchsorted(own["end_ticks"], rows["start_ticks"][mine], side="right")
+        last = np.searchsorted(own["start_ticks"], rows["end_ticks"][mine], side="right")
+        found[mine] = sums[np.maximum(last, first)] - sums[first]
+    return found

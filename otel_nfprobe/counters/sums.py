@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums: what was counted per function, per batch and per packet. Pure; arrays in, numbers out.
+
+A packet is worked on together with its batch: its share is the batch's count divided by the batch's packets, and is
+called `per_packet` everywhere, never the packet's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.columns import NONE, CallFlag, Columns, CountersFlag
+from otel_nfprobe.counters.bundles import derive, per_packet
+from otel_nfprobe.counters.choice import COUNTERS_MAX, read_names
+
+Words = NDArray[np.uint64]
+
+
+def _rows(width: int = COUNTERS_MAX) -> Words:
+    return np.zeros((0, width), np.uint64)
+
+
+@dataclass
+class CounterSums:
+    """Sums over all calls and batches of a session.
+
+    Attributes:
+        names: of the counters, in the order of the readings.
+        scales: what each is multiplied by.
+    """
+
+    names: Sequence[str]
+    scales: Sequence[int] = ()
+    batches: int = 0
+    packets: int = 0
+    invalid_batches: int = 0
+    _inclusive: Words = field(default_factory=_rows)  # by function
+    _self: Words = field(default_factory=_rows)
+    _calls: Words = field(default_factory=lambda: _rows(3))  # counted, with self counted, not counted
+    _batch_sums: Words = field(default_factory=lambda: np.zeros(COUNTERS_MAX, np.uint64))
+
+    @classmethod
+    def of_text(cls, text: str) -> CounterSums:
+        """For the counters that a recording's settings name (choice.read_names)."""
+        pairs = read_names(text)
+        return cls([name for name, _ in pairs], [scale for _, scale in pairs])
+
+    def add(self, columns: Columns) -> None:
+        """Adds what a take gave."""
+        rows = columns.counters
+        if not len(rows):
+            return
+        calls = columns.calls[rows["call"]]
+        whole = (calls["flags"] & CallFlag.MARK) == 0
+        rows, calls = rows[whole], calls[whole]
+        functions = calls["function"].astype(np.intp)
+        self._make_room(int(functions.max(initial=-1)) + 1)
+        valid = (rows["flags"] & CountersFlag.VALID) != 0
+        own = (rows["flags"] & CountersFlag.SELF_VALID) != 0
+        np.add.at(self._inclusive, functions[valid], rows["inclusive"][valid])
+        np.add.at(self._self, functions[own], rows["self"][own])
+        for column, chosen in enumerate((valid, own, ~valid)):
+            np.add.at(self._calls[:, column], functions[chosen], np.uint64(1))
+        self._add_batches(columns)
+
+    def _add_batches(self, columns: Columns) -> None:
+        # A batch's count is that of its outermost calls; one that was not counted leaves the batch out.
+        if not len(columns.batches):
+            return
+        found, counted = batch_counts(columns)
+        self.batches += int(counted.sum())
+        self.invalid_batches += int(len(counted) - counted.sum())
+        self.packets += int(columns.batches["size"][counted].sum())
+        self._batch_sums += found[counted].sum(axis=0)
+
+    def _make_room(self, count: int) -> None:
+        more = count - len(self._inclusive)
+        if more > 0:
+            self._inclusive, self._self, self._calls = (
+                np.pad(rows, ((0, more), (0, 0))) for rows in (self._inclusive, self._self, self._calls)
+            )
+
+    def of_function(self, function: int) -> dict[str, Any]:
+        """Of each counter its sum, mean and self sum over the calls of one function, and derived columns.
+
+        Returns:
+            empty: it was never called while counters were read.
+        """
+        if function >= len(self._calls) or not self._calls[function].any():
+            return {}
+        counted, own, invalid = (int(number) for number in self._calls[function])
+        found: dict[str, Any] = {}
+        sums: dict[str, float] = {}
+        for place, (name, scale) in enumerate(self._counters()):
+            total = int(self._inclusive[function, place]) * scale
+            sums[name] = total
+            found[name] = {
+                "total": total,
+                "mean": total / counted if counted else None,
+                "self": int(self._self[function, place]) * scale if own else None,
+                "calls": counted,
+                "self_calls": own,
+                "invalid": invalid,
+            }
+        return found | derive(sums)
+
+    def count_calls(self) -> dict[str, int]:
+        """Calls that were counted, and those whose readings cannot be compared."""
+        counted, _, invalid = (int(number) for number in self._calls.sum(axis=0)) if len(self._calls) else (0, 0, 0)
+        return {"calls": counted, "invalid_calls": invalid}
+
+    def of_batches(self) -> dict[str, Any]:
+        """Sums over all batches that were counted, per packet (divided over a batch's packets), derived columns."""
+        if not self.batches and not self.invalid_batches:
+            return {}
+        sums = {name: float(self._batch_sums[place]) * scale for place, (name, scale) in enumerate(self._counters())}
+        return {
+            "batches": self.batches,
+            "invalid_batches": self.invalid_batches,
+            "packets": self.packets,
+            **sums,
+            **per_packet(sums, self.packets),
+            **derive(sums),
+        }
+
+    def _counters(self) -> list[tuple[str, int]]:
+        scales = list(self.scales) or [1] * len(self.names)
+        return list(zip(self.names, scales, strict=True))
+
+
+def batch_counts(columns: Columns) -> tuple[Words, NDArray[np.bool_]]:
+    """What was counted in the outermost calls of each batch, and whether all of them were counted.
+
+    The receive call that began the batch is not among them: its polls are not counted.
+    """
+    calls, batches = columns.calls, columns.batches
+    rows = np.zeros((len(calls), COUNTERS_MAX), np.uint64)
+    valid = np.zeros(len(calls), bool)
+    rows[columns.counters["call"]] = columns.counters["inclusive"]
+    valid[columns.counters["call"]] = (columns.counters["flags"] & CountersFlag.VALID) != 0
+    skipped = (calls["flags"] & (CallFlag.MARK | CallFlag.CLIPPED | CallFlag.RECEIVE)) != 0
+    parent = calls["parent"]
+    inside_clipped = np.zeros(len(calls), bool)
+    known = parent != NONE
+    inside_clipped[known] = skipped[parent[known]]
+    outermost = (calls["batch"] != NONE) & ~skipped & (~known | inside_clipped)
+    places = calls["batch"][outermost].astype(np.intp)
+    sums = np.zeros((len(batches), COUNTERS_MAX), np.uint64)
+    np.add.at(sums, places, np.where(valid[outermost][:, None], rows[outermost], np.uint64(0)))
+    good, total = np.zeros(len(batches), np.int64), np.zeros(len(batches), np.int64)
+    np.add.at(total, places, 1)
+    np.add.at(good, places, valid[outermost].astype(np.int64))
+    return sums, (total > 0) & (good == total)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads: gives each measured thread of a target its counters, and takes them back.
+
+A pinned group per thread is opened here, where the rights are; its descriptors go to the helper thread through a socket
+pair that the helper makes, and it maps them (native/probe/counter_pages.c). Counters that a thread cannot have are said
+once; its calls are marked as not counted. Called by monitor.py, several times in 250 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.perf import Kernel
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.session import Session
+
+PIDFD_GETFD = 438  # the number of the system call on x86-64
+LOOK_S = 1.0  # how often groups are looked at for their error state
+
+
+@dataclass
+class _Group:
+    tid: int
+    descriptors: list[int]
+    said: bool = False
+
+
+@dataclass
+class ThreadCounters:
+    """The counters of all threads of one session.
+
+    Attributes:
+        counters: what is counted, in the order of the readings.
+        say: tells a person, once for each reason.
+        refused: threads without counters, by reason.
+    """
+
+    session: Session
+    counters: tuple[Counter, ...]
+    say: Callable[[str], None]
+    kernel: Kernel = field(default_factory=Kernel)
+    refused: dict[str, int] = field(default_factory=dict)
+    _groups: dict[int, _Group] = field(default_factory=dict)  # by thread table index
+    _channel: socket.socket | None = None
+    _look_at: float = 0.0
+
+    def begin(self) -> bool:
+        """Prepares the way of the descriptors. False: this target cannot be counted, which has been said."""
+        if not self.counters:
+            return False
+        try:
+            if _is_filtered(self.session.pid):
+                raise OSError(errno.EPERM, "it has a seccomp filter, which may forbid what handing them over needs")
+            descriptor = self.session.ask(lib.NFP_COMMAND_COUNTERS)
+            if descriptor < 0:
+                raise OSError(-descriptor, os.strerror(-descriptor))
+            self._channel = socket.socket(fileno=_take_descriptor(self.session.pid, descriptor))
+        except (OSError, NfprobeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self.say(f"The counters cannot be handed to process {self.session.pid}: {reason}. Times only.")
+            return False
+        return True
+
+    def follow(self) -> None:
+        """Gives counters to threads that have none yet, and takes those of ended threads back."""
+        if self._channel is None:
+            return
+        threads = {count.index: count.tid for count in self.session.thread_counts() if count.tid}
+        for index in [index for index, group in self._groups.items() if threads.get(index) != group.tid]:
+            self._release(index)
+        for index, tid in threads.items():
+            if index not in self._groups:
+                self._open(index, tid)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self._look()
+
+    def close(self) -> None:
+        """Takes all counters back; threads that run meanwhile are not disturbed."""
+        with suppress(NfprobeError):
+            for index in list(self._groups):
+                self._release(index)
+        for group in self._groups.values():
+            self._close(group)
+        self._groups.clear()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _open(self, index: int, tid: int) -> None:
+        group = self._groups[index] = _Group(tid, [])
+        try:
+            cpus = os.sched_getaffinity(tid)
+            for counter in self.counters:
+                leader = group.descriptors[0] if group.descriptors else -1
+                group.descriptors.append(self.kernel.open(counter, counter.event_for(cpus), tid, leader))
+            self._hand_over(index, group)
+            self.kernel.enable(group.descriptors[0])
+        except ProcessLookupError:
+            self._close(group)
+        except OSError as error:
+            self._close(group)
+            self._refuse(error.strerror or "unknown error")
+
+    def _hand_over(self, index: int, group: _Group) -> None:
+        assert self._channel is not None
+        socket.send_fds(self._channel, [b"c"], group.descriptors)
+        result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors))
+        if result != 0:
+            raise OSError(-result, os.strerror(-result))
+
+    def _look(self) -> None:
+        for group in self._groups.values():
+            if not group.descriptors or group.said:
+                continue
+            with suppress(OSError):
+                if self.kernel.read(group.descriptors[0]) is None:
+                    group.said = True
+                    self._refuse("they do not fit beside those that other programs or the NMI watchdog hold")
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self.refused:
+            self.say(f"A thread is not counted: {reason}.")
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _release(self, index: int) -> None:
+        group = self._groups[index]
+        if group.descriptors:
+            # Stopped first: the page that stays mapped must hold no counter.
+            with suppress(OSError):
+                self.kernel.disable(group.descriptors[0])
+            self.session.ask(lib.NFP_COMMAND_COUNT, index, 0)
+        self._close(group)
+        del self._groups[index]
+
+    def _close(self, group: _Group) -> None:
+        for descriptor in reversed(group.descriptors):
+            self.kernel.close(descriptor)
+        group.descriptors = []
+
+
+def _is_filtered(pid: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+        return any(line.split() == ["Seccomp:", "2"] for line in status)
+    return False
+
+
+def _take_descriptor(pid: int, descriptor: int) -> int:
+    """A descriptor of another process, as one of this process."""
+    process = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        taken = int(libc.syscall(ctypes.c_long(PIDFD_GETFD), process, descriptor, ctypes.c_uint(0)))
+        if taken < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return taken
+    finally:
+        os.close(process)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of the counters of calls: pairing, sums, reports, spans, on synthetic records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from span_expectation import attributes_of, make_clock
+from synthetic_columns import START_TICKS, make_columns
+
+from otel_nfprobe.columns import CALL_COUNTERS, RECORD, Columns, CountersFlag, concatenate
+from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
+from otel_nfprobe.counters.devices import Event
+from otel_nfprobe.counters.sums import CounterSums, batch_counts
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.views.counters import counter_rows, describe_batches
+
+ENTRY, EXIT, VALUE, MARK, COUNTERS = 0, 1, 4, 7, 32
+BOTH = CountersFlag.VALID | CountersFlag.SELF_VALID
+
+
+class Thread:
+    """Writes the records of one thread with two counters, cycles and instructions."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, int, int]] = []
+        self.now = START_TICKS
+        self.low = [0xFFFFFFF0, 100]
+        self.lock = 10
+
+    def work(self, cycles: int, instructions: int) -> None:
+        self.low = [(self.low[0] + cycles) & 0xFFFFFFFF, (self.low[1] + instructions) & 0xFFFFFFFF]
+
+    def read(self, rsp: int) -> None:
+        self.records.append((self.low[0] | self.low[1] << 32, COUNTERS << 24 | self.lock, rsp))
+
+    def add(self, kind: int, function: int, rsp: int, counted: bool = True) -> None:
+        if counted:
+            self.read(rsp)
+        self.now += 100
+        self.records.append((self.now, kind << 24 | function, rsp))
+
+    def columns(self, pieces: int = 1) -> Columns:
+        rows = np.array(self.records, RECORD)
+        taken = []
+        with Pipeline(np.zeros(8, np.uint8)) as pipeline:
+            for part in np.array_split(rows, pieces):
+                pipeline.feed(0, part)
+                taken.append(pipeline.take())
+            pipeline.finish()
+            taken.append(pipeline.take())
+        return concatenate(taken)
+
+
+def by_function(columns: Columns) -> dict[int, np.void]:
+    return {int(columns.calls["function"][row["call"]]): row for row in columns.counters}
+
+
+def nested() -> Thread:
+    thread = Thread()
+    thread.add(ENTRY, 1, 8000)
+    thread.work(1000, 500)
+    thread.add(ENTRY, 2, 7000)
+    thread.work(30, 20)
+    thread.add(EXIT, 2, 7000)
+    thread.work(5, 1)
+    thread.add(EXIT, 1, 8000)
+    return thread
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 5, 8])
+def test_inclusive_and_self(pieces: int) -> None:
+    """Also when a take comes between a reading and its record."""
+    rows = by_function(nested().columns(pieces))
+    assert rows[1]["inclusive"].tolist() == [1035, 521, 0, 0, 0, 0]
+    assert rows[1]["self"].tolist() == [1005, 501, 0, 0, 0, 0]
+    assert (rows[1]["inside"], rows[1]["flags"]) == (1, BOTH)
+    assert rows[2]["self"].tolist() == rows[2]["inclusive"].tolist() == [30, 20, 0, 0, 0, 0]
+
+
+def test_a_switch_inside_spoils_what_is_around_it() -> None:
+    thread = Thread()
+    thread.add(ENTRY, 1, 8000)
+    thread.add(ENTRY, 2, 7000)
+    thread.lock += 2
+    thread.add(EXIT, 2, 7000)
+    thread.add(ENTRY, 3, 7000)
+    thread.work(7, 3)
+    thread.add(EXIT, 3, 7000)
+    thread.add(EXIT, 1, 8000)
+    rows = by_function(thread.columns())
+    assert [int(rows[function]["flags"]) for function in (1, 2, 3)] == [0, 0, BOTH]
+
+
+def test_a_call_that_was_not_counted_leaves_no_self() -> None:
+    thread = Thread()
+    thread.add(ENTRY, 1, 8000)
+    thread.add(ENTRY, 2, 7000, counted=False)
+    thread.work(50, 50)
+    thread.add(EXIT, 2, 7000, counted=False)
+    thread.add(EXIT, 1, 8000)
+    rows = by_function(thread.columns())
+    assert set(rows) == {1}
+    assert (rows[1]["flags"], rows[1]["inclusive"][0]) == (CountersFlag.VALID, 50)
+
+
+def test_readings_of_others_are_not_taken() -> None:
+    thread = Thread()
+    thread.add(ENTRY, 1, 8000)
+    thread.read(8000)  # a signal handler came before the record: the probe has read once more
+    thread.add(ENTRY, 3, 6000)
+    thread.add(EXIT, 3, 6000)
+    thread.read(8000)
+    thread.add(VALUE, 1, 8000, counted=False)  # its readings are no exit's
+    thread.add(EXIT, 1, 8000, counted=False)
+    rows = by_function(thread.columns())
+    assert int(rows[1]["flags"]) == 0
+    assert int(rows[3]["flags"]) == BOTH
+
+
+def test_sums_of_functions() -> None:
+    sums = CounterSums(["cycles", "instructions"], [6, 1])
+    thread = nested()
+    thread.lock += 2
+    thread.add(ENTRY, 2, 7000)
+    thread.lock += 2
+    thread.add(EXIT, 2, 7000)
+    sums.add(thread.columns())
+    sums.add(nested().columns())
+    found = sums.of_function(1)
+    assert found["cycles"] == {
+        "total": 2 * 1035 * 6, "mean": 1035 * 6, "self": 2 * 1005 * 6, "calls": 2, "self_calls": 2, "invalid": 0
+    }  # fmt: skip
+    assert found["ipc"] == pytest.approx(521 / (1035 * 6))
+    assert sums.of_function(2)["instructions"]["invalid"] == 1
+    assert sums.of_function(5) == sums.of_function(99) == {}
+    assert sums.count_calls() == {"calls": 4, "invalid_calls": 1}
+    rows = counter_rows([{"name": "outer", "counters": found}, {"name": "none", "counters": {}}])
+    assert rows[0] == ["counters per call", "counted", "not counted", "cycles", "instructions", "ipc"]
+    assert rows[1] == ["outer", "2", "0", "6,210.0", "521.0", "0.084"]
+    assert counter_rows([{"name": "none", "counters": {}}]) == []
+
+
+def counted_columns() -> Columns:
+    columns = make_columns(40, batch_size=8)
+    counters = np.zeros(len(columns.calls), CALL_COUNTERS)
+    counters["call"] = np.arange(len(columns.calls))
+    counters["inclusive"] = np.arange(1, 7)
+    counters["self"] = np.arange(1, 7) * 100
+    counters["flags"] = BOTH
+    columns.counters = counters
+    return columns
+
+
+def test_batches_and_packets() -> None:
+    columns = counted_columns()
+    sums, counted = batch_counts(columns)
+    for index, batch in enumerate(columns.batches):
+        rows = columns.calls[int(batch["first_call"]) : int(batch["first_call"]) + int(batch["calls"])]
+        special = (rows["flags"] & (1 | 8 | 64)) != 0
+        outermost = [
+            call
+            for call, is_special in zip(rows, special, strict=True)
+            if not is_special
+            and (call["parent"] == 0xFFFFFFFF or (columns.calls[call["parent"]]["flags"] & (1 | 8 | 64)) != 0)
+        ]
+        assert sums[index].tolist() == [len(outermost) * number for number in range(1, 7)]
+        assert counted[index] == bool(outermost)
+    whole = CounterSums(["a", "b"])
+    whole.add(columns)
+    found = whole.of_batches()
+    assert found["a_per_packet"] == found["a"] / found["packets"]
+    assert "per packet, divided over the packets of its batch: a " in describe_batches({"counters": found})
+    columns.counters["flags"] = 0
+    assert not batch_counts(columns)[1].any()
+
+
+def test_attributes_of_spans() -> None:
+    columns = counted_columns()
+    columns.counters["flags"][0::3] = 0
+    columns.counters["flags"][1::3] = CountersFlag.VALID
+    columns.counters = columns.counters[columns.counters["call"] % 5 != 4]  # these were not counted
+    long = "cpu/" + "event=0xc2," * 30
+    encoder = SpanEncoder({}, ["f"] * 20, 1, make_clock())
+    encoder.set_counters([("cycles", 3), (long, 1)])
+    selected = np.arange(len(columns.packets), dtype=np.uint32)
+    seen = set()
+    for request in encoder.encode(columns, selected, np.full(len(selected), 2, np.uint8)):
+        message = ExportTraceServiceRequest.FromString(request.data)
+        assert message.SerializeToString(deterministic=True) == request.data
+        for span in message.resource_spans[0].scope_spans[0].spans:
+            found = {
+                key: value
+                for key, value in attributes_of(list(span.attributes)).items()
+                if key.startswith("nf.counter.")
+            }
+            seen.add(tuple(sorted((key if len(key) < 40 else key[-8:], value) for key, value in found.items())))
+            assert all(len(key) <= 96 for key in found)
+    assert () in seen
+    assert (("nf.counter.invalid", True),) in seen
+    cycles = {tuple(word for word in words if "cycles" in word[0]) for words in seen}
+    assert (("nf.counter.cycles", 3),) in cycles
+    assert (("nf.counter.cycles", 3), ("nf.counter.cycles.self", 300)) in cycles
+    assert len(seen) == 4
+
+
+def test_names_in_a_recording() -> None:
+    made = CounterChoice(
+        counters=(Counter("cpu/event=1,umask=2/", (Event(4),)), Counter("slots-all", (Event(4),), scale=6))
+    )
+    assert read_names(str(made)) == [("cpu/event=1,umask=2/", 1), ("slots-all", 6)]
+    assert read_names("") == read_names(",") == read_names("cycles") == []
+    assert str(CounterChoice()) == ""
