@@ -191,7 +191,7 @@ class Monitor:
 
     def _write_programs(self) -> None:
         self.session.header.digest_key = self.identity.key_words
-        for index, role in enumerate(self.choice.roles):
+        for index, role in enumerate(self.choice.readers()):
             program = self.session.program(index)
             program.role = role.role
             for name, value in role.program.items():
@@ -205,9 +205,9 @@ class Monitor:
     def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
         for probe in probes:
-            program = self.choice.program_of(probe.request.plan)
-            if program is not None:
-                roles[probe.id] = self.choice.roles[program].role
+            role = self.choice.role_of(probe.request.plan)
+            if role is not None:
+                roles[probe.id] = role.role
         return roles
 
     def functions(self) -> list[FunctionInfo]:
@@ -301,7 +301,7 @@ class Monitor:
                 return
 
     def _tell_verdicts(self) -> None:
-        for name, sentence in find_verdicts(self.session, self.choice.roles):
+        for name, sentence in find_verdicts(self.session, self.choice.readers()):
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
                 self.say(sentence)
