@@ -207,7 +207,7 @@ class Monitor:
         for probe in probes:
             role = self.choice.role_of(probe.request.plan)
             if role is not None:
-                roles[probe.id] = role.role
+                roles[probe.id] = role.pipeline_role
         return roles
 
     def functions(self) -> list[FunctionInfo]:

@@ -119,6 +119,46 @@ static void put_addresses(struct packet_writer *writer, const struct nfp_packet_
 	}
 }
 
+struct stamp {
+	uint64_t word;
+	uint32_t unit;
+	int there;
+};
+
+#define STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
+#define UNIX_NS_MIN 1000000000000000000ull // in 2001
+#define UNIX_NS_MAX 4000000000000000000ull // in 2096
+
+// A driver's stamp may be in any clock of its device: what is neither is none.
+static void judge(struct stamp *stamp)
+{
+	if (stamp->unit != NFP_ARRIVAL_EITHER)
+		return;
+	stamp->there = 1;
+	if (__builtin_ia32_rdtsc() - stamp->word < STAMP_AGE_MAX_TICKS)
+		stamp->unit = NFP_ARRIVAL_TICKS;
+	else if (stamp->word >= UNIX_NS_MIN && stamp->word <= UNIX_NS_MAX)
+		stamp->unit = NFP_ARRIVAL_UNIX_NS;
+	else
+		stamp->there = 0;
+}
+
+static struct stamp load_stamp(const struct nfp_program *program, const uint8_t *buffer)
+{
+	struct stamp stamp = {.unit = program->arrival_unit};
+	uint64_t flags = UINT64_MAX;
+	if (program->arrival == 0xffff || program->role != NFP_ROLE_RECEIVE)
+		return stamp;
+	if (program->arrival_flags != 0xffff)
+		__builtin_memcpy(&flags, buffer + program->arrival_flags, 8);
+	if (!(flags >> (program->arrival_bit & 63) & 1))
+		return stamp;
+	__builtin_memcpy(&stamp.word, buffer + program->arrival, 8);
+	stamp.there = 1;
+	judge(&stamp);
+	return stamp;
+}
+
 static void write_packet(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                          const uint8_t *buffer, uint32_t index)
 {
@@ -132,8 +172,8 @@ static void write_packet(struct nfp_thread *thread, uint32_t function, const str
 	struct nfp_packet_facts facts;
 	nfp_packet_describe(data + offset, smaller(readable, length), length, program->link_layer,
 	                    nfp_library.header->digest_key, &facts);
-	int has_arrival = program->arrival != 0xffff && program->role == NFP_ROLE_RECEIVE;
-	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival;
+	struct stamp stamp = load_stamp(program, buffer);
+	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)stamp.there;
 	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
 	if (position == NFP_NO_ROOM)
 		return;
@@ -143,11 +183,34 @@ static void write_packet(struct nfp_thread *thread, uint32_t function, const str
 	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
 	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);
 	put_addresses(&writer, &facts);
-	if (has_arrival) {
-		uint64_t arrival;
-		__builtin_memcpy(&arrival, buffer + program->arrival, 8);
-		put(&writer, NFP_PACKET_ARRIVAL, arrival, program->arrival_unit);
-	}
+	if (stamp.there)
+		put(&writer, NFP_PACKET_ARRIVAL, stamp.word, stamp.unit);
+}
+
+// A buffer that is given back: by whom it is still held decides whether it is free then. NULL is allowed.
+static void write_freed(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                        const uint8_t *buffer, uint32_t index)
+{
+	uint16_t holders = 1;
+	if (!buffer)
+		return;
+	if (program->holders != 0xffff)
+		__builtin_memcpy(&holders, buffer + program->holders, 2);
+	if (holders != 1)
+		return;
+	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (position != NFP_NO_ROOM)
+		nfp_write(thread, position, (uint64_t)(uintptr_t)buffer,
+		          function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT, index << 16);
+}
+
+static void write_one(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                      const uint8_t *buffer, uint32_t index)
+{
+	if (program->role == NFP_ROLE_FREE)
+		write_freed(thread, function, program, buffer, index);
+	else
+		write_packet(thread, function, program, buffer, index);
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -157,12 +220,12 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 		return;
 	uint64_t pointers = pointers_of(program, frame);
 	if (program->pointers_single) {
-		write_packet(thread, function, program, (const uint8_t *)pointers, 0);
+		write_one(thread, function, program, (const uint8_t *)pointers, 0);
 		return;
 	}
 	const uint8_t *const *buffers = (const uint8_t *const *)pointers;
 	for (uint32_t i = 0; i < smaller(count, program->packets_max); i++)
-		write_packet(thread, function, program, buffers[i], i);
+		write_one(thread, function, program, buffers[i], i);
 }
 
 static uint32_t received(struct nfp_program *program, const struct nfp_frame *frame)

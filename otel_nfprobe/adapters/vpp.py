@@ -72,9 +72,9 @@ PROGRAM = {
     "length_width": 2,
     "segment_width": 2,
     "data_offset": NO_OFFSET,
-    "arrival": NO_OFFSET,
+    **dict.fromkeys(("arrival", "arrival_flags", "holders"), NO_OFFSET),
     **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
-    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset"), 0),
+    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
     **dict.fromkeys(("checked", "verdict", "proven", "offence"), 0),
 }
 
