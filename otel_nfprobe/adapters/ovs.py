@@ -93,7 +93,9 @@ class OvsAdapter:
             roles += free_roles(target)
         if not any(role.role == RECEIVE for role in roles):
             raise RefusedError(
-                f"Process {target.pid} ({target.name}) has no port of DPDK, and its functions have no names.",
+                f"Process {target.pid} ({target.name}) has no port of DPDK and its functions have no names: "
+                "which of them receive and transmit must be told by a description (docs/adapters.md), or by names "
+                "(a package of debug symbols, --archive).",
                 f"nfprobe attach {target.pid} --adapter FILE.yaml",
             )
         return roles

@@ -224,3 +224,21 @@ def test_names_without_dpdk(
     assert_nothing_missing(summary)
     functions = json.loads(nfprobe.run("report", options[-1], "--format", "json").stdout)["functions"]
     assert next(row["calls"] for row in functions if row["name"] == "upcall_cb") == 16
+
+
+def test_without_dpdk_and_without_names_it_says_what_to_do(
+    nfprobe: Any, spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    binary = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
+    if not binary.exists():
+        pytest.skip("openvswitch-switch is not installed: scripts/set-up test")
+    switch = spawn(binary, f"unix:{tmp_path}/none", "--no-chdir", "--unixctl=none", stderr=subprocess.DEVNULL)
+    assert wait_until(lambda: Target(switch.pid).name.startswith("ovs-vswitchd") and Target(switch.pid).modules())
+    done = nfprobe.run("attach", switch.pid)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    sentence, command = done.stderr.strip().splitlines()[-2:]
+    assert "has no port of DPDK and its functions have no names" in sentence
+    assert command == f"next: nfprobe attach {switch.pid} --adapter FILE.yaml"
+    assert "nfprobe" not in Path(f"/proc/{switch.pid}/maps").read_text()
+    assert switch.poll() is None
