@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from otel_nfprobe.adapters.base import TRANSMIT
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock
@@ -204,10 +205,12 @@ class Monitor:
 
     def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
+        probed = {probe.request.plan.address for probe in [*self.probes, *probes]}
+        sees_all_sent = all(role.address in probed for role in self.choice.roles if role.role == TRANSMIT)
         for probe in probes:
             role = self.choice.role_of(probe.request.plan)
             if role is not None:
-                roles[probe.id] = role.pipeline_role
+                roles[probe.id] = role.pipeline_role if sees_all_sent else role.role
         return roles
 
     def functions(self) -> list[FunctionInfo]:

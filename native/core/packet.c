@@ -221,8 +221,10 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 			described++;
 	}
 	stream->handed.count = first;
-	if (accepted > described)
+	if (accepted > described) {
 		count_undescribed(pipeline, stream, drop, accepted - described);
+		pipeline->lossy = 1; // which ones these were is not known
+	}
 	if (stream->batch)
 		stream->batch->handed += accepted;
 }
