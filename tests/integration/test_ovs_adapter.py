@@ -25,6 +25,7 @@ from traffic import make_frames, read_pcap
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
 from otel_nfprobe.adapters.ovs_classes import dpdk_kind
+from otel_nfprobe.columns import DROPPED
 from otel_nfprobe.digest import describe
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline
@@ -104,6 +105,32 @@ def test_every_packet_through_its_ports(
     assert_nothing_missing(summary)
     assert code_of(switch.pid) == code
     check_digests(recording, frames)
+
+
+def test_what_a_flow_drops(nfprobe: Any, switch: OvsDpdk, capture: Callable[[int], Path], tmp_path: Path) -> None:
+    """No function of the switch has a name, and its one copy of rte_pktmbuf_free frees what it drops."""
+    count, recording = 5_000, tmp_path / "dropped.nfprobe"
+    frames = [frame for _, frame, _ in read_pcap(capture(count))]
+    dropped = sum(frame[12:14] == b"\x08\x00" and frame[23] == 6 for frame in frames)
+    before, polled = switch.counters()[1], switch.polled()
+    switch.add_flow("priority=60000,in_port=1,tcp,actions=drop")
+    try:
+        monitor = attach(nfprobe, switch, *ROOM, "--record", recording)
+        play(switch, capture(count), count - dropped)
+        assert wait_until(lambda: switch.polled() - polled == count, 60)
+        summary = end(monitor)
+    finally:
+        switch.add_flow("priority=60000,in_port=1,tcp,actions=output:2")
+    assert switch.counters()[1] - before == count - dropped > 0
+    assert summary["packets"] == {
+        "received": count, "transmitted": count - dropped, "dropped": dropped, "unknown": 0
+    }  # fmt: skip
+    assert_nothing_missing(summary)
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        packets = np.concatenate([columns.packets for columns in replay(reader, facts, pipeline)])
+    assert np.array_equal(packets["disposition"] == DROPPED, (packets["protocol"] == 6) & (packets["ip_version"] == 4))
 
 
 def send_through_tap(switch: OvsDpdk) -> None:
