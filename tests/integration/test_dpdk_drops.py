@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dpdk_examples import BURST
-from test_testpmd import ROOM, assert_nothing_missing, end, wait_until_armed
+from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
@@ -34,7 +34,7 @@ def measure(nfprobe: Any, testpmd: Testpmd, *options: object) -> dict[str, Any]:
     testpmd.command("start")
     testpmd.wait_for_received(PACKETS)
     testpmd.command("stop", "Done")
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert_nothing_missing(summary)
     return summary
 

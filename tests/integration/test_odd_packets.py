@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_testpmd import ROOM, assert_nothing_missing, end, wait_until_armed
+from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
@@ -55,7 +55,7 @@ def test_every_one_is_identified_and_accounted_for(
     testpmd.command("start")
     testpmd.wait_for_packets(PACKETS)
     testpmd.command("stop", "Done")
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert_nothing_missing(summary)
     assert testpmd.counters() == (PACKETS, PACKETS)
     assert summary["packets"] == {"received": PACKETS, "transmitted": PACKETS, "dropped": 0, "unknown": 0}
