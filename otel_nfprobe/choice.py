@@ -61,8 +61,7 @@ class Choice:
 
     Attributes:
         adapter: what knows this kind of NF, or None.
-        roles: receive, transmit and drop functions with what their probes read; the position is the number
-            of the capture program.
+        roles: receive, transmit and drop functions with what their probes read.
         plans: strategy or refusal of every function, one for each GOT slot.
         wish: what was asked for, for modules that are loaded later.
         modules: what was loaded when this was decided.
@@ -84,7 +83,7 @@ class Choice:
     def __post_init__(self) -> None:
         self._count_refused(self.plans)
         self._paths = {plan.address: plan.module.path for plan in self.plans}
-        self._programs = {role.address: index for index, role in enumerate(self.roles)}
+        self._by_address = {role.address: role for role in self.roles}
         self._judged: set[str] = set()
 
     def refuse(self, reason: str, count: int = 1) -> None:
@@ -101,19 +100,22 @@ class Choice:
         chosen = self.plans if plans is None else plans
         return [self._request(plan) for plan in chosen if plan.strategy is not None]
 
-    def program_of(self, plan: FunctionPlan) -> int | None:
-        """The position in `roles` of the plan's function, which is the number of its capture program."""
-        if not self._programs:
+    def role_of(self, plan: FunctionPlan) -> RoleFunction | None:
+        """What the adapter says of the plan's function."""
+        if not self._by_address:
             return None
-        program = self._programs.get(plan.address)
         came_later = self._paths.get(plan.address) != plan.module.path  # another module came to its address
-        return None if came_later else program
+        return None if came_later else self._by_address.get(plan.address)
+
+    def readers(self) -> list[RoleFunction]:
+        """The roles whose probes read packets; the position is the number of the capture program."""
+        return _readers(self.roles)
 
     def _request(self, plan: FunctionPlan) -> ProbeRequest:
-        program = self.program_of(plan)
-        if program is None or self.roles[program].role in READ_NO_PACKETS:
+        role = self.role_of(plan)
+        if role is None or role.role in READ_NO_PACKETS:
             return ProbeRequest(plan, snippet=self.snippets.get(_place(plan.function), b""))
-        role = self.roles[program]
+        program = self.readers().index(role)
         if role.role != lib.NFP_ROLE_RECEIVE:
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
         mask, when = int(role.program.get("count_mask", ALL_BITS)), int(role.program.get("when", 0))
@@ -153,13 +155,19 @@ class Choice:
             return []
         found = self.adapter.later_roles(target)
         known = {*(role.address for role in self.roles), *(plan.address for plan in self.plans)}
-        fresh = [role for role in found if role.address not in known][: PROGRAM_COUNT - len(self.roles)]
+        fresh = [role for role in found if role.address not in known]
+        without_room = _readers(fresh)[PROGRAM_COUNT - len(self.readers()) :]
+        fresh = [role for role in fresh if role not in without_room]
         if not fresh:
             return []
-        plans = _plan(target, [_function_of(target, role) for role in fresh], self.wish, {})
-        plans = _with_slots(target, [_callable(plan, target) for plan in plans], self.wish)
+        functions = {role.address: _function_of(target, role) for role in fresh}
+        self.snippets |= {_place(functions[role.address]): role.snippet for role in fresh if role.snippet}
+        plans = _plan(target, list(functions.values()), self.wish, self.snippets)
+        served = {role.address for role in _readers(fresh)}
+        plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+        plans = _with_slots(target, plans, self.wish)
         self.roles = [*self.roles, *fresh]
-        self._programs = {role.address: index for index, role in enumerate(self.roles)}
+        self._by_address = {role.address: role for role in self.roles}
         self._count_refused(plans)
         self._paths.update({plan.address: plan.module.path for plan in plans})
         self.plans = [*self.plans, *plans]
@@ -227,7 +235,7 @@ def choose(
     if archives:
         use_archives(target, archives)
     roles = list(adapter.roles(target)) if adapter else []
-    if len(roles) > PROGRAM_COUNT:
+    if len(_readers(roles)) > PROGRAM_COUNT:
         raise UsageError(f"The adapter {adapter.name if adapter else ''} names more than {PROGRAM_COUNT} functions.")
     wanted = list(globs)
     if not wanted and adapter:
@@ -252,10 +260,14 @@ def choose(
     snippets = _find_snippets(target, wish, roles)
     snippets |= {_place(functions[role.address]): role.snippet for role in roles if role.snippet}
     plans = _plan(target, list(functions.values()), wish, snippets)
-    served = {role.address for role in roles if role.role not in READ_NO_PACKETS}
+    served = {role.address for role in _readers(roles)}
     by_slot = [plan for plan in plans if plan.is_slot]
     plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
     return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
+
+
+def _readers(roles: Sequence[RoleFunction]) -> list[RoleFunction]:
+    return [role for role in roles if role.role not in READ_NO_PACKETS]
 
 
 def _find_snippets(target: Target, wish: Wish, roles: Sequence[RoleFunction]) -> Snippets:

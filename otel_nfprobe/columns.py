@@ -245,6 +245,9 @@ def _shift(indices: NDArray[np.uint32], base: int) -> None:
     indices[indices != NONE] += np.uint32(base)
 
 
+ARRIVAL_AGE_MAX_NS = 10_000_000_000
+
+
 def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]) -> None:
     """Turn arrival stamps in Unix ns into ticks, in place; to be done before latencies are looked at.
 
@@ -255,9 +258,12 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
     stamped = (packets["flags"] & PacketFlag.ARRIVAL_UNIX_NS) != 0
     if not stamped.any():
         return
-    packets["arrival_ticks"][stamped] = ticks_of_unix_ns(packets["arrival_ticks"][stamped])
+    stamps = packets["arrival_ticks"][stamped]
+    # What came longer ago was stamped by another clock, or when a capture was made that is played now.
+    known = ticks_of_unix_ns(stamps + np.uint64(ARRIVAL_AGE_MAX_NS)) >= packets["receive_ticks"][stamped]
+    packets["arrival_ticks"][stamped] = np.where(known, ticks_of_unix_ns(stamps), 0)
     flags = packets["flags"][stamped] & np.uint8(0xFF ^ PacketFlag.ARRIVAL_UNIX_NS)
-    packets["flags"][stamped] = flags | np.uint8(PacketFlag.ARRIVAL_KNOWN)
+    packets["flags"][stamped] = np.where(known, flags | np.uint8(PacketFlag.ARRIVAL_KNOWN), flags)
 
 
 def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:

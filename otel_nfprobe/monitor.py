@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from otel_nfprobe.adapters.base import TRANSMIT
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -199,7 +200,7 @@ class Monitor:
 
     def _write_programs(self) -> None:
         self.session.header.digest_key = self.identity.key_words
-        for index, role in enumerate(self.choice.roles):
+        for index, role in enumerate(self.choice.readers()):
             program = self.session.program(index)
             program.role = role.role
             for name, value in role.program.items():
@@ -213,10 +214,12 @@ class Monitor:
 
     def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
+        probed = {probe.request.plan.address for probe in [*self.probes, *probes]}
+        sees_all_sent = all(role.address in probed for role in self.choice.roles if role.role == TRANSMIT)
         for probe in probes:
-            program = self.choice.program_of(probe.request.plan)
-            if program is not None:
-                roles[probe.id] = self.choice.roles[program].role
+            role = self.choice.role_of(probe.request.plan)
+            if role is not None:
+                roles[probe.id] = role.pipeline_role if sees_all_sent else role.role
         return roles
 
     def functions(self) -> list[FunctionInfo]:
@@ -325,7 +328,7 @@ class Monitor:
             self.software.follow((count.index, count.tid) for count in self.session.thread_counts())
 
     def _tell_verdicts(self) -> None:
-        for name, sentence in find_verdicts(self.session, self.choice.roles):
+        for name, sentence in find_verdicts(self.session, self.choice.readers()):
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
                 self.say(sentence)

@@ -36,6 +36,7 @@ class PipelineCounts:
     transmitted: int
     resent: int
     dropped: int
+    freed: int
     pending: int
     unknown: int
     generated: int

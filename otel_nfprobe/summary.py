@@ -105,7 +105,7 @@ def count_packets(monitor: Monitor) -> dict[str, int]:
         threads = monitor.session.thread_counts()
         received = sum(count.received for count in threads)
         transmitted = sum(count.transmitted for count in threads)
-        dropped = sum(count.dropped for count in threads)
+        dropped = sum(count.dropped for count in threads) + monitor.drain.pipeline.counts().freed
         unknown = max(0, received - transmitted - dropped)
     return {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
 

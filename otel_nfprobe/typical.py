@@ -163,7 +163,7 @@ class BatchSample:
         wanted = np.zeros(len(columns.batches), bool)
         wanted[chosen] = True
         placed = packets["batch"] < len(columns.batches)
-        rows = np.flatnonzero(placed & (packets["disposition"] != UNKNOWN))
+        rows = np.flatnonzero(placed & (packets["disposition"] != UNKNOWN) & (packets["done_ticks"] > 0))
         rows = rows[wanted[packets["batch"][rows]]]
         latency = latency_ticks(columns)[rows].astype(np.int64)
         start = columns.batches["start_ticks"][packets["batch"][rows]]

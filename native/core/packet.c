@@ -148,7 +148,7 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_message_begin(pipeline, stream, record);
 	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
-	else if ((role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP) && handed(stream, record))
+	else if (nfp_role_hands_on(role) && role != NFP_ROLE_SEND && handed(stream, record))
 		stream->describing = NFP_DESCRIBING_HANDED;
 	else
 		pipeline->counts.stray_packets++;
@@ -165,6 +165,32 @@ static int inside_same_role(const struct nfp_calltree *tree, uint32_t index)
 	return 0;
 }
 
+// What a transmit call frees has been sent, and what another free or drop frees is its own.
+static int inside_handing_on(const struct nfp_calltree *tree, uint32_t index)
+{
+	for (uint32_t i = 0; i < index; i++)
+		if (nfp_role_hands_on(tree->items[i].role) && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
+		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
+			return 1;
+	return 0;
+}
+
+// Only those of its packets count that turn out to be still here (settle.c).
+static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
+{
+	const struct nfp_open *open = &stream->tree.items[index];
+	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
+	int counts = !inside_handing_on(&stream->tree, index);
+	for (uint32_t i = first; counts && i < stream->handed.count; i++)
+		(void)nfp_event_append(pipeline, stream,
+		                       (struct nfp_event){.ticks = open->start_ticks,
+		                                          .done_ticks = stream->last_ticks,
+		                                          .buffer = stream->handed.items[i].buffer,
+		                                          .function = open->function,
+		                                          .kind = NFP_EVENT_FREE});
+	stream->handed.count = first;
+}
+
 static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop,
                               uint64_t packets)
 {
@@ -179,6 +205,10 @@ static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
 	const struct nfp_open *open = &stream->tree.items[index];
+	if (open->role == NFP_ROLE_FREE) {
+		freed(pipeline, stream, index);
+		return;
+	}
 	int drop = open->role == NFP_ROLE_DROP;
 	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
 	uint64_t accepted = drop ? stream->handed.count - first : 0, described = 0;
@@ -204,8 +234,10 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	stream->handed.count = first;
 	if (!first)
 		stream->chosen.count = 0;
-	if (accepted > described)
+	if (accepted > described) {
 		count_undescribed(pipeline, stream, drop, accepted - described);
+		pipeline->lossy = 1; // which ones these were is not known
+	}
 	nfp_chosen_count(stream, accepted);
 	if (stream->batch)
 		stream->batch->handed += accepted;

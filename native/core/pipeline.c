@@ -64,8 +64,13 @@ int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint
 		return -1;
 	if (functions > pipeline->roles.count)
 		pipeline->roles.count = functions;
-	for (uint32_t i = 0; i < functions; i++)
-		pipeline->roles.items[i] = roles[i] <= NFP_ROLE_LAST ? roles[i] : NFP_ROLE_CALL;
+	for (uint32_t i = 0; i < functions; i++) {
+		int pooled = roles[i] == NFP_ROLE_RECEIVE_POOLED;
+		pipeline->pooled |= pooled;
+		pipeline->roles.items[i] = pooled                      ? NFP_ROLE_RECEIVE
+		                           : roles[i] <= NFP_ROLE_LAST ? roles[i]
+		                                                       : NFP_ROLE_CALL;
+	}
 	return 0;
 }
 
@@ -245,6 +250,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	}
 	pipeline->counts.lost[record->rsp] += record->word;
+	pipeline->lossy = 1;
 	if (stream->batch)
 		stream->batch->batch.flags |= NFP_BATCH_LOSSY;
 	if (record->rsp == NFP_LOST_CALL) {

@@ -65,6 +65,26 @@ static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_e
 		pending->undone--;
 }
 
+// The buffer holds another packet: somebody had freed it, unless what happened to it went unseen. When it was
+// freed is not known.
+static void settle_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry,
+                         const struct nfp_event *event)
+{
+	if (!pipeline->pooled || entry->slot == NFP_SLOT_LATE)
+		return;
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	struct nfp_packet *packet = &pending->packets.items[entry->index];
+	uint64_t digest = pipeline->slots.items[event->slot]->packets.items[event->index].digest;
+	if (packet->disposition != NFP_UNKNOWN || packet->digest == digest ||
+	    packet->receive_ticks <= pipeline->lost_ticks || packet->receive_ticks <= pipeline->made_ticks)
+		return;
+	pending->undone--;
+	packet->disposition = NFP_DROPPED;
+	pending->batch.dropped++;
+	pipeline->counts.dropped++;
+	pipeline->counts.freed++;
+}
+
 static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffers *buffers = &pipeline->buffers;
@@ -75,8 +95,10 @@ static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event
 	struct nfp_buffer_entry *entry = find_entry(buffers, event->buffer);
 	if (entry->slot == NFP_NONE)
 		buffers->count++;
-	else
+	else {
+		settle_reuse(pipeline, entry, event);
 		leave_entry(pipeline, entry); // the NF freed it on a way that is not probed
+	}
 	*entry = (struct nfp_buffer_entry){event->buffer, event->slot, event->index};
 }
 
@@ -91,7 +113,10 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
 	if (packet->receive_ticks > event->ticks)
 		return 0;
-	int drop = event->kind == NFP_EVENT_DROP;
+	int freed = event->kind == NFP_EVENT_FREE, drop = freed || event->kind == NFP_EVENT_DROP;
+	if (freed && packet->receive_ticks <= pipeline->lost_ticks)
+		return 0; // it may have been sent
+	pipeline->counts.freed += (uint64_t)freed;
 	packet->done_ticks = event->done_ticks;
 	packet->done_function = event->function;
 	packet->done_digest = event->digest;
@@ -156,9 +181,11 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	}
 	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event) : settle_done(pipeline, event))
 		return;
+	if (event->kind == NFP_EVENT_TRANSMIT && event->ticks > pipeline->made_ticks)
+		pipeline->made_ticks = event->ticks; // of whatever was received before, it may be a copy
 	if (event->tries || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
-		pipeline->counts.generated++;
+		pipeline->counts.generated += event->kind != NFP_EVENT_FREE;
 		return;
 	}
 	later->items[later->count] = *event;
@@ -221,8 +248,31 @@ static struct source source_of(struct nfp_events *events, uint64_t until_ticks)
 	return (struct source){events, 0, end};
 }
 
+// Records were lost, and when is not known: until now.
+static void doubt(struct nfp_pipeline *pipeline)
+{
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i] && pipeline->streams[i]->last_ticks > pipeline->lost_ticks)
+			pipeline->lost_ticks = pipeline->streams[i]->last_ticks;
+	pipeline->lossy = 0;
+}
+
+// A call that hands packets on and is not waited for: what it does is seen too late.
+static int is_held_up(const struct nfp_stream *stream)
+{
+	for (uint32_t i = 0; i < stream->tree.count; i++)
+		if (nfp_role_hands_on(stream->tree.items[i].role) &&
+		    stream->tree.items[i].flags & NFP_OPEN_AGED)
+			return 1;
+	return 0;
+}
+
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 {
+	for (uint32_t i = 0; pipeline->pooled && i < NFP_THREAD_COUNT; i++)
+		pipeline->lossy |= pipeline->streams[i] && is_held_up(pipeline->streams[i]);
+	if (pipeline->lossy)
+		doubt(pipeline);
 	struct source sources[NFP_THREAD_COUNT + 1];
 	uint32_t count = 0;
 	sources[count++] = source_of(&pipeline->unmatched, until_ticks);

@@ -58,6 +58,7 @@ enum nfp_event_kind {
 	NFP_EVENT_RECEIVE,
 	NFP_EVENT_TRANSMIT,
 	NFP_EVENT_DROP,
+	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
 };
@@ -180,6 +181,10 @@ struct nfp_pipeline {
 	struct nfp_events still_unmatched;
 	uint64_t pending_calls, pending_packets, events;
 	uint64_t next_batch_id, round;
+	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
+	int lossy;           // ... since the last time that packets were settled
+	uint64_t made_ticks; // when a packet was sent last that had not been received
+	int pooled;          // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
 	int taken, finishing;
 	struct nfp_log calls; // delivered
@@ -218,7 +223,8 @@ static inline uint16_t nfp_role_flag(uint32_t role)
 // Whether calls of the role hand on packets that were received.
 static inline int nfp_role_hands_on(uint32_t role)
 {
-	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND;
+	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND ||
+	       role == NFP_ROLE_FREE;
 }
 
 // batch.c

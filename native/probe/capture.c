@@ -70,6 +70,35 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 	}
 }
 
+// A buffer that is given back: by whom it is still held decides whether it is free then. NULL is allowed.
+static void write_freed(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                        uint64_t buffer, uint32_t index)
+{
+	uint16_t holders = 1;
+	if (!buffer)
+		return;
+	if (program->holders != 0xffff)
+		__builtin_memcpy(&holders, (const uint8_t *)(uintptr_t)buffer + program->holders, 2);
+	if (holders != 1)
+		return;
+	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (position != NFP_NO_ROOM)
+		nfp_write(thread, position, buffer, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT,
+		          index << 16);
+}
+
+static void write_one(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                      uint64_t buffer, uint32_t index)
+{
+	struct nfp_view view;
+	if (program->role == NFP_ROLE_FREE) {
+		write_freed(thread, function, program, buffer, index);
+		return;
+	}
+	nfp_view_read(program, buffer, &view);
+	nfp_describe(thread, function, program, &view, index, 0);
+}
+
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                           const struct nfp_frame *frame, uint32_t count)
 {
@@ -78,11 +107,8 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 	uint64_t pointers = pointers_of(program, frame);
 	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
 	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
-	for (uint32_t i = 0; i < described; i++) {
-		struct nfp_view view;
-		nfp_view_read(program, program->pointers_single ? pointers : buffers[i], &view);
-		nfp_describe(thread, function, program, &view, i, 0);
-	}
+	for (uint32_t i = 0; i < described; i++)
+		write_one(thread, function, program, program->pointers_single ? pointers : buffers[i], i);
 }
 
 static uint64_t call_of(const struct nfp_frame *frame)
@@ -173,7 +199,7 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		                  (const char *)argument(frame, program->pointers_argument));
 	} else if (!is_trusted(thread, program, frame, count)) {
 		keep(frame, 0);
-	} else if (thread->gate & NFP_GATE_LATE) {
+	} else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE) {
 		struct nfp_burst burst = burst_of(program, frame, count);
 		nfp_late_enter(thread, program, &burst, call_of(frame));
 	} else {
@@ -202,7 +228,7 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE)
+	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
 		nfp_late_exit(thread, function, program, call_of(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)

@@ -38,15 +38,30 @@ static void put_addresses(struct packet_writer *writer, const struct nfp_packet_
 	}
 }
 
+#define STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
+#define UNIX_NS_MIN 1000000000000000000ull // in 2001
+#define UNIX_NS_MAX 4000000000000000000ull // in 2096
+#define NO_STAMP UINT32_MAX
+
+// The unit of a stamp. A driver's may be in any clock of its device: what is neither is none.
+static uint32_t judge_stamp(const struct nfp_program *program, const struct nfp_view *view)
+{
+	if (!view->stamped || program->arrival_unit != NFP_ARRIVAL_EITHER)
+		return view->stamped ? program->arrival_unit : NO_STAMP;
+	if (__builtin_ia32_rdtsc() - view->arrival < STAMP_AGE_MAX_TICKS)
+		return NFP_ARRIVAL_TICKS;
+	return view->arrival >= UNIX_NS_MIN && view->arrival <= UNIX_NS_MAX ? NFP_ARRIVAL_UNIX_NS : NO_STAMP;
+}
+
 void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                   const struct nfp_view *view, uint32_t index, const struct nfp_origin *origin)
 {
 	struct nfp_packet_facts facts;
 	nfp_packet_describe(view->data, view->readable, view->length, program->link_layer,
 	                    nfp_library.header->digest_key, &facts);
-	int has_arrival = program->arrival != 0xffff && (origin || program->role == NFP_ROLE_RECEIVE);
+	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
 	uint32_t slots =
-	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (uint32_t)has_arrival + (origin != 0);
+	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) + (origin != 0);
 	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
 	if (position == NFP_NO_ROOM)
 		return;
@@ -58,6 +73,6 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
 	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);
 	put_addresses(&writer, &facts);
-	if (has_arrival)
-		put(&writer, NFP_PACKET_ARRIVAL, view->arrival, program->arrival_unit);
+	if (unit != NO_STAMP)
+		put(&writer, NFP_PACKET_ARRIVAL, view->arrival, unit);
 }

@@ -10,7 +10,8 @@ struct nfp_view {
 	const uint8_t *data;
 	uint32_t readable; // of the first segment
 	uint32_t length; // of the whole packet
-	uint64_t arrival; // stamp, where the program has one
+	uint64_t arrival; // stamp
+	int stamped; // whether there is one
 };
 
 // Which packet of which receive call it was.
@@ -45,9 +46,15 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	view->length = nfp_load_length(bytes, program->length, program->length_width);
 	view->readable = nfp_smaller(nfp_load_length(bytes, program->segment_length, program->segment_width),
 	                             view->length);
+	uint64_t flags = UINT64_MAX;
 	view->arrival = 0;
-	if (program->arrival != 0xffff)
-		__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
+	view->stamped = 0;
+	if (program->arrival == 0xffff)
+		return;
+	if (program->arrival_flags != 0xffff)
+		__builtin_memcpy(&flags, bytes + program->arrival_flags, 8);
+	view->stamped = flags >> (program->arrival_bit & 63) & 1;
+	__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
 }
 
 // Writes the packet's records, all of them or none. `index` is its position in the burst of this call; `origin` may be

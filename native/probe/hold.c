@@ -13,8 +13,6 @@ enum {
 	    128, // copied of a packet where nobody looks inside tunnels: two VLAN tags, IPv6 and TCP with options
 };
 
-#define NO_OFFSET 0xffff
-
 static inline void copy_16(uint8_t *restrict out, const uint8_t *restrict in)
 {
 	__builtin_memcpy(out, in, 8);
@@ -61,8 +59,8 @@ static void copy_headers(struct nfp_late *late, const struct nfp_program *progra
 		copy->data = (uint64_t)(uintptr_t)view.data;
 		copy->length = view.length;
 		copy->readable = view.readable;
-		if (program->arrival != NO_OFFSET)
-			copy->arrival = view.arrival;
+		copy->arrival = view.arrival;
+		copy->stamped = (uint32_t)view.stamped;
 		copy_bytes(copy->bytes, view.data, nfp_smaller(view.readable, most));
 	}
 }
@@ -131,8 +129,8 @@ static int is_unchanged(const struct nfp_late_copy *copy, const struct nfp_view 
                         const struct nfp_program *program)
 {
 	if (copy->data != (uint64_t)(uintptr_t)view->data || copy->length != view->length ||
-	    copy->readable != view->readable ||
-	    (program->arrival != NO_OFFSET && copy->arrival != view->arrival))
+	    copy->readable != view->readable || copy->stamped != (uint32_t)view->stamped ||
+	    (view->stamped && copy->arrival != view->arrival))
 		return 0;
 	for (uint32_t i = 0; i < nfp_smaller(copy->readable, most_bytes(program)); i++)
 		if (copy->bytes[i] != view->data[i])
@@ -165,5 +163,6 @@ void nfp_late_view(const struct nfp_late *late, const struct nfp_program *progra
 	                          .data = copy->bytes,
 	                          .readable = nfp_smaller(copy->readable, most_bytes(program)),
 	                          .length = copy->length,
-	                          .arrival = copy->arrival};
+	                          .arrival = copy->arrival,
+	                          .stamped = (int)copy->stamped};
 }

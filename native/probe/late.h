@@ -35,6 +35,8 @@ struct nfp_late_copy {
 	uint64_t arrival;
 	uint32_t readable;
 	uint32_t length;
+	uint32_t stamped; // whether `arrival` is there
+	uint32_t reserved;
 	uint8_t bytes[NFP_LATE_COPY_BYTES];
 };
 

@@ -30,6 +30,7 @@ KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes t
 RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
+FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
@@ -61,7 +62,7 @@ class RoleFunction:
     Attributes:
         address: of the function in the target.
         name: "module+0xoffset" or "module:name".
-        role: RECEIVE, TRANSMIT or DROP, or another one above (enum nfp_role).
+        role: RECEIVE, TRANSMIT, DROP or FREE, or another one above (enum nfp_role).
         program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
@@ -73,6 +74,12 @@ class RoleFunction:
     program: Mapping[str, int]
     label: str
     snippet: bytes = b""
+
+    @property
+    def pipeline_role(self) -> int:
+        """What the pipeline is told. Buffers that are counted by their holders come from a pool and go back to it."""
+        pooled = self.role == RECEIVE and self.program.get("holders", NO_OFFSET) != NO_OFFSET
+        return int(lib.NFP_ROLE_RECEIVE_POOLED) if pooled else self.role
 
 
 class Adapter(Protocol):
@@ -114,6 +121,8 @@ class Buffer:
     """Where a packet's bytes are. Offsets in bytes, in the structure that describes one packet.
 
     Attributes:
+        holders: of the number of those who hold the packet, 16 bits; who frees it as one of several drops nothing.
+        arrival_flags, arrival_bit: of a 64-bit word, one bit of which says whether `arrival` is there.
         pooled: descriptions and bytes lie in memory that stays mapped: they can be read after a packet was
             transmitted or freed.
     """
@@ -127,6 +136,9 @@ class Buffer:
     arrival: int = NO_OFFSET
     arrival_unit: int = 0
     link_layer: int = 0
+    holders: int = NO_OFFSET
+    arrival_flags: int = NO_OFFSET
+    arrival_bit: int = 0
     pooled: bool = False
 
     def fields(self) -> dict[str, int]:
@@ -141,6 +153,9 @@ class Buffer:
             "arrival": self.arrival,
             "arrival_unit": self.arrival_unit,
             "link_layer": self.link_layer,
+            "holders": self.holders,
+            "arrival_flags": self.arrival_flags,
+            "arrival_bit": self.arrival_bit,
             "pooled": int(self.pooled),
         }
 

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.base import KNOWS_LIBRARY, RoleFunction
-from otel_nfprobe.adapters.ethdev import mbuf_note, module_at, port_roles
+from otel_nfprobe.adapters.dpdk_free import free_roles
+from otel_nfprobe.adapters.dpdk_stamps import stamp_note, with_stamp
+from otel_nfprobe.adapters.ethdev import MBUF, data_of, mbuf_note, module_at, port_roles
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.target import Target
@@ -30,7 +32,6 @@ LIBRARY_PREFIX = "librte_ethdev"
 PORTS = 32  # RTE_MAX_ETHPORTS as distributions build it; with a symbol its size tells
 ENTRY_BYTES = (128, 64, 192, 256)
 TRANSMIT_OFFSETS = (64, 8)  # since 22.11; 21.11
-SEGMENT_BYTES_MAX = 64 << 20
 STATIC_MARKS = (b"lib.eal", b"lib.ethdev")  # names of log types, which every build registers
 
 
@@ -86,6 +87,7 @@ class DpdkAdapter:
     def __init__(self) -> None:
         self.inner: list[str] = []
         self._table: Table | None = None
+        self._packet = MBUF
 
     def recognise(self, target: Target) -> str | None:
         """See Adapter."""
@@ -106,7 +108,8 @@ class DpdkAdapter:
                 f"entries of {TABLE_SYMBOL} hold placeholders; start a port (testpmd: port start all).",
                 f"nfprobe attach {target.pid}",
             )
-        return port_roles(target, table)
+        self._packet = with_stamp(target, MBUF)
+        return [*port_roles(target, table, self._packet), *free_roles(target)]
 
     def later_roles(self, target: Target) -> list[RoleFunction]:
         """See FollowingAdapter."""
@@ -114,11 +117,11 @@ class DpdkAdapter:
         if before is None or before.layout is None:
             return []
         table = _read_table(target, target.modules(), before.address, before.layout, before.how)
-        return port_roles(target, table) if table is not None else []
+        return port_roles(target, table, self._packet) if table is not None else []
 
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
-        return [mbuf_note(target)]
+        return [mbuf_note(target), stamp_note(with_stamp(target, MBUF))]
 
 
 def find_table(target: Target) -> Table:
@@ -201,7 +204,7 @@ def _tables_by_shape(target: Target, modules: Sequence[Module]) -> list[Table]:
     """Places in writable data that look like the table: 32 entries, most of which hold one pair."""
     found: dict[int, Table] = {}
     code = sorted(span for module in modules for span in module.executable_ranges)
-    for low, content in _data_of(target, modules):
+    for low, content in data_of(target, modules):
         words = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
         is_code = _lies_in(words, code)
         for shape in SHAPES:
@@ -239,17 +242,3 @@ def _positions(words: NDArray[Any], is_code: NDArray[np.bool_], shape: Shape) ->
     for word in functions:
         found = found[words[found + last + word] == words[found + last - step + word]]
     return [int(position) for position in found]
-
-
-def _data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, bytes]]:
-    """Writable data of each loaded file together with the memory right behind it (.bss)."""
-    paths = {module.path for module in modules}
-    start = end = 0
-    for mapping in target.maps():
-        writable = "w" in mapping.permissions
-        if writable and not mapping.path and mapping.start == end:
-            end = mapping.end
-            continue
-        if 0 < end - start <= SEGMENT_BYTES_MAX:
-            yield start, target.read(start, end - start)
-        start, end = (mapping.start, mapping.end) if writable and mapping.path in paths else (0, 0)

@@ -6,7 +6,7 @@ The table of a program's ports is found by dpdk.py. Called by the adapters of pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,14 @@ from otel_nfprobe.target import Target
 if TYPE_CHECKING:
     from otel_nfprobe.adapters.dpdk import Table
 
-# rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len.
-MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2)
-# Those that a driver is handed come from pools, which are never unmapped while a port runs.
-POOLED_MBUF = replace(MBUF, pooled=True)
+# rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len, refcnt.
+MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2, holders=18)
 # uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
 BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
+SEGMENT_BYTES_MAX = 64 << 20
 
 
-def port_roles(target: Target, table: Table) -> list[RoleFunction]:
+def port_roles(target: Target, table: Table, packet: Buffer = MBUF) -> list[RoleFunction]:
     """The burst functions of the started ports, each once.
 
     Raises:
@@ -41,7 +40,7 @@ def port_roles(target: Target, table: Table) -> list[RoleFunction]:
     ):
         for address in dict.fromkeys(functions[port] for port in ports):
             used = [port for port in ports if functions[port] == address]
-            found.append(_role(target, address, role, word, used))
+            found.append(_role(target, address, role, word, used, packet))
     return found
 
 
@@ -59,7 +58,21 @@ def module_at(modules: Sequence[Module], address: int) -> Module | None:
     return None
 
 
-def _role(target: Target, address: int, role: int, word: str, ports: list[int]) -> RoleFunction:
+def data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, bytes]]:
+    """Writable data of each loaded file together with the memory right behind it (.bss)."""
+    paths = {module.path for module in modules}
+    start = end = 0
+    for mapping in target.maps():
+        writable = "w" in mapping.permissions
+        if writable and not mapping.path and mapping.start == end:
+            end = mapping.end
+            continue
+        if 0 < end - start <= SEGMENT_BYTES_MAX:
+            yield start, target.read(start, end - start)
+        start, end = (mapping.start, mapping.end) if writable and mapping.path in paths else (0, 0)
+
+
+def _role(target: Target, address: int, role: int, word: str, ports: list[int], packet: Buffer) -> RoleFunction:
     module = module_at(target.modules(), address)
     function = None if module is None else function_at(module, address - module.base)
     if module is None or function is None:
@@ -67,4 +80,5 @@ def _role(target: Target, address: int, role: int, word: str, ports: list[int]) 
     driver = module.name.split(".so")[0].removeprefix("librte_")
     numbers = ", ".join(str(port) for port in ports)
     label = f"{driver} {word}, port{'s' if len(ports) > 1 else ''} {numbers}"
-    return RoleFunction(address, function.label, role, make_program(role, BURST, POOLED_MBUF), label)
+    # Those that a driver is handed come from pools, which are never unmapped while a port runs.
+    return RoleFunction(address, function.label, role, make_program(role, BURST, replace(packet, pooled=True)), label)

@@ -27,6 +27,8 @@ from otel_nfprobe.adapters.base import (
     make_program,
 )
 from otel_nfprobe.adapters.dpdk import Table, find_table
+from otel_nfprobe.adapters.dpdk_free import free_roles
+from otel_nfprobe.adapters.dpdk_stamps import with_stamp
 from otel_nfprobe.adapters.ethdev import MBUF, mbuf_note, port_roles
 from otel_nfprobe.adapters.ovs_classes import PortKind, find_port_kinds
 from otel_nfprobe.errors import RefusedError
@@ -83,13 +85,17 @@ class OvsAdapter:
         named = {function.name: function.address for function in functions_of(program)}
         self.inner = [f"{program.name}:{name}" for name in INNER if name in named]
         table = find_table(target) if _has_dpdk(program) else None
-        roles = port_roles(target, table) if table is not None and table.started() else []
+        roles = port_roles(target, table, with_stamp(target, MBUF)) if table is not None and table.started() else []
         self._kinds = _find_kinds(target, named, table)
         if target.may_check_memory:
             roles += _kind_roles(program, self._kinds, MBUF if table is not None else DP_PACKET)
-        if not roles:
+        if table is not None:
+            roles += free_roles(target)
+        if not any(role.role == RECEIVE for role in roles):
             raise RefusedError(
-                f"Process {target.pid} ({target.name}) has no port of DPDK, and its functions have no names.",
+                f"Process {target.pid} ({target.name}) has no port of DPDK and its functions have no names: "
+                "which of them receive and transmit must be told by a description (docs/adapters.md), or by names "
+                "(a package of debug symbols, --archive).",
                 f"nfprobe attach {target.pid} --adapter FILE.yaml",
             )
         return roles

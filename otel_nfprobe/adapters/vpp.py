@@ -43,7 +43,6 @@ from otel_nfprobe.adapters.vpp_graph import (
     read_graph,
 )
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.session import PROGRAM_COUNT
 from otel_nfprobe.snippet import assemble
 from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target
@@ -52,7 +51,6 @@ TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 PROBED = (INTERNAL, INPUT)
 WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
-ROOM_FOR_LATER = 16  # functions that a session can still take up when their nodes are called for the first time
 WITNESSES = 64  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NODE_SHIFT = 32  # of the node's index in the value of a function that several nodes share
@@ -74,9 +72,9 @@ PROGRAM = {
     "length_width": 2,
     "segment_width": 2,
     "data_offset": NO_OFFSET,
-    "arrival": NO_OFFSET,
+    **dict.fromkeys(("arrival", "arrival_flags", "holders"), NO_OFFSET),
     **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
-    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset"), 0),
+    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
     **dict.fromkeys(("checked", "pooled", "verdict", "proven", "offence"), 0),
 }
 
@@ -118,14 +116,12 @@ class VppAdapter:
                 f"nfprobe attach {target.pid}",
             )
         found.sort(key=lambda role: role.role == CALL)
-        kept = max(PROGRAM_COUNT - ROOM_FOR_LATER, sum(role.role != CALL for role in found))
-        further = found[kept:]
         # Never empty: a trial of all functions would come upon those of process nodes.
-        self.inner = [_place(_function(target, role.address)) for role in (further or found[:1])]
-        return found[:kept]
+        self.inner = [_place(_function(target, found[0].address))]
+        return found
 
     def later_roles(self, target: Target) -> list[RoleFunction]:
-        """See FollowingAdapter. Their calls carry no number of vectors."""
+        """See FollowingAdapter."""
         if self._graph is None:
             return []
         called = called_functions(target, self._graph)

@@ -81,10 +81,21 @@ class Example:
         prefix: EAL file prefix, unique among running ones.
         options: its own options.
         infinite: a capture file that is played for ever, in place of the pipe.
+        lcores: number of its threads.
+        devices: further virtual devices.
+        memory_mib: for its packets.
     """
 
     def __init__(
-        self, program: Path, folder: Path, prefix: str, options: Sequence[str] = (), infinite: Path | None = None
+        self,
+        program: Path,
+        folder: Path,
+        prefix: str,
+        options: Sequence[str] = (),
+        infinite: Path | None = None,
+        lcores: int = 2,
+        devices: Sequence[str] = (),
+        memory_mib: int = 256,
     ) -> None:
         self.prefix = prefix
         self._pipe_path, self._log = folder / f"{prefix}.pcap", folder / f"{prefix}.log"
@@ -97,13 +108,14 @@ class Example:
         words = [
             str(program),
             "--lcores",
-            f"0@({cpus}),1@({cpus})",
+            ",".join(f"{lcore}@({cpus})" for lcore in range(lcores)),
             "--no-huge",
             "-m",
-            "256",
+            str(memory_mib),
             "--no-pci",
             f"--file-prefix={prefix}",
         ]
+        words += [f"--vdev={device}" for device in devices]
         words += [f"--vdev=net_pcap0,rx_pcap={source},tx_pcap=/dev/null", "--vdev=net_pcap1,tx_pcap=/dev/null"]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(

@@ -57,15 +57,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Example]]:
         example.stop()
 
 
-def measure(nfprobe: Any, example: Example, capture: bytes) -> dict[str, Any]:
+def measure(
+    nfprobe: Any, example: Example, capture: bytes, counters: tuple[int, int] = (PACKETS, PACKETS), *options: object
+) -> dict[str, Any]:
     """Attaches to a program that waits for its first packet, and gives it all of them."""
     example.feed(capture[:HEADER_BYTES])
     example.wait_until_it_receives()
-    monitor = nfprobe.start("attach", example.pid, "--trial", "0s", "--ring-size", "64MiB", "--json")
+    monitor = nfprobe.start("attach", example.pid, "--trial", "0s", "--ring-size", "64MiB", *options, "--json")
     wait_until_said(monitor, "attached to")
     example.feed(capture[HEADER_BYTES:])
     example.end_of_packets()
-    example.wait_for_packets(PACKETS, PACKETS)
+    example.wait_for_packets(*counters)
     summary: dict[str, Any] = nfprobe.end(monitor)
     return summary
 

@@ -19,12 +19,13 @@ import pytest
 import yaml
 from ovs_dpdk import OvsDpdk
 from probed import Talker, wait_until
-from test_testpmd import ROOM, assert_nothing_missing, end, wait_until_armed
+from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from traffic import make_frames, read_pcap
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
 from otel_nfprobe.adapters.ovs_classes import dpdk_kind
+from otel_nfprobe.columns import DROPPED
 from otel_nfprobe.digest import describe
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline
@@ -94,7 +95,7 @@ def test_every_packet_through_its_ports(
     # Packets of a flow that is not cached yet are sent one by one, after the others of their batch.
     assert Counter(frame for _, frame, _ in read_pcap(switch.sent)) == Counter(frames)
     send_through_tap(switch)
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "ovs"
     (thread,) = [thread for thread in summary["threads"] if thread["name"].startswith("pmd-c")]
     assert (thread["batches"], thread["packets"]) == (COUNT // BURST, COUNT)
@@ -104,6 +105,32 @@ def test_every_packet_through_its_ports(
     assert_nothing_missing(summary)
     assert code_of(switch.pid) == code
     check_digests(recording, frames)
+
+
+def test_what_a_flow_drops(nfprobe: Any, switch: OvsDpdk, capture: Callable[[int], Path], tmp_path: Path) -> None:
+    """No function of the switch has a name, and its one copy of rte_pktmbuf_free frees what it drops."""
+    count, recording = 5_000, tmp_path / "dropped.nfprobe"
+    frames = [frame for _, frame, _ in read_pcap(capture(count))]
+    dropped = sum(frame[12:14] == b"\x08\x00" and frame[23] == 6 for frame in frames)
+    before, polled = switch.counters()[1], switch.polled()
+    switch.add_flow("priority=60000,in_port=1,tcp,actions=drop")
+    try:
+        monitor = attach(nfprobe, switch, *ROOM, "--record", recording)
+        play(switch, capture(count), count - dropped)
+        assert wait_until(lambda: switch.polled() - polled == count, 60)
+        summary = nfprobe.end(monitor)
+    finally:
+        switch.add_flow("priority=60000,in_port=1,tcp,actions=output:2")
+    assert switch.counters()[1] - before == count - dropped > 0
+    assert summary["packets"] == {
+        "received": count, "transmitted": count - dropped, "dropped": dropped, "unknown": 0
+    }  # fmt: skip
+    assert_nothing_missing(summary)
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        packets = np.concatenate([columns.packets for columns in replay(reader, facts, pipeline)])
+    assert np.array_equal(packets["disposition"] == DROPPED, (packets["protocol"] == 6) & (packets["ip_version"] == 4))
 
 
 def send_through_tap(switch: OvsDpdk) -> None:
@@ -173,7 +200,7 @@ def test_batches_behind_pointers_by_a_description(
     recording, code = tmp_path / "described.nfprobe", code_of(switch.pid)
     monitor = attach(nfprobe, switch, "--adapter", description, "--record", recording)
     play(switch, capture(count), count)
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "described"
     assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
     assert summary["functions"]["switched_off"] == {}
@@ -215,7 +242,7 @@ def test_names_without_dpdk(
     monitor = nfprobe.start("attach", talker.pid, *options, "--json")
     wait_until_armed(nfprobe, talker.pid, monitor)
     assert talker.ask("5010") == f"5010 packets {5010 * 60} bytes"
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "ovs"
     assert (summary["batches"], summary["functions"]["switched_off"]) == (157, {})
     assert summary["packets"] == {"received": 5010, "transmitted": 5010, "dropped": 0, "unknown": 0}
@@ -224,3 +251,21 @@ def test_names_without_dpdk(
     assert_nothing_missing(summary)
     functions = json.loads(nfprobe.run("report", options[-1], "--format", "json").stdout)["functions"]
     assert next(row["calls"] for row in functions if row["name"] == "upcall_cb") == 16
+
+
+def test_without_dpdk_and_without_names_it_says_what_to_do(
+    nfprobe: Any, spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    binary = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
+    if not binary.exists():
+        pytest.skip("openvswitch-switch is not installed: scripts/set-up test")
+    switch = spawn(binary, f"unix:{tmp_path}/none", "--no-chdir", "--unixctl=none", stderr=subprocess.DEVNULL)
+    assert wait_until(lambda: Target(switch.pid).name.startswith("ovs-vswitchd") and Target(switch.pid).modules())
+    done = nfprobe.run("attach", switch.pid)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    sentence, command = done.stderr.strip().splitlines()[-2:]
+    assert "has no port of DPDK and its functions have no names" in sentence
+    assert command == f"next: nfprobe attach {switch.pid} --adapter FILE.yaml"
+    assert "nfprobe" not in Path(f"/proc/{switch.pid}/maps").read_text()
+    assert switch.poll() is None

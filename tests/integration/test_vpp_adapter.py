@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from probed import Probed, Talker, keep_calls, wait_until
 
-from otel_nfprobe.adapters import vpp
 from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
 from otel_nfprobe.adapters.vpp import NODE_SHIFT, VppAdapter
 from otel_nfprobe.adapters.vpp_graph import read_graph
@@ -161,16 +160,16 @@ def test_what_each_node_is(release: int, start_double: Callable[[int], Talker]) 
     assert any("never probed: startup-config-process, dhcp-client-process" in note for note in adapter.notes(target))
 
 
-def test_more_nodes_than_values(start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The busiest nodes carry values; the others are probed by what they are called."""
-    monkeypatch.setattr(vpp, "PROGRAM_COUNT", vpp.ROOM_FOR_LATER + 5)
+def test_nodes_that_read_no_packets_need_no_capture_program(
+    start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 3)
     double = start_double(2606)
     double.ask("1000")
-    target, adapter = Target(double.pid), VppAdapter()
-    choice = choose(target, adapter, [], [])
-    assert (len(choice.roles), len(adapter.inner), len(choice.plans)) == (5, 5, 10)
-    assert {role.role for role in choice.roles[:3]} == {RECEIVE, TRANSMIT, DROP}
-    assert sum(bool(request.snippet) for request in choice.requests()) == 2
+    choice = choose(Target(double.pid), VppAdapter(), [], [])
+    assert (len(choice.roles), len(choice.plans)) == (10, 10)
+    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP}
+    assert sum(bool(request.snippet) for request in choice.requests()) == 7
 
 
 @pytest.mark.parametrize("what", ["names", "functions", "indexes", "runtimes"])
@@ -189,12 +188,12 @@ def test_an_implausible_layout_is_refused(what: str, start_double: Callable[[int
 def test_a_node_that_is_called_later(start_double: Callable[[int], Talker]) -> None:
     double = start_double(2606)
     double.ask("1000")
-    with Probed(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
+    with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
         double.ask("late")
         double.ask("1")  # its one call is over when its probe is made
         assert wait_until(lambda: any("late-node" in text for text in probed.said))
         before = own_counts(double)
         double.ask("1000")
-        calls = grown(double, before)["late-node"][0]
+        counts = grown(double, before)["late-node"]
     probed.assert_exact()
-    assert probed.calls["late-node"] == calls > 0
+    assert probed.node_counts()["late-node"] == counts > (0, 0)

@@ -125,6 +125,13 @@ class Testpmd:
             assert time.monotonic() < deadline, f"testpmd transmitted {self.telemetry()[1]} of {transmitted}"
             time.sleep(0.02)
 
+    def wait_for_received(self, received: int, seconds: float = 120) -> None:
+        """Waits until it has received so many."""
+        deadline = time.monotonic() + seconds
+        while self.telemetry()[0] < received:
+            assert time.monotonic() < deadline, f"testpmd received {self.telemetry()[0]} of {received}"
+            time.sleep(0.02)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()

@@ -70,6 +70,7 @@
 
 #define NFP_ARRIVAL_TICKS 0 // the processor's time stamp counter
 #define NFP_ARRIVAL_UNIX_NS 1
+#define NFP_ARRIVAL_EITHER 2 // of a program only: one of these if it is plausible, else there is no stamp
 
 #ifndef __ASSEMBLER__
 #include <stddef.h>

@@ -188,7 +188,10 @@ enum nfp_role {
 	NFP_ROLE_NUMBER = 8, // captures its message id
 	// Of any program (native/core/turn.c).
 	NFP_ROLE_TURN = 9, // what runs from one of its calls to the next is a batch of one
-	NFP_ROLE_LAST = 9,
+	// Gives buffers back: drops those that were received and not handed on; others are no packets any more.
+	NFP_ROLE_FREE = 10,
+	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
+	NFP_ROLE_LAST = 11,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -242,9 +245,12 @@ struct nfp_program {
 	uint16_t verdict; // enum nfp_verdict
 	uint32_t proven; // calls whose packets were plausible
 	uint64_t offence; // what the verdict is about
-	// Written by the monitor. 1: packets stay where they are, readable, when they have been transmitted or freed.
-	uint32_t pooled;
-	uint32_t reserved[3];
+	// More of what it reads:
+	uint16_t holders; // of a buffer that is freed: offset of a 16-bit number of holders, or 0xffff
+	uint16_t arrival_flags; // offset of a 64-bit word that says whether there is a stamp, or 0xffff
+	uint8_t arrival_bit; // of that word
+	uint8_t pooled; // 1: packets stay where they are, readable, when they have been transmitted or freed
+	uint8_t reserved[10];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.
