@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> Path:
     firewall = [program, "--packets", options.packets, "--rate", options.rate, "--rules", options.rules]
     firewall += ["--slow-every", options.slow_every, "--slow-us", options.slow_us]
     firewall += ["--log", options.folder / "outputs.log", "--faults", options.folder / "faults.log"]
-    run_nfprobe("run", "--adapter", DESCRIPTION, "--record", recording, "--", *firewall)
+    run_nfprobe("run", "--adapter", DESCRIPTION, "--packets", "all", "--record", recording, "--", *firewall)
     return recording
 
 

@@ -80,8 +80,7 @@ static const char *make_threads(struct nfp_thread **ret)
 	return NULL;
 }
 
-// For late capture. Pages that are never touched cost nothing.
-static void *make_late(void)
+static void *make_late(void) // pages that are never touched cost nothing
 {
 	return mmap(NULL, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
 	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
