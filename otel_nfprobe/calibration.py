@@ -21,7 +21,7 @@ from otel_nfprobe.arena import Arenas
 from otel_nfprobe.columns import COST, Rows
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.session import GATE_OUTER, Session
+from otel_nfprobe.session import Session
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.trampoline import Probe, fill_template, template_values
 from otel_nfprobe.x86_64.relocate import encode_jump
@@ -76,7 +76,7 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
 
 def _probed(session: Session, strategy: str, address: int, bare: int) -> bytes:
     """A function that does nothing at `address`, probed; for a GOT slot the way to the one at `bare`."""
-    values = template_values(session, 0, 0, 0xFFFFFFFF, GATE_OUTER)
+    values = template_values(session, 0)
     if strategy == GOT_SLOT:
         return fill_template(lib.NFP_SHAPE_CALL, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
     trampoline = address + ALIGNMENT_BYTES

@@ -11,11 +11,12 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.digest import LINK_ETHERNET, LINK_IP
 from otel_nfprobe.errors import UsageError
 
@@ -28,6 +29,18 @@ _HEADER_BYTES = 24
 _FORMS = {0xA1B2C3D4: (1000, 16), 0xA1B23C4D: (1, 16), 0xA1B2CD34: (1000, 24)}
 _PCAPNG = b"\x0a\x0d\x0d\x0a"
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zX": "unxz", b"\x04\x22\x4d\x18": "unlz4"}
+
+
+FACTS_BYTES = 56
+FACTS = np.dtype(
+    {
+        "names": ["digest", "length", "flags"],
+        "formats": ["<u8", "<u4", "u1"],
+        "offsets": [0, 44, 54],
+        "itemsize": FACTS_BYTES,
+    }
+)
+"""What is read of struct nfp_packet_facts (native/include/nfprobe/headers.h)."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,22 @@ class CapturedPackets:
         """Offsets, readable bytes, lengths and layers, 64 bits each."""
         parts = (self.offsets, self.readable, self.lengths, self.layers)
         return tuple(np.array(part, np.uint64) for part in parts)
+
+
+def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes:
+    """The facts of each packet, rows of FACTS, as the probes find them.
+
+    Args:
+        key: of the ids, a cffi uint64_t[2].
+        link_flags: 0 or LINK_INNER.
+    """
+    offsets, readable, lengths, layers = piece.arrays()
+    layers |= np.uint64(link_flags)
+    count = len(offsets)
+    facts = ffi.new("uint8_t[]", count * FACTS_BYTES)
+    words = [ffi.from_buffer("uint64_t[]", array) for array in (offsets, readable, lengths, layers)]
+    lib.nfp_digest_describe_all(ffi.from_buffer("uint8_t[]", piece.data), *words, count, key, facts)
+    return bytes(ffi.buffer(facts))
 
 
 class CaptureReader(Protocol):

@@ -17,12 +17,12 @@ from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_sl
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.session import PROGRAM_COUNT
+from otel_nfprobe.session import GATE_INNER, GATE_OUTER, PROGRAM_COUNT
 from otel_nfprobe.snippet import Capture
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
 from otel_nfprobe.target import Target
-from otel_nfprobe.trampoline import ProbeRequest
+from otel_nfprobe.trampoline import NO_ARGUMENT, ProbeRequest
 
 NEEDS_STOP = "needs a stop of all threads, and --no-stop was given"
 NO_SLOT = "no GOT slot leads to it"
@@ -114,12 +114,14 @@ class Choice:
     def _request(self, plan: FunctionPlan) -> ProbeRequest:
         role = self.role_of(plan)
         if role is None or role.role in READ_NO_PACKETS:
-            return ProbeRequest(plan, snippet=self.snippets.get(_place(plan.function), b""))
+            gate = GATE_INNER if role is None else GATE_OUTER
+            return ProbeRequest(plan, gate=gate, snippet=self.snippets.get(_place(plan.function), b""))
         program = self.readers().index(role)
         if role.role != lib.NFP_ROLE_RECEIVE:
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
         mask, when = int(role.program.get("count_mask", ALL_BITS)), int(role.program.get("when", 0))
-        return ProbeRequest(plan, lib.NFP_SHAPE_RECEIVE, program, mask, when=when)
+        queue = int(role.program.get("queue_argument", NO_ARGUMENT))
+        return ProbeRequest(plan, lib.NFP_SHAPE_RECEIVE, program, mask, when=when, queue_argument=queue)
 
     # ---- modules that are loaded later ---------------------------------------------------------------------
 

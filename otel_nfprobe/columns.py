@@ -59,7 +59,8 @@ BATCH = np.dtype(
         ("first_packet", "<u4"),
         ("packets", "<u4"),
         ("flags", "<u4"),
-        ("reserved", "<u4"),
+        ("queue", "<u4"),
+        ("earliest_ticks", "<u8"),
     ]
 )
 
@@ -160,6 +161,8 @@ class BatchFlag(IntFlag):
     FULL = 1
     LOSSY = 2
     UNFINISHED = 4
+    SATURATED = 8
+    UNDETAILED = 16
     CHOSEN = 32
     DRAWN = 64
 
@@ -267,9 +270,11 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
 
 
 def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
-    """Where each packet's life begins: its arrival, or the entry of its receive call when nobody stamped it.
+    """Where each packet's life begins: its arrival, or since when it can have waited when nobody stamped it.
 
-    A stamp later than the receive call's entry is not believed: the clocks differ by more than the wait.
+    A stamp later than the receive call's entry is not believed: the clocks differ by more than the wait. In
+    recordings without `earliest_ticks` the receive call's entry is where an unstamped packet's life begins.
+    native/core/arrival.h has the same rule.
 
     Returns:
         one number of ticks per packet.
@@ -278,9 +283,17 @@ def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
     start: NDArray[np.uint64] = packets["receive_ticks"].copy()
     placed = packets["batch"] < len(columns.batches)
     start[placed] = columns.batches["start_ticks"][packets["batch"][placed]]
-    known = (packets["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0
-    known &= packets["arrival_ticks"] <= start
-    return np.where(known, packets["arrival_ticks"], start)
+    known = arrival_known(packets, start)
+    earliest = np.zeros(len(packets), np.uint64)
+    earliest[placed] = columns.batches["earliest_ticks"][packets["batch"][placed]]
+    return np.where(known, packets["arrival_ticks"], np.where(earliest != 0, earliest, start))
+
+
+def arrival_known(packets: Rows, batch_start_ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which packets' own arrival is known and believed; `batch_start_ticks`: of each one's batch."""
+    known: NDArray[np.bool_] = (packets["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0
+    known &= (packets["arrival_ticks"] != 0) & (packets["arrival_ticks"] <= batch_start_ticks)
+    return known
 
 
 def latency_ticks(columns: Columns) -> NDArray[np.uint64]:

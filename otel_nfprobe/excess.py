@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import NONE, Columns
+from otel_nfprobe.columns import NONE, BatchFlag, Columns
 from otel_nfprobe.switches import Absences, overlap_ticks
 from otel_nfprobe.typical import Typical
 
@@ -62,7 +62,11 @@ class BatchExcess:
         functions, where = np.unique(calls["function"], return_inverse=True)
         totals = np.append(np.bincount(where, own, len(functions)), rest)
         functions = np.append(functions, np.uint32(NONE))
-        over = totals - self._typical.function_ticks(functions, int(row["size"]))
+        usual = self._typical.function_ticks(functions, int(row["size"]))
+        if row["flags"] & BatchFlag.UNDETAILED:  # the rest holds all functions that were not timed
+            whole = float(self._typical.batch_ticks(row["size"].reshape(1))[0])
+            usual[-1] = max(whole - usual[:-1].sum(), 0.0)
+        over = totals - usual
         longest = [*_longest(where, own, len(functions) - 1), NONE - first]
         order = np.argsort(-over, kind="stable")[:FUNCTIONS_NAMED]
         return [(int(functions[at]), float(over[at]), first + int(longest[at])) for at in order if over[at] > 0]

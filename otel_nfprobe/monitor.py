@@ -25,6 +25,7 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.counters.threads import ThreadCounters
+from otel_nfprobe.detail import Detail, choose_detail
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
@@ -61,6 +62,7 @@ class Monitor:
         ring_bytes: of each thread's ring.
         packets: which packets are identified: ALL, SLOW or NONE (latecapture.py).
         say: tells a person what happens.
+        detail: when inner functions are timed; None: always.
         identity: how packets are identified.
         purpose: "" for a session, or TRIAL; `nfprobe status` reads it in the session's memory.
         probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
@@ -81,6 +83,7 @@ class Monitor:
     switched_off: dict[str, str] = field(default_factory=dict)
     purpose: str = ""
     wish: LateWish = field(default_factory=LateWish)
+    detail: Detail | None = None
     identity: Identity = field(default_factory=Identity)
     counters: tuple[Counter, ...] = ()  # that probes read
     software_counters: tuple[Counter, ...] = ()  # that are read at intervals
@@ -285,7 +288,8 @@ class Monitor:
         self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
-        self.session.open_gates(GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
+        gates = choose_detail(self.session, self.detail, clock)
+        self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:

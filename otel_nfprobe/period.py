@@ -4,7 +4,8 @@
 A poll that returned fewer packets than it was asked for left its queue empty; so did polls that found nothing, which
 show as a gap between two batches. The queuing period of a packet begins with the last such poll before it arrived.
 What ran from then on until its own batch began decides how long it waited. While polls come back full without an
-end there is no such beginning: the thread is saturated, and the period begins where the columns do.
+end there is no such beginning: the thread is saturated, and the period begins where the columns do. Where the
+polls say when a batch's queue was last seen empty (`earliest_ticks`) the period begins there.
 
 Used by tail.py.
 """
@@ -66,10 +67,14 @@ class Timeline:
         begins = ~full
         begins[1:] |= self.is_idle[:-1]
         self._begins = begins
+        bounded = (batches["flags"] & BatchFlag.SATURATED) == 0
+        self._emptied = np.where(bounded, batches["earliest_ticks"], 0).astype(np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0)) if len(rows) else rows
 
     def period(self, own: int, arrival_ticks: int) -> Period:
         """The queuing period of a packet of the batch at position `own`."""
+        if self._emptied[own]:  # what ran since its queue was seen empty
+            return Period(min(int(np.searchsorted(self.start, self._emptied[own])), own), own, False)
         at = int(np.searchsorted(self.start, arrival_ticks, side="right")) - 1
         if at >= own:
             return Period(own, own, False)

@@ -40,6 +40,7 @@ class PipelineCounts:
     pending: int
     unknown: int
     generated: int
+    ungated: int
     discarded: int
     identified: int
     unplaced: int

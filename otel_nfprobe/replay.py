@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe import recording
+from otel_nfprobe.arrivals import Matches
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.pipeline import Pipeline
@@ -38,7 +39,8 @@ class RecordingFacts:
     """Everything in a recording but its records.
 
     `functions` and `threads` are by id and index, `counters` the newest of each thread; `summary` is empty
-    and `complete` false when the recording was cut; `damage` is a sentence, or empty.
+    and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
+    are known from a capture file.
     """
 
     header: RecordingHeader
@@ -50,6 +52,7 @@ class RecordingFacts:
     summary: dict[str, object] = field(default_factory=dict)
     complete: bool = False
     damage: str = ""
+    arrivals: Matches | None = None
 
     @property
     def function_names(self) -> list[str]:
@@ -141,7 +144,7 @@ def replay_steps(
     Args:
         round_records: columns of so many records are taken together; 0: as the session took them.
     """
-    rounds = _Rounds(pipeline, facts.make_clock(), repeats or Repeats(), round_records)
+    rounds = _Rounds(pipeline, facts, repeats or Repeats(), round_records)
     for block in reader.blocks():
         if block.type == recording.RECORDS:
             yield from rounds.feed(block)
@@ -157,9 +160,10 @@ def replay_steps(
 
 class _Rounds:
     # When columns are taken: where the session did, or, where a recording does not say, when a drain round is over.
-    def __init__(self, pipeline: Pipeline, clock: Clock, repeats: Repeats, round_records: int) -> None:
+    def __init__(self, pipeline: Pipeline, facts: RecordingFacts, repeats: Repeats, round_records: int) -> None:
         self._pipeline = pipeline
-        self._clock = clock
+        self._clock = facts.make_clock()
+        self._arrivals = facts.arrivals
         self._repeats = repeats
         self._round_records = round_records
         self._noted = False  # whether the recording says where columns were taken
@@ -199,5 +203,7 @@ class _Rounds:
         self._fed = 0
         columns = self._pipeline.take()
         convert_arrivals(columns.packets, self._clock.convert_back)
+        if self._arrivals is not None:
+            self._arrivals.apply(columns, self._clock)
         self._repeats.mark(columns.packets, self._clock)
         return columns

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from otel_nfprobe.arrival import CAPTURE, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
-from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Columns, PacketFlag, Rows
+from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns, Rows
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
@@ -28,7 +29,6 @@ from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
-ARRIVAL_SOURCE = "mbuf stamp"  # the only one that is known, as in nf.arrival.source
 LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
@@ -87,17 +87,17 @@ class Report:
     damage: str = ""
 
 
-def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
-    """Reads the whole recording.
+def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: RecordingFacts | None = None) -> Report:
+    """Reads the whole recording; `facts` are those of `reader`, where they were read already.
 
     Raises:
         UsageError: its clock is damaged.
     """
-    facts = read_facts(reader)
+    facts = facts or read_facts(reader)
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
-    captured, sample = CapturedValues(), BatchSample()
+    captured, sample, undetailed = CapturedValues(), BatchSample(), 0
     sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
     statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
@@ -109,6 +109,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
             sample.add(columns)
             kept.add(columns)
             extent.add(columns)
+            undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
         counts = pipeline.counts()
     typical = sample.typical()
     late_ticks = statistics.quantile(Distribution.PACKET_TICKS, LATE_QUANTILE)
@@ -126,6 +127,8 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST) -> Report:
     document = _make_document(facts, statistics, counts, captured, ns_per_tick)
     _add_counters(document, facts, statistics, sums)
     document["packets"]["slowest"] = described
+    document["batches"]["undetailed"] = undetailed
+    document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
@@ -169,7 +172,7 @@ class _Scene:
     def describe(self, slow: SlowPacket, row: int, cause: np.void) -> dict[str, Any]:
         packet = self._near.packets[row]
         batch = self._near.batches[packet["batch"]]
-        known = _arrival_known(packet, slow)
+        source = find_source(packet, batch)
         kind = CauseKind(int(cause["kind"]))
         thread = self._facts.threads.get(slow.thread)
         return {
@@ -185,8 +188,8 @@ class _Scene:
                 "saturated": bool(cause["saturated"]),
                 "flow": self._burst_flow(cause),
             },
-            "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if known else None,
-            "arrival_source": ARRIVAL_SOURCE if known else None,
+            "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if source else None,
+            "arrival_source": source,
             "disposition": DISPOSITIONS.get(int(packet["disposition"]), "unknown"),
             "length": int(packet["length"]),
             "batch": slow.batch_id,
@@ -203,7 +206,7 @@ class _Scene:
         return {"flow": flow, "share": round(float(cause["flow_share"]), 4)}
 
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
-        batches = self._near.batches
+        batches, packet = self._near.batches, self._near.packets[row]
         near = (
             (batches["thread"] == slow.thread)
             & (batches["end_ticks"] > slow.start_ticks)
@@ -214,7 +217,7 @@ class _Scene:
         return Timeline(
             number,
             slow.batch_id,
-            _arrival_known(self._near.packets[row], slow),
+            find_source(packet, batches[packet["batch"]]) in (STAMP, CAPTURE),
             self._after(slow, slow.batch_start_ticks),
             self._after(slow, slow.done_ticks),
             [self._batch(slow, batches[index]) for index in rows],
@@ -249,10 +252,6 @@ class _Scene:
 
     def _ns(self, ticks: int) -> int:
         return round(ticks * self._ns_per_tick)
-
-
-def _arrival_known(packet: np.void, slow: SlowPacket) -> bool:
-    return bool(packet["flags"] & PacketFlag.ARRIVAL_KNOWN) and int(packet["arrival_ticks"]) == slow.start_ticks
 
 
 def _make_document(

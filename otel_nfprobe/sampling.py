@@ -112,7 +112,9 @@ def find_population(columns: Columns) -> Population | None:
     handing &= ((calls["flags"] & CallFlag.VALUE) != 0) & (calls["batch"] != NONE)
     calls = calls[handing]
     calls = calls[(flags[calls["batch"]] & BatchFlag.CHOSEN) != 0]
-    latency = calls["end_ticks"].astype(np.int64) - columns.batches["start_ticks"][calls["batch"]].astype(np.int64)
+    batches = columns.batches[calls["batch"]]
+    start = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
+    latency = calls["end_ticks"].astype(np.int64) - start.astype(np.int64)
     weights = (calls["value"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
     kept = (latency > 0) & (weights > 0)
     of_batch = flags[columns.packets["batch"]]

@@ -18,6 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from opentelemetry.util.types import AttributeValue
 
 from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
@@ -178,7 +179,10 @@ class SpanEncoder:
         self._point("selected", "uint32_t", selected)
         self._point("reasons", "uint8_t", reasons)
         self._point("tails", "struct nfp_tail", None if tails is None else np.ascontiguousarray(tails, dtype=TAIL))
-        self._job.selected_count = len(selected)
+        speakers, waits = find_waited(columns, selected)
+        self._point("speakers", "uint32_t", speakers)
+        self._point("waits", "uint32_t", waits)
+        self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
         yield from self._encode_all(len(selected))
 
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:

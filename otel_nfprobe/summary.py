@@ -39,6 +39,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "records": {"read": monitor.drain.records, "lost": count_lost(monitor)},
         "calls": counts.calls,
         "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
+        "ungated": counts.ungated,
         "open": counts.open,
         "marked": counts.marked,
         "threads": _list_threads(monitor),

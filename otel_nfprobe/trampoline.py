@@ -34,6 +34,7 @@ ALIGNMENT_BYTES = 64
 PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
 SITE_BYTES_MAX = 32
+NO_ARGUMENT = 255  # NFP_ABSENT of session.h
 # Words of stack arguments -> template.
 COPY_SHAPES = {words: getattr(lib, f"NFP_SHAPE_COPY_{words}") for words in (2, 4, 8, 16, 32, 64)}
 
@@ -50,6 +51,7 @@ class ProbeRequest:
         gate: gate bits that open the probe.
         snippet: code that captures a value at the entry (snippet.py), or b"".
         when: which return values say that a receive function has received something, enum nfp_when.
+        queue_argument: of a receive function, which says the queue that it polls; NO_ARGUMENT: none does.
     """
 
     plan: FunctionPlan
@@ -59,6 +61,7 @@ class ProbeRequest:
     gate: int = GATE_OUTER
     snippet: bytes = b""
     when: int = 0
+    queue_argument: int = NO_ARGUMENT
 
     @property
     def template(self) -> int:
@@ -203,9 +206,9 @@ class Trampolines:
         return Probe(index, request, address + code.entry, code.moves)
 
     def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
-        values = template_values(
-            self._session, index, request.program, request.return_mask, request.gate, request.snippet, request.when
-        )
+        names = ("program", "return_mask", "gate", "snippet", "when", "queue_argument")
+        fields = {name: getattr(request, name) for name in names}
+        values = template_values(self._session, index, snippet_bytes=len(request.snippet), **fields)
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
     def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
@@ -248,23 +251,11 @@ class Trampolines:
 # ---- code for one address ----------------------------------------------------------------------------------------
 
 
-def template_values(
-    session: Session, function: int, program: int, return_mask: int, gate: int, snippet: bytes = b"", when: int = 0
-) -> Any:
-    """What templates are filled in with (struct nfp_trampoline)."""
-    return ffi.new(
-        "struct nfp_trampoline *",
-        {
-            "tls_offset": int(ffi.cast("int32_t", session.header.tls_offset)),
-            "function": function,
-            "program": program,
-            "return_mask": return_mask,
-            "gate": gate,
-            "when": when,
-            "snippet_bytes": len(snippet),
-            "snippet": snippet,
-        },
-    )
+def template_values(session: Session, function: int, **fields: Any) -> Any:
+    """What templates are filled in with (struct nfp_trampoline); those not given are of a plain call."""
+    tls_offset = int(ffi.cast("int32_t", session.header.tls_offset))
+    plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
+    return ffi.new("struct nfp_trampoline *", {"tls_offset": tls_offset, "function": function} | plain | fields)
 
 
 def fill_template(shape: int, values: Any) -> bytes:
@@ -389,7 +380,7 @@ def _shape_key(request: ProbeRequest) -> int:
 
 def _module_hash(request: ProbeRequest) -> int:
     module = request.plan.module
-    in_code = f"{request.snippet.hex()}|{request.program}|{request.return_mask}|{request.when}"
+    in_code = f"{request.snippet.hex()}|{request.program}|{request.return_mask}|{request.when}|{request.queue_argument}"
     return _hash_module(module.build_id, module.path, module.base, request.plan.strategy, in_code)
 
 

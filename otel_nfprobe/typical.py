@@ -107,6 +107,9 @@ class BatchSample:
         batches = columns.batches
         whole = (batches["flags"] & (BatchFlag.LOSSY | BatchFlag.UNFINISHED)) == 0
         usable = np.flatnonzero(whole & (batches["size"] > 0))
+        self._add_packets(columns, usable[:: -(-len(usable) // BATCHES_PER_TAKE) or 1])
+        # Where inner functions were not timed, they did not take no time: such batches say nothing of functions.
+        usable = usable[(batches["flags"][usable] & BatchFlag.UNDETAILED) == 0]
         if not len(usable):
             return
         self._seen += len(usable)
@@ -115,7 +118,6 @@ class BatchSample:
         self._kept = self._kept.join(_measure(columns, chosen))
         while len(self._kept.sizes) > BATCHES_KEPT:
             self._kept = self._kept.thin()
-        self._add_packets(columns, chosen)
 
     @property
     def batches(self) -> int:

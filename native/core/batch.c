@@ -2,6 +2,7 @@
 // Batches: the log of calls that is open moves from batch to batch at each receive call. A call that is
 // open across such a move is cut: each batch that it encloses has a row of it, marked CLIPPED.
 // Called by pipeline.c; see stream.h.
+#include "arrival.h"
 #include "stream.h"
 #include <string.h>
 
@@ -185,6 +186,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	if (scratch.batch.start_ticks > end_ticks)
 		scratch.batch.start_ticks = end_ticks;
 	scratch.batch.flags = requested && size >= requested ? NFP_BATCH_FULL : 0;
+	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
 	take_moved(pipeline, stream, scratch.batch.start_ticks);
 	leave_log(pipeline, stream);

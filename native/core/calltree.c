@@ -18,7 +18,7 @@ static void forget(struct nfp_calltree *tree, uint32_t index)
 	tree->count--;
 }
 
-static void give_up(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index)
+void nfp_calltree_give_up(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index)
 {
 	nfp_log_kill(log, tree->items[index].row);
 	tree->unpaired_entries++;
@@ -37,7 +37,7 @@ static void bound_doubtful(struct nfp_calltree *tree, struct nfp_log *log)
 {
 	for (uint32_t i = 0; tree->doubtful > NFP_DOUBTFUL_MAX && i < tree->count;)
 		if (doubtful(&tree->items[i]))
-			give_up(tree, log, i);
+			nfp_calltree_give_up(tree, log, i);
 		else
 			i++;
 }
@@ -48,7 +48,7 @@ void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint3
 	for (uint32_t i = tree->count; i-- > 0;) {
 		int32_t distance = (int32_t)(tree->items[i].rsp - rsp);
 		if (distance == 0 && entry)
-			give_up(tree, log, i);
+			nfp_calltree_give_up(tree, log, i);
 		else if (distance < 0 && distance > -NFP_STACK_SPAN)
 			doubt(tree, i);
 		else if (distance > 0 && distance < NFP_STACK_SPAN && !tree->doubtful)
@@ -108,7 +108,7 @@ void nfp_calltree_pull(struct nfp_calltree *tree, struct nfp_log *log, uint32_t 
 void nfp_calltree_clear(struct nfp_calltree *tree, struct nfp_log *log)
 {
 	while (tree->count)
-		give_up(tree, log, tree->count - 1);
+		nfp_calltree_give_up(tree, log, tree->count - 1);
 }
 
 void nfp_calltree_deinit(struct nfp_calltree *tree)

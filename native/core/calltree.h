@@ -68,6 +68,8 @@ void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint3
 uint32_t nfp_calltree_search(const struct nfp_calltree *tree, uint32_t function, uint32_t rsp);
 int nfp_calltree_make_room(struct nfp_calltree *tree, struct nfp_log *log);
 uint32_t nfp_calltree_parent(const struct nfp_calltree *tree, uint32_t rsp);
+// The call `index` will not be paired (counted).
+void nfp_calltree_give_up(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index);
 void nfp_calltree_pull(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index);
 // Gives up all open calls: their exits may have been lost.
 void nfp_calltree_clear(struct nfp_calltree *tree, struct nfp_log *log);

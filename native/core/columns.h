@@ -45,6 +45,9 @@ enum nfp_batch_flags {
 	NFP_BATCH_FULL = 1,      // its poll returned as many packets as were asked for
 	NFP_BATCH_LOSSY = 2,     // records were lost inside it
 	NFP_BATCH_UNFINISHED = 4, // cut by the end of the session
+	NFP_BATCH_UNDETAILED = 16, // its inner functions were not timed
+	NFP_BATCH_SATURATED =
+	    8, // its queue was not seen empty: earliest_ticks is the start of the batch before
 	NFP_BATCH_CHOSEN = 32, // its packets are described only where they are late or it was drawn
 	NFP_BATCH_DRAWN = 64,  // for the fair sample
 };
@@ -64,7 +67,8 @@ struct nfp_batch {
 	uint32_t first_packet;
 	uint32_t packets; // packets described (may be fewer than size)
 	uint32_t flags;   // enum nfp_batch_flags
-	uint32_t reserved;
+	uint32_t queue;   // which of its thread, an arbitrary number; 0 when it is not known
+	uint64_t earliest_ticks; // since when its packets can have waited; 0: not known
 };
 
 enum nfp_disposition { NFP_UNKNOWN = 0, NFP_TRANSMITTED = 1, NFP_DROPPED = 2 };
@@ -151,7 +155,7 @@ struct nfp_columns {
 #define NFP_PACKET_MARKS_BIT 4 // NFP_FACTS_* << 4 are NFP_PACKET_FRAGMENT and those that follow
 
 _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_batch) == 72, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");

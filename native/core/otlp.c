@@ -76,6 +76,19 @@ static uint32_t find_calls(const struct nfp_otlp_job *job, const struct nfp_batc
 	return batch->calls < rest ? batch->calls : rest;
 }
 
+// What ran while the packet waited; nothing where the tables say what cannot be.
+static void find_waited(struct nfp_trace *trace, uint32_t chosen)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	if (!job->speakers || !job->waits)
+		return;
+	uint32_t first = job->waits[2 * chosen], count = job->waits[2 * chosen + 1];
+	if (first > job->speaker_count || count > job->speaker_count - first || count > NFP_WAITED_MAX)
+		return;
+	trace->waited = job->speakers + first;
+	trace->waited_count = count;
+}
+
 // Writes the trace of one packet and counts it. Returns its end, or NULL if it belongs into the next request.
 static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chosen)
 {
@@ -90,6 +103,7 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 	trace.batch = &job->batches[trace.packet->batch];
 	trace.tail = job->tails ? &job->tails[chosen] : NULL;
 	trace.reasons = job->reasons[chosen];
+	find_waited(&trace, chosen);
 	nfp_id_trace(job, trace.packet, trace.batch->id, &trace.clock, &trace.id);
 	nfp_id_unique(job->session_id, trace.packet, trace.batch->id, &trace.unique);
 	uint32_t all = find_calls(job, trace.batch), calls = all, written, spans;

@@ -16,6 +16,7 @@ enum nfp_otlp_limit {
 	NFP_OTLP_BYTES_MAX = 3670016, // 3.5 MiB: receivers refuse more than 4 MiB, decompressed
 	NFP_OTLP_TRACE_STATE_MAX = 64,
 	NFP_OTLP_COUNTER_NAME_MAX = 96,
+	NFP_WAITED_MAX = 16, // links of the span of a packet's wait
 };
 
 // Why a packet was selected; several may hold.
@@ -84,6 +85,8 @@ struct nfp_otlp_job {
 	const uint32_t *selected; // indices of packets
 	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
+	const uint32_t *speakers; // a packet of each batch that can be linked to; may be NULL
+	const uint32_t *waits; // of each selected packet: its first one of `speakers`, and how many
 	const struct nfp_anchor *anchors;
 	const uint8_t *text;
 	const struct nfp_otlp_function *functions; // the last one stands for ids that are not in the table
@@ -93,6 +96,7 @@ struct nfp_otlp_job {
 	uint32_t packet_count;
 	uint32_t topic_count;
 	uint32_t selected_count;
+	uint32_t speaker_count;
 	uint32_t anchor_count; // >= 1
 	uint32_t function_count; // >= 1
 	uint32_t thread_count; // >= 1

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the spans that only packets have: the packet itself, the root of its trace, and its wait before the batch
+// Writes the spans that only packets have: the packet itself, the root of its trace (its wait is in otlp_arrival.c)
 // (otlp_span.h). A field that is not known is not written. The caller has checked the room.
+#include "arrival.h"
 #include "otlp_address.h"
 #include "otlp_span.h"
 #include "otlp_wire.h"
 
-static const struct nfp_key DURATION = NFP_KEY("nf.duration_ns");
 static const struct nfp_key PACKET_ID = NFP_KEY("nf.packet.id");
 static const struct nfp_key PACKET_DONE_ID = NFP_KEY("nf.packet.done_id");
 static const struct nfp_key PACKET_LENGTH = NFP_KEY("nf.packet.length");
@@ -28,7 +28,6 @@ static const struct nfp_key TAIL_SATURATED = NFP_KEY("nf.tail.saturated");
 static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
 static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
 static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
-static const struct nfp_key ARRIVAL_SOURCE = NFP_KEY("nf.arrival.source");
 static const struct nfp_key SOURCE_ADDRESS = NFP_KEY("source.address");
 static const struct nfp_key SOURCE_PORT = NFP_KEY("source.port");
 static const struct nfp_key DESTINATION_ADDRESS = NFP_KEY("destination.address");
@@ -244,7 +243,7 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	return p;
 }
 
-static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trace, uint64_t latency_ns)
+static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uint64_t latency_ns)
 {
 	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped")};
 	const struct nfp_packet *packet = trace->packet;
@@ -262,32 +261,16 @@ static uint8_t *write_packet_attributes(uint8_t *p, const struct nfp_trace *trac
 		p = nfp_wire_int(p, &LATENCY, latency_ns);
 		p = write_word(p, &BUCKET, find_bucket(latency_ns));
 	}
+	p = nfp_span_write_arrival(p, trace);
 	p = write_reason(p, trace->reasons);
 	return write_tail(p, trace);
-}
-
-static uint8_t *write_queue_wait(uint8_t *p, const struct nfp_trace *trace, uint64_t arrival_ns,
-                                 uint64_t batch_ns)
-{
-	static const struct word name = WORD("queue wait"), stamp = WORD("mbuf stamp");
-	uint8_t *start = p;
-	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
-	p = write_head(p, &name);
-	p = nfp_span_times(p, arrival_ns, batch_ns);
-	p = nfp_wire_int(p, &DURATION, batch_ns - arrival_ns);
-	p = write_word(p, &ARRIVAL_SOURCE, &stamp);
-	return nfp_span_end(start, p);
 }
 
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans)
 {
 	const struct nfp_packet *packet = trace->packet;
 	uint64_t batch_ns = nfp_clock_unix_ns(&trace->clock, trace->batch->start_ticks);
-	// An arrival after the start of the receive call is not believed, as in columns.py, life_start_ticks.
-	int arrival_known = packet->flags & NFP_PACKET_ARRIVAL_KNOWN && packet->arrival_ticks &&
-	                    packet->arrival_ticks <= trace->batch->start_ticks;
-	uint64_t start_ns =
-	    arrival_known ? nfp_clock_unix_ns(&trace->clock, packet->arrival_ticks) : batch_ns;
+	uint64_t start_ns = nfp_clock_unix_ns(&trace->clock, nfp_life_start(packet, trace->batch));
 	// While its end is unknown a packet lasts as long as its batch.
 	uint64_t end_ticks = packet->done_ticks ? packet->done_ticks : trace->batch->end_ticks;
 	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, end_ticks);
@@ -302,8 +285,8 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 		p = nfp_span_link(p, trace->tail);
 	p = nfp_span_end(start, p);
 	*spans = 1;
-	if (arrival_known && start_ns < batch_ns) {
-		p = write_queue_wait(p, trace, start_ns, batch_ns);
+	if (start_ns < batch_ns) {
+		p = nfp_span_write_wait(p, trace, start_ns, batch_ns);
 		*spans = 2;
 	}
 	return p;

@@ -18,6 +18,7 @@ static const struct nfp_key BATCH_ID = NFP_KEY("nf.batch.id");
 static const struct nfp_key BATCH_SIZE = NFP_KEY("nf.batch.size");
 static const struct nfp_key BATCH_INDEX = NFP_KEY("nf.batch.index");
 static const struct nfp_key BATCH_REQUESTED = NFP_KEY("nf.batch.requested");
+static const struct nfp_key BATCH_DETAIL = NFP_KEY("nf.batch.detail");
 static const struct nfp_key BATCH_LOSSY = NFP_KEY("nf.batch.lossy");
 static const struct nfp_key BATCH_UNFINISHED = NFP_KEY("nf.batch.unfinished");
 static const struct nfp_key CALLS_CUT = NFP_KEY("nf.batch.calls_cut");
@@ -64,16 +65,21 @@ uint8_t *nfp_span_end(uint8_t *start, uint8_t *p)
 
 uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail)
 {
+	return nfp_span_link_to(p, tail->link_high, tail->link_low, tail->link_span);
+}
+
+uint8_t *nfp_span_link_to(uint8_t *p, uint64_t high, uint64_t low, uint64_t span)
+{
 	const uint8_t flags[] = {0x35, FLAGS & 255, FLAGS >> 8, 0, 0};
 	p[0] = 0x6a;
 	p[1] = 2 + 16 + 2 + 8 + sizeof(flags);
 	p[2] = 0x0a;
 	p[3] = 16;
-	p = nfp_wire_big64(p + 4, tail->link_high);
-	p = nfp_wire_big64(p, tail->link_low);
+	p = nfp_wire_big64(p + 4, high);
+	p = nfp_wire_big64(p, low);
 	p[0] = 0x12;
 	p[1] = 8;
-	p = nfp_wire_big64(p + 2, tail->link_span);
+	p = nfp_wire_big64(p + 2, span);
 	return nfp_wire_bytes(p, flags, sizeof(flags));
 }
 
@@ -132,6 +138,7 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 	p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
 	p = nfp_wire_int(p, &BATCH_REQUESTED, batch->requested);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
+	p = nfp_wire_bool(p, &BATCH_DETAIL, !(batch->flags & NFP_BATCH_UNDETAILED));
 	if (batch->flags & NFP_BATCH_LOSSY)
 		p = nfp_wire_true(p, &BATCH_LOSSY);
 	if (batch->flags & NFP_BATCH_UNFINISHED)

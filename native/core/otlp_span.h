@@ -9,7 +9,7 @@
 // attributes of at most 4 + 32 + 2 + 2 + 47 bytes; the parts around attributes are less than 256.
 enum {
 	NFP_SPAN_PACKET_BYTES = 3072,
-	NFP_SPAN_QUEUE_BYTES = 512,
+	NFP_SPAN_QUEUE_BYTES = 512 + 40 * NFP_WAITED_MAX, // a link has 35
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512,
 	NFP_SPAN_COUNTER_BYTES = 240 // of a call's span, for each counter
@@ -23,6 +23,8 @@ struct nfp_trace {
 	const struct nfp_tail *tail; // NULL: not examined
 	uint32_t reasons;            // bits of enum nfp_reason
 	uint32_t calls_cut;          // of this trace, not written
+	const uint32_t *waited;      // packets of the batches that ran while it waited
+	uint32_t waited_count;
 	struct nfp_trace_id id;
 	struct nfp_trace_id unique; // span ids are made from it; differs from `id` when that is correlated
 	struct nfp_clock_cursor clock;
@@ -44,8 +46,15 @@ struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t in
 
 // Span.links: one, to the culprit batch.
 uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail);
+// Span.links: one, to the span with these two words of a trace id and this span id.
+uint8_t *nfp_span_link_to(uint8_t *p, uint64_t high, uint64_t low, uint64_t span);
 
-// Writes the packet's span and, when its arrival is known and before its batch, the span of its wait.
+// What is known of the packet's arrival, attributes of its span (otlp_arrival.c).
+uint8_t *nfp_span_write_arrival(uint8_t *p, struct nfp_trace *trace);
+// Writes the span of a packet's wait.
+uint8_t *nfp_span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start_ns, uint64_t batch_ns);
+
+// Writes the packet's span and, when it waited, or can have waited, before its batch, the span of its wait.
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans);
 // Writes what a message's span has instead of a flow; nothing for other packets.
 uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);

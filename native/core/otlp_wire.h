@@ -81,12 +81,17 @@ static inline uint8_t *nfp_wire_double(uint8_t *p, const struct nfp_key *key, do
 	return nfp_wire_bytes(p, &value, 8);
 }
 
-static inline uint8_t *nfp_wire_true(uint8_t *p, const struct nfp_key *key)
+static inline uint8_t *nfp_wire_bool(uint8_t *p, const struct nfp_key *key, int value)
 {
 	p = nfp_wire_key(p, key, 2);
 	p[0] = 0x10;
-	p[1] = 1;
+	p[1] = value != 0;
 	return p + 2;
+}
+
+static inline uint8_t *nfp_wire_true(uint8_t *p, const struct nfp_key *key)
+{
+	return nfp_wire_bool(p, key, 1);
 }
 
 // size is at most NFP_WIRE_STRING_MAX.

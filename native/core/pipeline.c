@@ -146,7 +146,8 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	uint64_t ticks = ticks_of(stream, record);
 	uint32_t index = nfp_calltree_find(tree, nfp_record_function(record), record->rsp);
 	if (UNLIKELY(index == NFP_NONE)) {
-		tree->unpaired_exits++;
+		uint32_t role = pipeline->roles.items[nfp_record_function(record)];
+		tree->unpaired_exits += !nfp_detail_is_ungated(pipeline, stream, role);
 		nfp_calltree_displace(tree, stream->log, record->rsp, 0);
 		return;
 	}
@@ -222,6 +223,15 @@ static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *
 	stream->poll.function = nfp_record_function(record);
 	stream->poll.rsp = record->rsp;
 	stream->poll.valid = 1;
+	stream->poll.earliest_ticks = stream->poll.queue = 0;
+}
+
+static void read_poll_queue(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	if (!stream->poll.valid || stream->poll.function != nfp_record_function(record))
+		return; // its POLL_ENTRY was lost: so is the poll
+	stream->poll.earliest_ticks = record->word;
+	stream->poll.queue = record->rsp;
 }
 
 static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -237,6 +247,8 @@ static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *str
 	// A receive call around one that has begun a batch (a bonded port) returned the same packets again.
 	if (stream->batch && stream->poll.start_ticks <= stream->batch->batch.start_ticks)
 		return;
+	if (stream->poll.queue & NFP_QUEUE_UNDETAILED)
+		nfp_detail_close(pipeline, stream);
 	nfp_batch_begin(pipeline, stream, ticks, record->rsp & 0xffff, record->rsp >> 16);
 	bound_pending(pipeline);
 }
@@ -275,6 +287,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		break;
 	case NFP_POLL_ENTRY:
 		read_poll_entry(stream, record);
+		break;
+	case NFP_POLL_QUEUE:
+		read_poll_queue(stream, record);
 		break;
 	case NFP_POLL_EXIT:
 		read_poll_exit(pipeline, stream, record);

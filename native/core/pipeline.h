@@ -29,6 +29,7 @@ struct nfp_pipeline_counts {
 	uint64_t pending;          // received, in batches that wait for them
 	uint64_t unknown;          // received, neither handed on nor pending
 	uint64_t generated;        // described when handed on, never seen received
+	uint64_t ungated;          // entries and exits whose other end lies where detail was off
 	uint64_t discarded;        // calls and packets not delivered for want of memory
 	uint64_t identified;       // of chosen batches, packets that were described
 	uint64_t unplaced;         // of these, not delivered: which batch they came with is not known

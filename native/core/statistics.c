@@ -3,6 +3,7 @@
 #include "statistics.h"
 #include <nfprobe/record.h>
 #include "array.h"
+#include "arrival.h"
 #include "calltree.h"
 #include <string.h>
 
@@ -210,13 +211,14 @@ static int add_batch(struct histogram *others, const struct nfp_batch *batch)
 	                     batch->end_ticks - batch->start_ticks);
 }
 
-static int add_packet(struct histogram *others, const struct nfp_packet *packet, uint64_t start_ticks)
+static int add_packet(struct histogram *others, const struct nfp_packet *packet,
+                      const struct nfp_batch *batch)
 {
+	uint64_t start_ticks = batch->start_ticks;
 	if (packet->disposition == NFP_UNKNOWN || packet->done_ticks < start_ticks)
 		return 0;
-	int known = packet->flags & NFP_PACKET_ARRIVAL_KNOWN && packet->arrival_ticks <= start_ticks;
-	uint64_t arrival_ticks = known ? packet->arrival_ticks : start_ticks;
-	return histogram_put(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], packet->done_ticks - arrival_ticks) |
+	uint64_t latency_ticks = packet->done_ticks - nfp_life_start(packet, batch);
+	return histogram_put(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], latency_ticks) |
 	       histogram_put(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE],
 	                     packet->done_ticks - start_ticks);
 }
@@ -241,11 +243,12 @@ static int add_chosen(struct histogram *others, const struct nfp_columns *column
 	int result = 0;
 	for (uint32_t i = batch->first_call; i - batch->first_call < batch->calls; i++) {
 		const struct nfp_call *call = &columns->calls[i];
-		uint64_t packets = handed_on(columns, i), ticks = call->end_ticks - batch->start_ticks;
+		uint64_t packets = handed_on(columns, i), own = call->end_ticks - batch->start_ticks;
 		if (call->end_ticks < batch->start_ticks)
 			continue;
-		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], ticks, packets);
-		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], ticks, packets);
+		uint64_t age = own + (batch->start_ticks - nfp_batch_life_start(batch));
+		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], age, packets);
+		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], own, packets);
 	}
 	return result;
 }
@@ -266,8 +269,7 @@ int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_colum
 		const struct nfp_packet *packet = &columns->packets[i];
 		if (packet->batch < columns->batch_count &&
 		    !(columns->batches[packet->batch].flags & NFP_BATCH_CHOSEN))
-			result |= add_packet(statistics->others, packet,
-			                     columns->batches[packet->batch].start_ticks);
+			result |= add_packet(statistics->others, packet, &columns->batches[packet->batch]);
 	}
 	return result;
 }

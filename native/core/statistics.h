@@ -15,7 +15,7 @@ enum nfp_distribution {
 	NFP_BATCH_SIZE = 2,
 	NFP_BATCH_TICKS = 3,
 	NFP_PACKET_TICKS =
-	    4, // arrival, or entry of the receive call, to the end of the transmit or drop call
+	    4, // arrival, or its earliest bound (arrival.h), to the end of the transmit or drop call
 	NFP_PACKET_OWN_TICKS = 5, // entry of the receive call to the end of the transmit or drop call
 	NFP_RAW_TICKS = 6, // per function, as measured; summary only
 };

@@ -119,6 +119,8 @@ struct nfp_stream {
 		uint32_t function;
 		uint32_t rsp;
 		uint32_t valid;
+		uint64_t earliest_ticks; // as its POLL_QUEUE record says; 0: there is none
+		uint32_t queue;
 	} poll;
 	enum nfp_describing describing;
 	struct {
@@ -141,6 +143,7 @@ struct nfp_stream {
 	struct nfp_readings readings; // that stand before the next entry or exit
 	struct nfp_events events;
 	uint32_t describes; // it has had events
+	uint32_t closes; // its inner gate was closed in some batch (detail.c)
 	struct nfp_pending *ended, **ended_last;
 	uint64_t ended_total;
 };
@@ -281,6 +284,9 @@ void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 // A call of role TURN begins.
 void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
                     uint32_t function, uint32_t rsp);
+// detail.c
+void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
+int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
 // settle.c
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);

@@ -75,6 +75,14 @@ static uint32_t jump_when(uint8_t when)
 	return when < sizeof(jumps) ? jumps[when] : JUMP_SHORT;
 }
 
+// The instruction that loads the argument which says the queue into ecx, from where the template keeps arguments.
+static uint32_t load_queue(uint8_t argument)
+{
+	const uint32_t mov_rdi = 0x08244c8b, next_argument = 8u << 24,
+	               none = 0x9066c931; // xor %ecx, %ecx; nop
+	return argument < 6 ? mov_rdi + argument * next_argument : none;
+}
+
 static uint32_t field_value(const struct field *field, const struct nfp_trampoline *values)
 {
 	switch (field->kind) {
@@ -91,6 +99,8 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 	case NFP_FIELD_DESCRIBE:
 		return NFP_GATE_PACKETS | NFP_GATE_LATE |
 		       (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
+	case NFP_FIELD_QUEUE:
+		return load_queue(values->queue_argument);
 	default:
 		return values->return_mask;
 	}

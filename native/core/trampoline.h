@@ -37,6 +37,7 @@ struct nfp_trampoline {
 	uint32_t return_mask; // valid bits of a receive function's return value
 	uint8_t gate;         // gate bits that open it
 	uint8_t when; // enum nfp_when, of a receive function; NFP_WHEN_ALWAYS, too, counts at the entry
+	uint8_t queue_argument; // of a receive function: which queue it polls, or NFP_ABSENT
 	uint8_t snippet_bytes;
 	uint8_t snippet[NFP_SNIPPET_BYTES_MAX]; // leaves a value in rax, may change rcx, rdx, r11
 };
@@ -73,6 +74,7 @@ enum nfp_field {
 	NFP_FIELD_RETURN_MASK,
 	NFP_FIELD_SNIPPET,
 	NFP_FIELD_WHEN,
-	NFP_FIELD_DESCRIBE
+	NFP_FIELD_DESCRIBE,
+	NFP_FIELD_QUEUE
 };
 #endif

@@ -4,7 +4,9 @@
 // handed (the pointers of a burst, the headers of its packets) and at most packets_max of them. What a person
 // described is checked first (plausible.c).
 #include "describe.h"
+#include "detail.h"
 #include "late.h"
+#include "queue.h"
 #include "x86_64/syscall.h"
 
 // The frame of the receive and packets templates (x86_64/template_packets.S).
@@ -156,7 +158,9 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	thread = nfp_thread_ready(thread, NFP_LOST_POLL);
 	if (!thread)
 		return;
+	uint32_t queue = nfp_queue_of(argument(frame, program->queue_argument), selector);
 	if (count == 0) { // a thread's first poll, or the return value does not say so
+		nfp_queue_emptied(thread, queue, frame->tsc);
 		thread->shared->empty_polls++;
 		thread->shared->empty_ticks += tsc - frame->tsc;
 		return;
@@ -165,12 +169,16 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		return;
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
-	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_POLL);
+	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
+	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
+	marks |= nfp_queue_batch(thread, queue, frame->tsc, count < asked);
+	uint64_t position = nfp_reserve(thread, 3, NFP_LOST_POLL);
 	if (position != NFP_NO_ROOM) {
-		uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 		nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
 		          low_rsp(frame));
-		nfp_write(thread, position + NFP_RECORD_BYTES, tsc,
+		nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
+		          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue | marks);
+		nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
 		          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
 		          nfp_smaller(count, 0xffff) | asked << 16);
 	}
@@ -219,6 +227,7 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
+	thread->handed_ticks = tsc;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {

@@ -8,6 +8,7 @@
 #include "jit.h"
 #include "late.h"
 #include "library.h"
+#include "queue.h"
 #include "x86_64/syscall.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -188,6 +189,7 @@ static void begin_session(void)
 		if (shared->state == NFP_THREAD_FREE && shared->position == 0)
 			continue;
 		struct nfp_thread *thread = &nfp_library.threads[i];
+		nfp_queue_forget(thread);
 		memset(thread->lost_pending, 0, sizeof(thread->lost_pending));
 		memset(shared->lost, 0, sizeof(shared->lost));
 		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets

@@ -41,13 +41,6 @@ static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t func
 	late->noted = 1;
 }
 
-// What was there already while a late batch was worked on has waited for as long as that took.
-static int is_behind(const struct nfp_thread *thread, const struct nfp_late *late,
-                     const struct nfp_late_batch *before)
-{
-	return late->batches && before->is_late && thread->shared->empty_polls == late->empty_polls;
-}
-
 static void keep_received(struct nfp_late *late, const struct nfp_burst *burst, uint32_t count)
 {
 	const uint64_t *in = (const uint64_t *)(uintptr_t)burst->pointers;
@@ -67,17 +60,16 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct
 	struct nfp_late *late = nfp_late_of(thread);
 	uint32_t count = nfp_smaller(burst->count, NFP_LATE_POINTERS);
 	uint32_t drawn = is_drawn(thread, late->batches);
-	const struct nfp_late_batch *before = nfp_late_batch_at(late, late->batches - 1);
-	int behind = is_behind(thread, late, before);
-	uint64_t age_start_ticks = behind ? before->start_ticks : start_ticks;
-	uint64_t spent_ticks = behind ? before->spent_ticks : late->spent_ticks;
 	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
-	*batch = (struct nfp_late_batch){
-	    start_ticks, age_start_ticks, spent_ticks, late->received, (uint16_t)count, (uint8_t)drawn, 0};
+	*batch = (struct nfp_late_batch){.start_ticks = start_ticks,
+	                                 .age_start_ticks = thread->batch_earliest,
+	                                 .spent_ticks = late->spent_ticks,
+	                                 .first = late->received,
+	                                 .count = count,
+	                                 .drawn = drawn};
 	keep_received(late, burst, count);
 	late->received += count;
 	late->batches++;
-	late->empty_polls = thread->shared->empty_polls;
 	late->frame = 0;
 	note(thread, late, function, drawn);
 }
@@ -111,21 +103,24 @@ static struct nfp_late_batch *find_batch(struct nfp_late *late, uint64_t positio
 	return nfp_late_batch_at(late, number);
 }
 
-// What identifying packets took is not theirs: else one late batch would make the next one late, and so on.
-static uint64_t own_ticks(const struct nfp_late *late, const struct nfp_late_batch *batch, uint64_t age_ticks)
+// What identifying packets has taken since the time is not their own age: else one late batch would make the next ones
+// late, and so on.
+static uint64_t spent_since(struct nfp_late *late, uint64_t ticks)
 {
-	uint64_t spent_ticks = late->spent_ticks - batch->spent_ticks;
-	return age_ticks > spent_ticks ? age_ticks - spent_ticks : 0;
+	uint64_t oldest = late->batches > NFP_LATE_BATCHES ? late->batches - NFP_LATE_BATCHES : 0;
+	uint64_t number = late->batches - 1;
+	while (number > oldest && nfp_late_batch_at(late, number)->start_ticks > ticks)
+		number--;
+	return late->spent_ticks - nfp_late_batch_at(late, number)->spent_ticks;
 }
 
-static int deserves(const struct nfp_late *late, struct nfp_late_batch *batch, uint64_t ticks,
+static int deserves(struct nfp_late *late, const struct nfp_late_batch *batch, uint64_t ticks,
                     uint64_t late_ticks)
 {
 	uint64_t age_ticks = ticks - batch->age_start_ticks;
-	if (age_ticks < late_ticks || own_ticks(late, batch, age_ticks) < late_ticks)
-		return batch->drawn;
-	batch->is_late |= own_ticks(late, batch, ticks - batch->start_ticks) >= late_ticks;
-	return 1;
+	if (batch->drawn || age_ticks < late_ticks)
+		return batch->drawn != 0;
+	return age_ticks - late_ticks >= spent_since(late, batch->age_start_ticks);
 }
 
 // The part of what was received, from `first` up to `last`, that the packets of the call came in. Packets mostly leave

@@ -21,12 +21,11 @@ struct nfp_burst {
 
 struct nfp_late_batch {
 	uint64_t start_ticks; // entry of its receive call
-	uint64_t age_start_ticks; // what its packets' age is counted from, start_ticks or before it
-	uint64_t spent_ticks; // of nfp_late, then
+	uint64_t age_start_ticks; // since when its packets can have waited (queue.h)
+	uint64_t spent_ticks; // of nfp_late, when it began
 	uint64_t first; // position of its first pointer among all received
-	uint16_t count;
-	uint8_t drawn;
-	uint8_t is_late; // by its own time
+	uint32_t count;
+	uint32_t drawn;
 };
 
 // Headers as they were at the entry of a call.
@@ -45,7 +44,6 @@ struct nfp_late {
 	uint64_t received; // pointers ever kept
 	uint64_t batches; // ever begun
 	uint64_t spent_ticks; // ever, on identifying packets
-	uint64_t empty_polls; // of the thread, when the last batch began
 	uint64_t frame; // of the transmit or drop call that is kept; 0: none
 	uint64_t array; // of its pointers, when they are those of the last batch and not in `held`; else 0
 	uint32_t count; // of its packets
@@ -62,7 +60,7 @@ struct nfp_late {
 // Forgets what was received: another session or another thread begins with this thread table entry.
 static inline void nfp_late_begin(struct nfp_late *late)
 {
-	late->received = late->batches = late->spent_ticks = late->empty_polls = late->frame = 0;
+	late->received = late->batches = late->spent_ticks = late->frame = 0;
 	late->array = 0;
 	late->count = late->copied = late->until_check = 0;
 	late->noted = late->changes = 0;

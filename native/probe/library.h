@@ -64,6 +64,12 @@ static inline int nfp_is_forked(void)
 	return !nfp_library.header || !nfp_library.threads[0].kept;
 }
 
+// The gate that threads must have.
+static inline uint32_t nfp_wanted_gate(void)
+{
+	return nfp_is_forked() ? 0 : __atomic_load_n(&nfp_library.gate, __ATOMIC_SEQ_CST);
+}
+
 // Gives the threads without a ring the gate that they must have.
 void nfp_follow_gate(void);
 

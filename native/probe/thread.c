@@ -4,6 +4,7 @@
 // signal handler, possibly on a small stack: raw system calls only, no locks.
 #include "late.h"
 #include "library.h"
+#include "queue.h"
 #include "x86_64/syscall.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -78,6 +79,7 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->limit = thread->room = 0;
 	shared->late = nfp_library.header->late;
 	nfp_late_begin(&nfp_library.late[index]);
+	nfp_queue_forget(thread);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
 	// Partner: Session.ended_threads, which believes a tid only with a start.
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
@@ -91,21 +93,16 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 		;
 }
 
-static uint32_t wanted_gate(void)
-{
-	return nfp_is_forked() ? 0 : __atomic_load_n(&nfp_library.gate, __ATOMIC_SEQ_CST);
-}
-
 // Called by the helper thread and by threads of a forked child that have met their parent's open gate. Who stores
 // an outdated gate last sees it at the second look.
 void nfp_follow_gate(void)
 {
 	uint32_t gate;
 	do {
-		gate = wanted_gate();
+		gate = nfp_wanted_gate();
 		__atomic_store_n(&nfp_null_thread.gate, gate, __ATOMIC_SEQ_CST);
 		__atomic_store_n(&nfp_silent_thread.gate, gate, __ATOMIC_SEQ_CST);
-	} while (gate != wanted_gate());
+	} while (gate != nfp_wanted_gate());
 }
 
 // Partner: set_gates in helper.c, which changes the gate for all and then that of each block with a ring.
@@ -113,9 +110,9 @@ static void open_gate(struct nfp_thread *thread)
 {
 	uint32_t gate;
 	do {
-		gate = wanted_gate();
+		gate = nfp_wanted_gate();
 		__atomic_store_n(&thread->gate, gate, __ATOMIC_SEQ_CST);
-	} while (gate != wanted_gate());
+	} while (gate != nfp_wanted_gate());
 }
 
 // Gives the calling thread a ring. A child made by vfork runs on its parent's memory and must leave no trace

@@ -183,6 +183,7 @@ class Burst:
         requested: the argument that says how many are asked for or handed over, or ABSENT, or CAPACITY.
         when: which return values of a receive function say that it has received something, WHEN_*.
         checked: its packets are looked at with care (native/probe/plausible.c): a person described them.
+        queue: the argument of a receive function that says which queue it polls, or ABSENT.
     """
 
     pointers: int
@@ -195,6 +196,7 @@ class Burst:
     batch: Batch | None = None
     when: int = WHEN_NONZERO
     checked: bool = False
+    queue: int = ABSENT
 
     def fields(self) -> dict[str, int]:
         """Fields of struct nfp_program."""
@@ -212,6 +214,7 @@ class Burst:
             "pointers_offset": batch.pointers,
             "when": self.when,
             "checked": int(self.checked),
+            "queue_argument": self.queue,
             **dict.fromkeys(("verdict", "proven", "offence"), 0),
         }
 
@@ -226,6 +229,7 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
     if burst.batch is not None and role != RECEIVE:
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
     needed = [("pointers_argument", burst.pointers)]
+    needed += [("queue_argument", burst.queue)] if burst.queue != ABSENT else []
     needed += [("requested_argument", burst.requested)] if burst.requested not in (ABSENT, CAPACITY) else []
     needed += [("count_argument", burst.count_argument)] if burst.count_from == COUNT_ARGUMENT else []
     for name, argument in needed:

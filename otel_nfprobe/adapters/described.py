@@ -63,7 +63,7 @@ _TOP = (
     "functions",
     "packets_max",
 )
-_CALL = ("function", "pointers", "packet", "batch", "requested", "count", "count_bits", "when")
+_CALL = ("function", "pointers", "packet", "batch", "requested", "count", "count_bits", "when", "queue")
 _PACKETS = ("pointers", "packet", "batch")  # which of the keys says where a call's packets are
 _BUFFER = ("data", "data_offset", "length", "segment_length", "arrival")
 
@@ -224,6 +224,8 @@ class DescribedAdapter:
         burst = Burst(
             pointers, requested, count_from, count_argument, (1 << bits) - 1, single, packets_max, batch, when
         )
+        if "queue" in call:
+            burst = replace(burst, queue=self._queue(key, call["queue"]))
         return self._text(f"{key}.function", call.get("function")), burst
 
     def _read_batch(self, value: Any) -> Batch:
@@ -244,6 +246,11 @@ class DescribedAdapter:
         if not key.startswith("receive") or count_from == COUNT_RETURN:
             raise self._wrong(f"{key}.when", "is for receive functions that do not return the number of packets")
         return self._choice(f"{key}.when", value, RECEIVED_WHEN)
+
+    def _queue(self, key: str, value: Any) -> int:
+        if not key.startswith("receive"):
+            raise self._wrong(f"{key}.queue", "is for receive functions")
+        return self._argument(f"{key}.queue", value)
 
     def _count(self, key: str, value: Any, requested: int, batch: Batch | None) -> tuple[int, int]:
         if value == "return":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # rte_mbuf: the same since 17.11. buf_addr, data_off, pkt_len, data_len, refcnt.
 MBUF = Buffer(data=0, data_offset=16, length=36, length_bytes=4, segment_length=40, segment_bytes=2, holders=18)
 # uint16_t burst(void *queue, struct rte_mbuf **packets, uint16_t count)
-BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF)
+BURST = Burst(pointers=1, requested=2, count_mask=0xFFFF, queue=0)
 SEGMENT_BYTES_MAX = 64 << 20
 
 

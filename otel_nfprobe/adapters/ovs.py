@@ -43,7 +43,7 @@ DPDK_SIGN = b"netdev_dpdk"
 # struct dp_packet_batch {size_t count; bool trunc; struct dp_packet *packets[NETDEV_MAX_BURST];}
 BATCH = Batch(count=0, count_bytes=8, pointers=16, capacity=32)
 # int rxq_recv(struct netdev_rxq *, struct dp_packet_batch *, int *qfill): 0, or an error number.
-RXQ_RECV = Burst(1, CAPACITY, COUNT_MEMORY, batch=BATCH, when=WHEN_ZERO, checked=True)
+RXQ_RECV = Burst(1, CAPACITY, COUNT_MEMORY, batch=BATCH, when=WHEN_ZERO, checked=True, queue=0)
 # int send(struct netdev *, int qid, struct dp_packet_batch *, bool concurrent_txq): it takes all packets.
 SEND = Burst(2, CAPACITY, COUNT_MEMORY, batch=BATCH, checked=True)
 # struct dp_packet of a build without DPDK: base_, data_ofs, size_.

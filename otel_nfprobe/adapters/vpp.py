@@ -66,6 +66,7 @@ PROGRAM = {
     "count_from": COUNT_RETURN,
     "count_argument": ABSENT,
     "requested_argument": ABSENT,
+    "queue_argument": ABSENT,
     "pointers_argument": ABSENT,
     "count_mask": 0xFFFFFFFF,
     "when": WHEN_NONZERO,

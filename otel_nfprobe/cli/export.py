@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.export_spool import export_spool
 from otel_nfprobe.cli.identity_options import (
     add_correlation_options,
@@ -75,6 +76,7 @@ class ExportCommand:
         )
         add_correlation_options(parser)
         add_spool_options(parser)
+        add_arrival_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
         parser.add_argument(
             "--json",
@@ -95,6 +97,7 @@ class ExportCommand:
             raise UsageError("A recording needs no spool: it can be sent again.", "nfprobe export --help")
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
+        take_arrivals(arguments, reader, facts)
         window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
         encoder = _make_encoder(arguments, facts, window_ns)
         export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)

@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.capturefile import SECOND_NS, CapturedPackets, CaptureReader, open_capture
+from otel_nfprobe._core import ffi
+from otel_nfprobe.capturefile import (
+    FACTS,
+    FACTS_BYTES,
+    SECOND_NS,
+    CaptureReader,
+    describe_packets,
+    open_capture,
+)
 from otel_nfprobe.cli.identity_options import add_digest_options, find_key
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE
 from otel_nfprobe.columns import PacketFlag
@@ -25,15 +32,6 @@ from otel_nfprobe.repeats import FOREVER_NS, Repeats
 DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB
 FLOWS_MAX = 1 << 16  # whose words are remembered
 
-_FACTS_BYTES = 56
-_FACTS = np.dtype(
-    {
-        "names": ["digest", "length", "flags"],
-        "formats": ["<u8", "<u4", "u1"],
-        "offsets": [0, 44, 54],
-        "itemsize": _FACTS_BYTES,
-    }
-)
 _FLOW = struct.Struct("<16s16sHH4x2xHBB")  # of struct nfp_packet_facts, from its addresses on
 _FLOW_AT = 8
 _UNKNOWN_TYPE = 0
@@ -120,8 +118,8 @@ class _Printer:
         for piece in self.reader.pieces():
             if not piece.unix_ns:
                 continue
-            raw = self._describe(piece)
-            facts = np.frombuffer(raw, _FACTS)
+            raw = describe_packets(piece, self.key, self.link_flags)
+            facts = np.frombuffer(raw, FACTS)
             marks = self._mark(facts)
             flows = self._find_flows(raw)
             numbers = range(self.count + 1, self.count + 1 + len(facts))
@@ -129,15 +127,6 @@ class _Printer:
             names = map(self._names_of, marks.tolist())
             columns = (piece.unix_ns, facts["digest"].tolist(), flows, facts["length"].tolist(), names)
             yield from zip(numbers, *columns, strict=True)
-
-    def _describe(self, piece: CapturedPackets) -> bytes:
-        offsets, readable, lengths, layers = piece.arrays()
-        layers |= np.uint64(self.link_flags)
-        count = len(offsets)
-        facts = ffi.new("uint8_t[]", count * _FACTS_BYTES)
-        words = [ffi.from_buffer("uint64_t[]", array) for array in (offsets, readable, lengths, layers)]
-        lib.nfp_digest_describe_all(ffi.from_buffer("uint8_t[]", piece.data), *words, count, self.key, facts)
-        return bytes(ffi.buffer(facts))
 
     def _mark(self, facts: NDArray[np.void]) -> NDArray[np.uint8]:
         digests = np.ascontiguousarray(facts["digest"])
@@ -156,7 +145,7 @@ class _Printer:
         flows, known = [], self._flows
         if len(known) > FLOWS_MAX:
             known.clear()
-        for at in range(_FLOW_AT, len(raw), _FACTS_BYTES):
+        for at in range(_FLOW_AT, len(raw), FACTS_BYTES):
             key = raw[at : at + 36] + raw[at + 42 : at + 46]
             flow = known.get(key)
             if flow is None:

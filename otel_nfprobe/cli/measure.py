@@ -23,6 +23,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.destination import Destination, find_complaint
+from otel_nfprobe.detail import AUTO, Detail
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.flightrecorder import FlightWriter
@@ -74,7 +75,8 @@ def plan(
     identity = find_identity(arguments)
     wish = _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets
-    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish)
+    detail = Detail(arguments.slower_than) if arguments.detail == AUTO else None
+    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
     return monitor

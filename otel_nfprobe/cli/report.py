@@ -8,9 +8,11 @@ import os
 import sys
 from pathlib import Path
 
+from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.main import EXIT_DONE
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import SLOWEST, Report, build_report
 from otel_nfprobe.views.jsonview import render_json
 from otel_nfprobe.views.page import render_page
@@ -43,12 +45,16 @@ class ReportCommand:
             default=SLOWEST,
             help="how many slow packets (default: %(default)s)",
         )
+        add_arrival_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         format = _choose_format(arguments)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines goes with --json; the HTML page has them anyway.", "nfprobe report --help")
-        report = build_report(RecordingReader(arguments.recording), max(0, arguments.slowest))
+        reader = RecordingReader(arguments.recording)
+        facts = read_facts(reader)
+        take_arrivals(arguments, reader, facts)
+        report = build_report(reader, max(0, arguments.slowest), facts)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
         if arguments.output:
             _write(arguments.output, text)

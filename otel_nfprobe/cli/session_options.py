@@ -11,6 +11,7 @@ from otel_nfprobe.cli.identity_options import add_correlation_options, add_diges
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
+from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.latecapture import ALL, NONE, SLOW
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
@@ -74,6 +75,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _add_manner(group: argparse._ArgumentGroup) -> None:
     # How it is probed.
+    group.add_argument(
+        "--detail",
+        choices=(ALWAYS, AUTO),
+        default=ALWAYS,
+        help="auto: time inner functions only while a queue is in backlog, in the batches after one that took longer"
+        f" than --slower-than, and in one of {ONE_IN} batches (default: always)",
+    )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(
         "--no-stop",

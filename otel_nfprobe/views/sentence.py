@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from otel_nfprobe.arrival import POLL, SATURATED
 from otel_nfprobe.views.numbers import format_count, format_duration
 
+BOUNDS = {POLL: "up to ", SATURATED: "at least "}  # what a wait says that is not exact, by arrival source
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
 
 
@@ -17,7 +19,8 @@ def explain_cause(packet: dict[str, Any]) -> str:
     excess = format_duration(cause.get("excess_ns") or 0)
     batch = _name_batch(cause.get("batch"))
     waited = packet.get("queue_wait_ns")
-    waiting = f"it waited {format_duration(waited)} in the queue" if waited else "it waited in the queue"
+    bound = BOUNDS.get(packet.get("arrival_source") or "", "")
+    waiting = f"it waited {bound}{format_duration(waited)} in the queue" if waited else "it waited in the queue"
     sentences = {
         "own": f"{function} took {excess} longer than usual in its own batch.",
         "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",

@@ -54,8 +54,25 @@ class Expectation:
         known = bool(self.packet["flags"] & 1 and self.packet["arrival_ticks"])
         return known and self.packet["arrival_ticks"] <= self.batch["start_ticks"]
 
+    def source(self) -> str | None:
+        if self.arrived():
+            return "capture" if self.packet["flags"] & 5 == 5 else "mbuf stamp"
+        if not self.batch["earliest_ticks"]:
+            return None
+        return "saturated" if self.batch["flags"] & 8 else "poll"
+
+    def arrival_attributes(self) -> dict[str, Any]:
+        source = self.source()
+        values: dict[str, Any] = {"nf.arrival.source": source} if source else {}
+        if source in ("poll", "saturated"):
+            values["nf.arrival.latest"] = self.ns(self.packet["receive_ticks"])
+        if source == "poll":
+            values["nf.arrival.earliest"] = self.ns(self.batch["earliest_ticks"])
+        return values
+
     def root_times(self) -> tuple[int, int]:
-        start = self.ns(self.packet["arrival_ticks"] if self.arrived() else self.batch["start_ticks"])
+        bound = self.batch["earliest_ticks"] or self.batch["start_ticks"]
+        start = self.ns(self.packet["arrival_ticks"] if self.arrived() else bound)
         end = self.ns(self.packet["done_ticks"] or self.batch["end_ticks"])
         return start, max(start, end)
 
@@ -87,7 +104,7 @@ class Expectation:
         if self.reasons:
             strongest = "slow" if self.reasons & SLOW else "slowest" if self.reasons & SLOWEST else "sample"
             values["nf.sampling.reason"] = strongest
-        return values | self.flow_attributes() | self.tail_attributes()
+        return values | self.flow_attributes() | self.tail_attributes() | self.arrival_attributes()
 
     def flow_attributes(self) -> dict[str, Any]:
         packet, version = self.packet, int(self.packet["ip_version"])
@@ -160,6 +177,7 @@ class Expectation:
             "nf.batch.index": self.packet["index"],
             "nf.batch.requested": batch["requested"],
             "nf.duration_ns": self.ns(batch["end_ticks"]) - self.ns(batch["start_ticks"]),
+            "nf.batch.detail": not batch["flags"] & 16,
         }
         if batch["flags"] & 2:
             values["nf.batch.lossy"] = True
@@ -194,13 +212,13 @@ class Expectation:
         assert attributes_of(list(root.attributes)) == self.root_attributes()
         self.check_links(root)
         batch_start = self.ns(self.batch["start_ticks"])
-        if self.arrived() and self.root_times()[0] < batch_start:
+        if self.root_times()[0] < batch_start:
             wait, position = spans[1], 2
             assert (wait.name, wait.parent_span_id) == ("queue wait", root.span_id)
             assert (wait.start_time_unix_nano, wait.end_time_unix_nano) == (self.root_times()[0], batch_start)
             assert attributes_of(list(wait.attributes)) == {
                 "nf.duration_ns": batch_start - self.root_times()[0],
-                "nf.arrival.source": "mbuf stamp",
+                "nf.arrival.source": self.source(),
             }
         batch = spans[position]
         assert (batch.name, batch.parent_span_id) == ("batch", root.span_id)

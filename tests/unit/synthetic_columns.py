@@ -49,7 +49,8 @@ def _fill_batches(
     batches["first_packet"] = index * batch_size
     batches["first_call"] = index * calls_per_batch
     batches["calls"] = calls_per_batch
-    batches["flags"] = index % 7
+    batches["flags"] = index % 32 % 27
+    batches["earliest_ticks"] = np.where(index % 5, batches["start_ticks"] - index % 5 * 20_000, 0)
 
 
 def _fill_calls(calls: np.ndarray, batches: np.ndarray, calls_per_batch: int, random: np.random.Generator) -> None:

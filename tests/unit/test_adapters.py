@@ -118,6 +118,7 @@ def test_roles_of_a_description(target: Target) -> None:
         "when": base.WHEN_NONZERO,
         "checked": 1,
         "pooled": 0,
+        "queue_argument": 255,
         **dict.fromkeys(("verdict", "proven", "offence"), 0),
     }
     drop = roles[DROP].program

@@ -185,5 +185,5 @@ def test_stray_packets_are_counted() -> None:
 
 
 def test_invalid_records_are_counted() -> None:
-    counts = run([entry(99, 10, 900), record(16, F, 1, 1), record(77, F, 1, 1), record(9, F, 1, 1), lost(1, 3)])[1]
+    counts = run([entry(99, 10, 900), record(17, F, 1, 1), record(77, F, 1, 1), record(9, F, 1, 1), lost(1, 3)])[1]
     assert (counts.invalid, counts.calls) == (5, 0)

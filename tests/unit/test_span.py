@@ -214,7 +214,7 @@ def test_indices_outside_of_the_columns() -> None:
     columns.batches["first_call"][0] = 10**6
     columns.batches["calls"][1] = NONE
     columns.packets["batch"][3] = 1
-    columns.packets["flags"] = 0
+    columns.packets["flags"] = columns.batches["earliest_ticks"] = 0
     encoder = make_encoder()
     selected = np.array([0, 1, 2, 3, 4, NONE], dtype=np.uint32)
     requests = list(encoder.encode(columns, selected, np.ones(6, dtype=np.uint8)))

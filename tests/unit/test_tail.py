@@ -32,6 +32,7 @@ class Story:
         self.batches: list[tuple[int, int, int, int, int]] = []  # start, end, size, thread, flags
         self.switches: list[tuple[int, int, int]] = []  # out, in, flags
         self.packets: list[tuple[int, int, int]] = []  # arrival, done, batch
+        self.earliest: dict[int, int] = {}  # by batch: when its queue was seen empty, else 0
 
     def batch(
         self,
@@ -56,6 +57,7 @@ class Story:
         calls["self_ticks"], calls["parent"] = calls["end_ticks"] - calls["start_ticks"], NONE
         _fill(batches, ("start_ticks", "end_ticks", "size", "thread", "flags"), self.batches)
         batches["id"] = np.arange(len(batches)) + 100
+        batches["earliest_ticks"] = [self.earliest.get(index, 0) for index in range(len(batches))]
         batches["first_call"] = np.searchsorted(calls["batch"], np.arange(len(batches)))
         batches["calls"] = np.bincount(calls["batch"])
         batches["first_packet"], batches["packets"] = np.arange(len(batches)), 1
@@ -303,3 +305,21 @@ def test_samples_are_bounded() -> None:
     assert len(sample._kept.sizes) <= 8192
     assert len(sample._latencies) <= 32768
     assert sample.typical().function_ticks(np.array([RX, WORK, TX]), 4).tolist() == pytest.approx([100, 100, 100])
+
+
+def test_bounds_from_polls_show_the_victims() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 5000))
+    story.batch(6200, (100, 100, 100), full=True)
+    story.batch(6500, (100, 100, 100))
+    story.earliest = {1: 1000, 2: 1000}  # the slow batch's own poll had left the queue empty
+    for packet in (1, 2):
+        assert read(story.cause(packet), "kind", "function", "batch", "saturated") == (CauseKind.QUEUE, TX, 0, 0)
+
+
+def test_an_empty_poll_ends_the_period() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 5000), full=True)
+    story.batch(6215, (100, 900, 100))
+    story.earliest = {1: 6205}  # between two batches that follow each other at once
+    assert read(story.cause(1), "kind", "function", "batch", "saturated") == (CauseKind.OWN, WORK, 1, 0)

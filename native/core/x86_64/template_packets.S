@@ -64,6 +64,18 @@
 	.byte .Lreceive_some - . - 1
 	cmpq $0, NFP_THREAD_LIMIT(%r11) // this thread has no ring yet: C gives it one and counts
 	je .Lreceive_some
+	// One store: when this queue was seen empty (partner: nfp_queue_emptied, which hashes in the same way).
+	mov FRAME_RDI(%rsp), %ecx // or another argument, or xor %ecx, %ecx
+	FIELD receive, FIELD_QUEUE, 4
+	xor $0x7fffffff, %ecx
+	FIELD receive, FIELD_PROGRAM, 4
+	imul $NFP_QUEUE_HASH, %ecx, %ecx
+	mov FRAME_TSC(%rsp), %rax
+	shl $NFP_QUEUE_MARK_BITS, %rax
+	shr $NFP_QUEUE_SHIFT, %ecx
+	mov %cx, %ax
+	shr $NFP_QUEUE_MARK_BITS, %ecx
+	mov %rax, NFP_THREAD_EMPTIED(%r11,%rcx,8)
 	mov NFP_THREAD_SHARED(%r11), %r11
 	sub FRAME_TSC(%rsp), %rdx
 	add %rdx, NFP_SHARED_EMPTY_TICKS(%r11)

@@ -46,6 +46,14 @@
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
 
+// Between POLL_ENTRY and POLL_EXIT: since when the packets of the batch can have waited (native/probe/queue.c).
+#define NFP_POLL_QUEUE 16 // time stamp counter             queue, 22 bits | NFP_QUEUE_* marks
+
+#define NFP_QUEUE_BITS 22
+#define NFP_QUEUE_UNDETAILED                                                                                 \
+	(1u << 30) // the inner functions of the batch are not timed (native/probe/detail.c)
+#define NFP_QUEUE_SATURATED (1u << 31) // the queue was not seen empty: the time is that of the batch before
+
 // Where not every packet is identified (native/probe/late.c):
 #define NFP_PACKET_ORIGIN 30 // entry of its receive call; 0: not known   position in the received burst
 #define NFP_BATCH_NOTE 31 // 0                                         NFP_NOTE_* of the batch that begins

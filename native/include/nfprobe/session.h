@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 1
+#define NFP_SESSION_VERSION 2
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -34,6 +34,7 @@
 #define NFP_GATE_INNER 2   // inner functions, closed while detail is not wanted
 #define NFP_GATE_PACKETS 4 // receive, transmit and drop write packet records
 #define NFP_GATE_LATE 8 // transmit and drop write those of packets that deserve it (native/probe/late.c)
+#define NFP_GATE_AUTO 16   // the target opens and closes its inner gates itself (native/probe/detail.c)
 
 // In struct nfp_late_wish.
 #define NFP_LATE_NEVER 0xffffffffffffffff
@@ -51,7 +52,13 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
-#define NFP_THREAD_BYTES 192
+#define NFP_THREAD_EMPTIED 192
+#define NFP_THREAD_BYTES 1216
+// A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
+#define NFP_QUEUE_SLOTS 64
+#define NFP_QUEUE_HASH 0x9e3779b1
+#define NFP_QUEUE_SHIFT 10
+#define NFP_QUEUE_MARK_BITS 16
 // Offsets in struct nfp_thread_shared that the templates use.
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72
@@ -131,6 +138,9 @@ struct nfp_session_header {
 	// target's own memory reads the 1 as well.
 	uint64_t kept_address;
 	struct nfp_late_wish late; // of threads that have no entry in the thread table yet
+	// With NFP_GATE_AUTO: after a batch of this age the next ones are detailed (0: none is), and one of so many is.
+	uint64_t detail_slow_ticks;
+	uint64_t detail_one_in;
 	char message[512]; // why the helper failed, one sentence
 	struct nfp_arena {
 		uint64_t address; // in the target
@@ -250,7 +260,8 @@ struct nfp_program {
 	uint16_t arrival_flags; // offset of a 64-bit word that says whether there is a stamp, or 0xffff
 	uint8_t arrival_bit; // of that word
 	uint8_t pooled; // 1: packets stay where they are, readable, when they have been transmitted or freed
-	uint8_t reserved[10];
+	uint8_t queue_argument; // of a receive function: which queue it polls
+	uint8_t reserved[9];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.
@@ -293,11 +304,25 @@ struct nfp_thread {
 	void *packets_exit;
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
 	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
-	uint64_t reserved;
+	// Of the batch that the thread works on (native/probe/queue.c), in ticks: the entry of the poll that returned
+	// it, and since when its packets can have waited: what its age is counted from. 0 before the first one.
+	uint64_t batch_start;
+	uint64_t batch_earliest;
+	uint64_t handed_ticks; // exit of the last transmit or drop call
+	uint32_t detail_left; // batches that are detailed because one before them was slow
+	uint32_t detail_turn; // batches since one was detailed for what is usual
 	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
 	void *counter_pages; // of struct nfp_counter_pages, or 0
 	uint32_t counted; // number of counters that are read with each record
-	uint32_t reserved1[11];
+	uint32_t reserved[5];
+	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
+	uint64_t
+	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
+	struct nfp_backlog {
+		uint32_t emptied; // bits 16..47 of that word, when the queue's batch was last looked at
+		uint16_t queue;
+		uint16_t full_polls; // since then, one after another
+	} backlog[NFP_QUEUE_SLOTS];
 };
 
 #define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
@@ -314,11 +339,12 @@ NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is three cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 19 cache lines");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a packet's life in the function begins, and how that is known: it was stamped, a capture file says it, or the
+// polls bound it (native/probe/queue.c). Pure; columns.py has the same rule for arrays. Used by batch.c,
+// statistics.c and otlp_packet.c.
+#ifndef NFPROBE_CORE_ARRIVAL_H
+#define NFPROBE_CORE_ARRIVAL_H
+#include <nfprobe/record.h>
+#include "columns.h"
+
+// Fills in what a POLL_QUEUE record says of a batch; earliest_ticks 0: there is no such record. A bound behind the
+// poll itself cannot be.
+static inline void nfp_batch_wait(struct nfp_batch *batch, uint64_t earliest_ticks, uint32_t queue)
+{
+	if (!earliest_ticks)
+		return;
+	batch->earliest_ticks = earliest_ticks < batch->start_ticks ? earliest_ticks : batch->start_ticks;
+	batch->queue = queue & ((1u << NFP_QUEUE_BITS) - 1);
+	if (queue & NFP_QUEUE_UNDETAILED)
+		batch->flags |= NFP_BATCH_UNDETAILED;
+	if (queue & NFP_QUEUE_SATURATED)
+		batch->flags |= NFP_BATCH_SATURATED;
+}
+
+// Whether the packet's own arrival is known. One after the start of its batch is not believed: the clocks differ by
+// more than the wait.
+static inline int nfp_arrival_known(const struct nfp_packet *packet, uint64_t batch_start_ticks)
+{
+	return packet->flags & NFP_PACKET_ARRIVAL_KNOWN && packet->arrival_ticks &&
+	       packet->arrival_ticks <= batch_start_ticks;
+}
+
+static inline uint64_t nfp_batch_life_start(const struct nfp_batch *batch)
+{
+	return batch->earliest_ticks ? batch->earliest_ticks : batch->start_ticks;
+}
+
+// Where a packet's latency is counted from.
+static inline uint64_t nfp_life_start(const struct nfp_packet *packet, const struct nfp_batch *batch)
+{
+	if (nfp_arrival_known(packet, batch->start_ticks))
+		return packet->arrival_ticks;
+	return nfp_batch_life_start(batch);
+}
+#endif

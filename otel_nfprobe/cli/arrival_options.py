@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that take arrival times from a capture file, shared by the verbs report and export."""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi
+from otel_nfprobe.arrivals import (
+    CAPTURED,
+    PAIRS_NEEDED,
+    RECEIVED,
+    Matches,
+    estimate_offset_ns,
+    match_by_digest,
+    match_by_order,
+    read_received,
+)
+from otel_nfprobe.capturefile import FACTS, describe_packets, open_capture
+from otel_nfprobe.cli.identity_options import add_digest_options, find_key
+from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.digest import LINK_INNER
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import RecordingFacts, replay
+
+AUTO = "auto"
+PACKETS_MAX = 8_000_000  # of a session and of a capture: 650 MB; more are left out and counted as absent
+
+
+def add_arrival_options(parser: argparse.ArgumentParser) -> None:
+    """Declares where arrival times come from."""
+    group = parser.add_argument_group("arrival times from a capture")
+    group.add_argument("--arrivals", metavar="FILE", help="pcap or pcapng file that the generator captured")
+    group.add_argument(
+        "--arrivals-by",
+        choices=("digest", "order"),
+        default="digest",
+        help="how its packets are found again: by id, or by their order and length (default: %(default)s)",
+    )
+    group.add_argument(
+        "--arrivals-offset",
+        type=_parse_offset,
+        default=0,
+        metavar="TIME",
+        help="added to its times, such as 30us, -1.5ms or auto; default 0: captured on the same host",
+    )
+    add_digest_options(group)
+
+
+def take_arrivals(arguments: argparse.Namespace, reader: RecordingReader, facts: RecordingFacts) -> None:
+    """Matches the capture, if one was named, with the recording; says on standard error what became of it.
+
+    From then on every replay of `facts` has these arrivals.
+
+    Raises:
+        UsageError: it cannot be read, is no capture, or cannot be matched as was asked for.
+    """
+    if arguments.arrivals is None:
+        return
+    captured, damage = _read_captured(arguments)
+    received = _read_received(reader, facts)
+    offset_ns = _find_offset_ns(arguments, received, captured)
+    if arguments.arrivals_by == "order":
+        try:
+            matches = match_by_order(received, captured, offset_ns)
+        except ValueError:
+            raise UsageError(
+                "Packets of this recording came from more than one queue: they have no common order.",
+                f"nfprobe {arguments.verb} {arguments.recording} --arrivals {arguments.arrivals}",
+            ) from None
+    else:
+        matches = match_by_digest(received, captured, offset_ns)
+    facts.arrivals = matches
+    for sentence in (damage, _describe(arguments, matches), _compare_clocks(matches, received, captured)):
+        if sentence:
+            print(f"nfprobe: {sentence}", file=sys.stderr)
+
+
+def _parse_offset(text: str) -> int | str:
+    if text == AUTO:
+        return AUTO
+    return -parse_duration_ns(text[1:]) if text.startswith("-") else parse_duration_ns(text)
+
+
+def _read_captured(arguments: argparse.Namespace) -> tuple[NDArray[np.void], str]:
+    """The capture's packets as rows of CAPTURED, and what is damaged of it."""
+    key = ffi.new("uint64_t[2]", struct.unpack("<2Q", find_key(arguments)))
+    reader, parts, count = open_capture(arguments.arrivals), [np.empty(0, CAPTURED)], 0
+    for piece in reader.pieces():
+        if not piece.unix_ns or count >= PACKETS_MAX:
+            continue
+        facts = np.frombuffer(describe_packets(piece, key, LINK_INNER if arguments.inner else 0), FACTS)
+        part = np.zeros(len(facts), CAPTURED)
+        part["digest"], part["unix_ns"], part["length"] = facts["digest"], piece.unix_ns, facts["length"]
+        parts.append(part)
+        count += len(part)
+    return np.concatenate(parts), reader.damage
+
+
+def _read_received(reader: RecordingReader, facts: RecordingFacts) -> NDArray[np.void]:
+    clock, parts, count = facts.make_clock(), [np.empty(0, RECEIVED)], 0
+    with Pipeline(facts.roles) as pipeline:
+        for columns in replay(reader, facts, pipeline):
+            if count < PACKETS_MAX:
+                parts.append(read_received(columns, clock))
+                count += len(parts[-1])
+    return np.concatenate(parts)
+
+
+def _find_offset_ns(arguments: argparse.Namespace, received: NDArray[np.void], captured: NDArray[np.void]) -> int:
+    if arguments.arrivals_offset != AUTO:
+        return int(arguments.arrivals_offset)
+    offset_ns = estimate_offset_ns(received, captured)
+    if offset_ns is None:
+        raise UsageError(
+            f"Fewer than {PAIRS_NEEDED} packets of the recording are found in {arguments.arrivals} by their ids: that "
+            "is too little to estimate the difference of the clocks.",
+            f"nfprobe {arguments.verb} {arguments.recording} --arrivals {arguments.arrivals} --arrivals-offset 0",
+        )
+    return offset_ns
+
+
+def _describe(arguments: argparse.Namespace, matches: Matches) -> str:
+    name = arguments.arrivals
+    if not matches.matched and not matches.impossible:
+        return (
+            f"{name} does not fit: of {matches.packets:,} packets none was found among its {matches.captured:,} by "
+            f"{arguments.arrivals_by}. It is of other traffic, or ids had another --key; no arrival is from it."
+        )
+    moved = ""
+    if arguments.arrivals_offset == AUTO:
+        moved = f" Its times were moved by {matches.offset_ns:,} ns, so that the fastest packet did not wait."
+    return (
+        f"{matches.matched:,} of {matches.packets:,} packets have their arrival from {name} ({matches.absent:,} are "
+        f"not in it, {matches.impossible:,} cannot have come at its time).{moved}"
+    )
+
+
+def _compare_clocks(matches: Matches, received: NDArray[np.void], captured: NDArray[np.void]) -> str:
+    if matches.impossible <= matches.matched:
+        return ""
+    difference = estimate_offset_ns(received, captured)
+    if difference is None:
+        return ""
+    return f"Its clock differs from the recording's by about {difference:,} ns; --arrivals-offset auto takes that off."
