@@ -51,7 +51,18 @@ def measured(compile_target: Callable[..., Path], nfprobe: Any, tmp_path_factory
     binary = compile_target("queues", "-rdynamic")
     description, log, recording = folder / "queues.yaml", folder / "log", folder / "queues.nfp"
     description.write_text(yaml.safe_dump(DESCRIPTION).replace("MODULE", binary.name))
-    options = ("--adapter", description, "--record", recording, "--ring-size", "64MiB", "--functions", "nf_work")
+    options = (
+        "--packets",
+        "all",
+        "--adapter",
+        description,
+        "--record",
+        recording,
+        "--ring-size",
+        "64MiB",
+        "--functions",
+        "nf_work",
+    )
     done = nfprobe.run("run", *options, "--", binary, log, folder / "pcap", POLLS, FULL_POLLS, SLOW_BATCHES)
     assert done.returncode == 0, done.stderr
     polls = [Poll(*map(int, line.split())) for line in log.read_text().splitlines()]

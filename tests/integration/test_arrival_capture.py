@@ -43,7 +43,17 @@ def record(
         folder, binary = tmp_path_factory.mktemp("arrivals"), compile_target("queues", "-rdynamic")
         described = DESCRIPTION | {"buffer": {**DESCRIPTION["buffer"], "arrival": {"offset": 16, "unit": "ticks"}}}
         (folder / "queues.yaml").write_text(yaml.safe_dump(described).replace("MODULE", binary.name))
-        options = ("--adapter", folder / "queues.yaml", "--record", folder / "nfp", "--ring-size", "64MiB", "--json")
+        options = (
+            "--packets",
+            "all",
+            "--adapter",
+            folder / "queues.yaml",
+            "--record",
+            folder / "nfp",
+            "--ring-size",
+            "64MiB",
+            "--json",
+        )
         done = nfprobe.run("run", *options, "--", binary, folder / "log", folder / "pcap", polls, full_polls, 0)
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stderr.splitlines()[-1])
