@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from probed import Talker
-from test_testpmd import ROOM, assert_nothing_missing, check_recording, end, wait_until_armed
+from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.base import RoleFunction
@@ -121,7 +121,7 @@ def test_everything_is_what_all_gives(
     testpmd.command("start")
     testpmd.wait_for_packets(count)
     testpmd.command("stop")
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
     identified = summary["identified"]
     assert (identified["packets"], identified["unplaced"], identified["unheld"]) == (count, 0, 0)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from ovs_dpdk import OvsDpdk
 from probed import Talker, wait_until
-from test_testpmd import ROOM, assert_nothing_missing, end, wait_until_armed
+from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from traffic import make_frames, read_pcap
 
 from otel_nfprobe.adapters.described import DescribedAdapter
@@ -94,7 +94,7 @@ def test_every_packet_through_its_ports(
     # Packets of a flow that is not cached yet are sent one by one, after the others of their batch.
     assert Counter(frame for _, frame, _ in read_pcap(switch.sent)) == Counter(frames)
     send_through_tap(switch)
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "ovs"
     (thread,) = [thread for thread in summary["threads"] if thread["name"].startswith("pmd-c")]
     assert (thread["batches"], thread["packets"]) == (COUNT // BURST, COUNT)
@@ -173,7 +173,7 @@ def test_batches_behind_pointers_by_a_description(
     recording, code = tmp_path / "described.nfprobe", code_of(switch.pid)
     monitor = attach(nfprobe, switch, "--adapter", description, "--record", recording)
     play(switch, capture(count), count)
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "described"
     assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
     assert summary["functions"]["switched_off"] == {}
@@ -215,7 +215,7 @@ def test_names_without_dpdk(
     monitor = nfprobe.start("attach", talker.pid, *options, "--json")
     wait_until_armed(nfprobe, talker.pid, monitor)
     assert talker.ask("5010") == f"5010 packets {5010 * 60} bytes"
-    summary = end(monitor)
+    summary = nfprobe.end(monitor)
     assert summary["adapter"] == "ovs"
     assert (summary["batches"], summary["functions"]["switched_off"]) == (157, {})
     assert summary["packets"] == {"received": 5010, "transmitted": 5010, "dropped": 0, "unknown": 0}
