@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from probed import Talker
-from test_testpmd import end, wait_until_armed
+from test_testpmd import wait_until_armed
 
 from otel_nfprobe.cli.stats import StatsCommand, choose_one
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
@@ -30,7 +30,7 @@ def test_calls_of_a_known_length(nfprobe: Any, talker: Talker) -> None:
     monitor = nfprobe.start("stats", talker.pid, "nap", "--for", "300s", "--json")
     wait_until_armed(nfprobe, talker.pid, monitor)
     assert talker.ask("naps 1000") == str(100 * 2000)
-    found = end(monitor)
+    found = nfprobe.end(monitor)
     assert (found["count"], found["warm_up"]) == (1000 - 64, 64)
     assert sum(count for _, count in found["histogram"]) == found["count"]
     assert found["histogram"][-1][0] >= found["max_ns"]
