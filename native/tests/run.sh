@@ -5,8 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
-encoder=("$core"/{otlp,otlp_packet,otlp_span,otlp_counters,otlp_message,otlp_address,otlp_id,clock}.c)
+sources=("$core"/{drain,counters,chosen,detail,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
+encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
