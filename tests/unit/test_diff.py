@@ -198,7 +198,7 @@ def test_what_is_no_recording_or_empty_or_cut(tmp_path: Path, capsys: pytest.Cap
         assert word in captured.err
         assert "next: " in captured.err
     content = Path(good).read_bytes()
-    (tmp_path / "cut").write_bytes(content[: len(content) * 3 // 4])
+    (tmp_path / "cut").write_bytes(content[:-40])
     assert main(["diff", good, str(tmp_path / "cut")]) == 0
     captured = capsys.readouterr()
     assert "nf_inner" in captured.out
