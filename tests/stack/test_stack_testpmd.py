@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jaeger_client import JaegerSpan
 from stack_services import Collector
-from test_testpmd import end, wait_until_armed
+from test_testpmd import wait_until_armed
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.columns import Columns, concatenate
@@ -35,7 +35,8 @@ def run_session(nfprobe: Any, testpmd: Testpmd, endpoint: str, service: str, rec
     testpmd.command("start")
     testpmd.wait_for_packets(PACKETS)
     time.sleep(0.2)
-    return end(monitor)
+    summary: dict[str, Any] = nfprobe.end(monitor)
+    return summary
 
 
 def check_trace(spans: list[JaegerSpan], columns: Columns, index: int, convert: Any) -> None:
