@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.adapters.base import Adapter
+from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.analysis import GOT_SLOT
 from otel_nfprobe.calibration import costs_by_id, ticks_per_call
 from otel_nfprobe.candidates import find_candidates
@@ -190,14 +190,17 @@ class Trial:
         Raises:
             NfprobeError: the candidates cannot be probed.
         """
-        roles = [role.address for role in self.adapter.roles(self.target)]
+        roles = self.adapter.roles(self.target)
+        # What only frees packets is in libraries that need not be of interest.
+        handling = [role.address for role in roles if role.role != FREE]
+        served = {role.address for role in roles}
         look_s = min(LOOK_S_MAX, LOOK_SHARE * seconds)
         seen = see_running(self.target, look_s, self.stopping.is_set)
         patterns = [Pattern(text) for text in self.excluded]
         candidates = [
             function
-            for function in find_candidates(self.target, roles, seen)
-            if not any(pattern.matches(function) for pattern in patterns)
+            for function in find_candidates(self.target, handling, seen)
+            if function.address not in served and not any(pattern.matches(function) for pattern in patterns)
         ]
         if not candidates:
             return Found(0, 0)
@@ -241,7 +244,9 @@ class Trial:
 
 def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
     """What is worth a probe, by what was counted."""
-    found = Found(len(monitor.probes) - len(monitor.choice.roles), tally.batches)
+    roles = {role.address for role in monitor.choice.roles}
+    tried = sum(probe.request.plan.address not in roles for probe in monitor.probes)
+    found = Found(tried, tally.batches)
     if not tally.batches:
         return found
     call_ticks = max(1.0, ticks_per_call(monitor.costs))

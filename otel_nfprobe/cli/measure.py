@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from otel_nfprobe.adapters.base import Adapter
+from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
@@ -97,7 +97,7 @@ def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
 
 
 def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | None, globs: Sequence[str]) -> Choice:
-    return choose(
+    choice = choose(
         target,
         adapter,
         globs,
@@ -107,6 +107,11 @@ def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | No
         arguments.archive,
         arguments.captures,
     )
+    if arguments.packets != ALL:  # only a packet that was identified when it was received is found when it is freed
+        freeing = {role.address for role in choice.roles if role.role == FREE}
+        choice.plans = [plan for plan in choice.plans if plan.address not in freeing]
+        choice.by_slot = [plan for plan in choice.by_slot if plan.address not in freeing]
+    return choice
 
 
 def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: float) -> None:

@@ -18,6 +18,7 @@ from probed import Probed, Talker
 from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.generic import GenericAdapter
+from otel_nfprobe.columns import concatenate
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
@@ -84,7 +85,7 @@ def check_turns(recording: Path) -> None:
     reader = RecordingReader(str(recording))
     facts = read_facts(reader)
     with Pipeline(facts.roles) as pipeline:
-        (columns,) = replay(reader, facts, pipeline)
+        columns = concatenate(list(replay(reader, facts, pipeline)))
     batches = np.sort(columns.batches, order="start_ticks")
     assert (batches["start_ticks"][1:] == batches["end_ticks"][:-1]).all()
     slow = [i for i, name in enumerate(facts.function_names) if name == "slow"]
