@@ -66,10 +66,14 @@ static int session_is_usable(const struct nfp_boot *boot)
 	return descriptor_is_session();
 }
 
+// Where nothing of a program or its libraries usually lies: what is free near these is left for trampolines. A wish
+// only; the kernel takes another place where something is there already.
+#define FAR_FROM_CODE ((void *)0x200000000000)
+
 static const char *make_threads(struct nfp_thread **ret)
 {
 	size_t bytes = sizeof(struct nfp_thread) * NFP_THREAD_COUNT;
-	void *blocks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *blocks = mmap(FAR_FROM_CODE, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (blocks == MAP_FAILED)
 		return "no memory for the thread blocks";
 	// A forked child reads zeros: its gates are closed, it never writes into its parent's rings.
@@ -83,7 +87,7 @@ static const char *make_threads(struct nfp_thread **ret)
 
 static void *make_late(void) // pages that are never touched cost nothing
 {
-	return mmap(NULL, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
+	return mmap(FAR_FROM_CODE, sizeof(struct nfp_late) * NFP_THREAD_COUNT, PROT_READ | PROT_WRITE,
 	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 

