@@ -54,6 +54,7 @@ def test_the_packet_before_is_found(tmp_path: Path) -> None:
         assert (tmp_path / "firewall.html").stat().st_size > 1000
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_packets_of_a_flow_back_to_back_are_faster(tmp_path: Path) -> None:
     if not examples_are_installed():

@@ -72,7 +72,7 @@ def check_packet(spans: list[JaegerSpan], columns: Columns, packet: np.void, clo
     by_name = {span.name: span for span in spans}
     root, batch_span = spans_named(spans, ("packet", "dropped packet")), by_name["batch"]
     believed = packet["flags"] & 1 and packet["arrival_ticks"] <= batch["start_ticks"]
-    start = packet["arrival_ticks"] if believed else batch["start_ticks"]
+    start = packet["arrival_ticks"] if believed else batch["earliest_ticks"] or batch["start_ticks"]
     end = packet["done_ticks"] or batch["end_ticks"]
     assert [root.start_ns, root.end_ns] == clock.convert([start, max(start, end)]).tolist()
     assert [batch_span.start_ns, batch_span.end_ns] == clock.convert(
