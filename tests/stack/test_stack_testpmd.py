@@ -48,7 +48,8 @@ def check_trace(spans: list[JaegerSpan], columns: Columns, index: int, convert: 
     (batch_span,) = [span for span in spans if span.name == "batch"]
     assert root.name == "packet"
     assert root.attributes["nf.packet.id"] == f"{packet['digest']:016x}"
-    assert [root.start_ns, root.end_ns] == convert([batch["start_ticks"], packet["done_ticks"]]).tolist()
+    arrived = batch["earliest_ticks"] or batch["start_ticks"]
+    assert [root.start_ns, root.end_ns] == convert([arrived, packet["done_ticks"]]).tolist()
     assert root.attributes["nf.packet.latency_ns"] == root.end_ns - root.start_ns
     assert batch_span.parent_span_id == root.span_id
     assert [batch_span.start_ns, batch_span.end_ns] == convert([batch["start_ticks"], batch["end_ticks"]]).tolist()
