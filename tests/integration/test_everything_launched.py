@@ -30,6 +30,7 @@ WAYS = [LADDER, *(pytest.param(strategy, marks=pytest.mark.long) for strategy in
 LIBRARIES = ("libz.so.1", "libsqlite3.so.0", "libcrypto.so.3")
 PACKETS = 5000
 FRAMES = 12
+MANY, FEW = 1000, 400  # functions; few read arguments that are on the stack
 UNENDED_MAX = 200  # calls that are open when a program ends by exit(), or when its last threads are ended
 
 
@@ -79,7 +80,7 @@ def test_python_and_its_libraries(way: str, nfprobe: Any) -> None:
     environment = {**os.environ, "LD_PRELOAD": " ".join(LIBRARIES)}  # there before the first instruction
     said, summary = run_both(nfprobe, way, globs, [PYTHON, WORK], work, env=environment)
     assert said.endswith("skipped\n")
-    assert_consistent(summary, 1000)
+    assert_consistent(summary, FEW if way == "copied" else MANY)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,7 +90,7 @@ def test_openssl(way: str, nfprobe: Any, tmp_path: Path) -> None:
     command = ["openssl", "dgst", "-sha256", data]
     said, summary = run_both(nfprobe, way, ["libcrypto.so*:*", "libssl.so*:*", "openssl:*"], command, "")
     assert said.split()[-1] == hashlib.sha256(data.read_bytes()).hexdigest()
-    assert_consistent(summary, 1000)
+    assert_consistent(summary, FEW if way == "copied" else MANY)
 
 
 @pytest.mark.parametrize("way", WAYS)
