@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.adapters.base import FREE, Adapter
@@ -83,7 +84,12 @@ def plan(
 
 
 def _find_wish(arguments: argparse.Namespace) -> LateWish:
-    return LateWish.choose(arguments.slower_than, arguments.slowest, arguments.sample)
+    wish = LateWish.choose(arguments.slower_than, arguments.slowest, arguments.sample)
+    if arguments.trigger is None:
+        return wish
+    # A flight recorder is triggered by packets that were identified.
+    bounds = [arguments.trigger, *([] if wish.slower_than_ns is None else [wish.slower_than_ns])]
+    return replace(wish, slower_than_ns=min(bounds))
 
 
 def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
