@@ -4,12 +4,8 @@
 
 	.text
 
-// In: r11 thread block, eax loss class. Out: r11 thread block or 0. Keeps everything but rax, rcx, r11.
-	.p2align 4
-	.globl nfp_slow_thunk
-	.hidden nfp_slow_thunk
-nfp_slow_thunk:
-	endbr64
+// What a call of C may change, but for rax, rcx and r11; the stack pointer is kept in rbp meanwhile.
+.macro SAVE_SEVEN
 	push %rdx
 	push %rsi
 	push %rdi
@@ -17,11 +13,9 @@ nfp_slow_thunk:
 	push %r9
 	push %r10
 	push %rbp
-	mov %rsp, %rbp
-	and $-16, %rsp
-	mov %r11, %rdi
-	mov %eax, %esi
-	call nfp_thread_slow
+.endm
+
+.macro RESTORE_SEVEN
 	mov %rax, %r11
 	mov %rbp, %rsp
 	pop %rbp
@@ -32,6 +26,21 @@ nfp_slow_thunk:
 	pop %rsi
 	pop %rdx
 	ret
+.endm
+
+// In: r11 thread block, eax loss class. Out: r11 thread block or 0. Keeps everything but rax, rcx, r11.
+	.p2align 4
+	.globl nfp_slow_thunk
+	.hidden nfp_slow_thunk
+nfp_slow_thunk:
+	endbr64
+	SAVE_SEVEN
+	mov %rsp, %rbp
+	and $-16, %rsp
+	mov %r11, %rdi
+	mov %eax, %esi
+	call nfp_thread_slow
+	RESTORE_SEVEN
 
 // The same for threads with counters, called before every record of a template. The function's rsp stands seven words
 // above: the return address here and the 48 bytes that templates skip.
@@ -40,29 +49,14 @@ nfp_slow_thunk:
 	.hidden nfp_counted_thunk
 nfp_counted_thunk:
 	endbr64
-	push %rdx
-	push %rsi
-	push %rdi
-	push %r8
-	push %r9
-	push %r10
-	push %rbp
+	SAVE_SEVEN
 	lea 112(%rsp), %edx
 	mov %rsp, %rbp
 	and $-16, %rsp
 	mov %r11, %rdi
 	mov %eax, %esi
 	call nfp_counted_slow
-	mov %rax, %r11
-	mov %rbp, %rsp
-	pop %rbp
-	pop %r10
-	pop %r9
-	pop %r8
-	pop %rdi
-	pop %rsi
-	pop %rdx
-	ret
+	RESTORE_SEVEN
 
 // In: r11 thread block, rax frame, rdx exit time, ecx function and program. The frame holds the rest.
 .macro PACKET_THUNK name, function
