@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,7 @@ from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.span import EncodedRequest
 from otel_nfprobe.spool import Spool, SpoolSettings, describe_endpoint
 
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture
