@@ -8,9 +8,11 @@ from a memory file that the monitor fills. native/probe/boot.h has the conversat
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread
 
 PATIENCE_NS = 10_000_000_000
+BUSY_PATIENCE_NS = 1_000_000_000  # until a busy thread makes a harmless call; then it is the next one's turn
 STAGE_PATIENCE_S = 30.0
 FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
@@ -256,18 +259,29 @@ def candidates(target: Target) -> list[Thread]:
 def _run(target: Target, request: Any, boot: Any) -> int:
     """Tries one thread after the other; a program that has just started may have none that is fit yet."""
     reasons: list[str] = []
+    turns: Counter[int] = Counter()
+    given_up: set[int] = set()
     start = time.monotonic()
-    while not reasons and time.monotonic() - start < FIRST_THREAD_PATIENCE_S:
-        for thread in candidates(target):
-            request.tid = thread.tid
-            if lib.nfp_inject(request, boot) == 0:
-                return int(thread.tid)
-            reasons.append(f"{thread.name}: {ffi.string(request.message).decode(errors='replace')}")
-            if not os.path.exists(f"/proc/{target.pid}"):
-                raise NfprobeError(f"Process {target.pid} has ended.")
-            if time.monotonic() - start > ALL_THREADS_PATIENCE_S:
+    while time.monotonic() - start < (ALL_THREADS_PATIENCE_S if reasons else FIRST_THREAD_PATIENCE_S):
+        # Looked at anew each time: one that sleeps between its turns on a busy CPU is blocked only now and then.
+        fit = [thread for thread in candidates(target) if thread.tid not in given_up]
+        if not fit:
+            if reasons:
                 break
-        time.sleep(0.01)
+            time.sleep(0.01)
+            continue
+        thread = min(fit, key=lambda thread: turns[thread.tid])
+        is_busy = thread.system_call is None
+        request.tid, request.patience_ns = thread.tid, BUSY_PATIENCE_NS if is_busy else PATIENCE_NS
+        error = lib.nfp_inject(request, boot)
+        if error == 0:
+            return int(thread.tid)
+        turns[thread.tid] += 1
+        if not (is_busy and error == -errno.EAGAIN):
+            given_up.add(thread.tid)
+        reasons.append(f"{thread.name}: {ffi.string(request.message).decode(errors='replace')}")
+        if not os.path.exists(f"/proc/{target.pid}"):
+            raise NfprobeError(f"Process {target.pid} has ended.")
     why = reasons[0] if reasons else "all are blocked where they may hold a lock"
     raise NfprobeError(
         f"No thread of process {target.pid} came to a place where the probe library can be loaded ({why}).",

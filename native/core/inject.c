@@ -132,10 +132,9 @@ static int run_to_safe_call(struct nfp_seized *thread, uint64_t deadline_ns)
 
 static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved)
 {
-	uint64_t deadline_ns = nfp_now_ns() + inject->patience_ns;
 	int error = nfp_interrupt(thread);
 	if (!error)
-		error = nfp_wait_interrupted(thread, deadline_ns);
+		error = nfp_wait_interrupted(thread, nfp_now_ns() + CALL_PATIENCE_NS);
 	if (error)
 		return fail(inject, error, "the thread did not stop");
 	saved->at_entry = !is_blocked_safely(&thread->registers);
@@ -143,8 +142,10 @@ static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thre
 		return 0;
 	if (ptrace(PTRACE_SETOPTIONS, thread->tid, 0, PTRACE_O_TRACESYSGOOD) != 0)
 		return fail(inject, -errno, "the thread cannot be followed");
-	error = run_to_safe_call(thread, deadline_ns);
-	return error ? fail(inject, error, "the thread made no harmless system call in time") : 0;
+	error = run_to_safe_call(thread, nfp_now_ns() + inject->patience_ns);
+	if (error)
+		fail(inject, error, "the thread made no harmless system call in time");
+	return error == -ETIMEDOUT ? -EAGAIN : error;
 }
 
 static int save(struct nfp_seized *thread, struct saved *saved)

@@ -20,7 +20,7 @@ struct nfp_inject {
 	int64_t system_call;        // number of the system call it was in
 	char message[256];          // what went wrong, after a negative result
 };
-// Returns 0 or -errno; then the target is as it was.
+// Returns 0 or -errno; then the target is as it was. -EAGAIN: the thread was busy, and may be tried again.
 int nfp_inject(struct nfp_inject *inject, struct nfp_boot *boot);
 // cdef end
 #endif

@@ -76,6 +76,15 @@ def test_fresh_targets(
     check_times(taken)
 
 
+def test_a_thread_that_is_seldom_blocked(
+    compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The other one never makes a system call: it must not be waited for alone."""
+    process = spawn(compile_target("spinner_and_sleeper"))
+    check_times([inject_and_leave(process.pid) for _ in range(15)])
+    assert_runs_on(process.pid)
+
+
 @pytest.mark.parametrize("times", TIMES)
 def test_again_and_again_into_testpmd(
     times: int, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]
