@@ -209,6 +209,7 @@ class Monitor:
             for name, value in role.program.items():
                 setattr(program, name, value)
             program.pooled = role.program.get("pooled", 0)
+            program.plain = role.program.get("plain", 0)
             program.link_layer = self.identity.mark_link(role.program.get("link_layer", 0))
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

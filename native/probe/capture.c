@@ -5,29 +5,15 @@
 // described is checked first (plausible.c).
 #include "describe.h"
 #include "detail.h"
+#include "frame.h"
 #include "late.h"
 #include "queue.h"
 #include "x86_64/syscall.h"
-
-// The frame of the receive and packets templates (x86_64/template_packets.S).
-struct nfp_frame {
-	uint64_t tsc;
-	uint64_t arguments[6];
-	uint64_t rax, r11;
-	uint64_t return_address;
-};
-_Static_assert(sizeof(struct nfp_frame) == 80,
-               "template_packets.S: FRAME is 72, the return address above it");
 
 // Argument numbers are checked by the monitor (adapters/base.py); a damaged one must not lead outside.
 static uint64_t argument(const struct nfp_frame *frame, uint32_t number)
 {
 	return number < 6 ? frame->arguments[number] : 0;
-}
-
-static uint32_t low_rsp(const struct nfp_frame *frame)
-{
-	return (uint32_t)(uintptr_t)&frame->return_address;
 }
 
 static uint32_t requested(const struct nfp_program *program, const struct nfp_frame *frame)
@@ -113,11 +99,6 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 		write_one(thread, function, program, program->pointers_single ? pointers : buffers[i], i);
 }
 
-static uint64_t call_of(const struct nfp_frame *frame)
-{
-	return (uint64_t)(uintptr_t)&frame->return_address;
-}
-
 // The packets of a call, for late.c.
 static struct nfp_burst burst_of(const struct nfp_program *program, const struct nfp_frame *frame,
                                  uint32_t count)
@@ -148,9 +129,8 @@ static int is_trusted(const struct nfp_thread *thread, struct nfp_program *progr
 	return nfp_is_plausible(program, pointers_of(program, frame), count);
 }
 
-// x86_64/thunk.S calls these three. `selector` is function id | program index << 24.
-void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
-                      uint32_t selector)
+void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                          uint32_t selector)
 {
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
@@ -175,7 +155,7 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint64_t position = nfp_reserve(thread, 3, NFP_LOST_POLL);
 	if (position != NFP_NO_ROOM) {
 		nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
-		          low_rsp(frame));
+		          nfp_low_rsp(frame));
 		nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
 		          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue | marks);
 		nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
@@ -183,14 +163,14 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		          nfp_smaller(count, 0xffff) | asked << 16);
 	}
 	if (thread->gate & NFP_GATE_LATE) {
-		struct nfp_burst burst = burst_of(program, frame, count);
-		nfp_late_receive(thread, function, &burst, frame->tsc);
+		nfp_late_receive(thread, function, burst_of(program, frame, count), frame->tsc);
 	} else {
 		write_packets(thread, function, program, frame, count);
 	}
 }
 
-void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
+void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
+                           uint32_t selector)
 {
 	(void)tsc;
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
@@ -208,15 +188,14 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 	} else if (!is_trusted(thread, program, frame, count)) {
 		keep(frame, 0);
 	} else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE) {
-		struct nfp_burst burst = burst_of(program, frame, count);
-		nfp_late_enter(thread, program, &burst, call_of(frame));
+		nfp_late_enter(thread, program, burst_of(program, frame, count), nfp_call_of(frame));
 	} else {
 		write_packets(thread, function, program, frame, count);
 	}
 }
 
-void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
-                      uint32_t selector)
+void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                          uint32_t selector)
 {
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
@@ -236,14 +215,14 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		thread->shared->refused_packets += asked > count ? asked - count : 0;
 	}
 	if (thread->counted)
-		nfp_counters_write(thread, low_rsp(frame));
+		nfp_counters_write(thread, nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
-		nfp_late_exit(thread, function, program, call_of(frame), tsc, count);
+		nfp_late_exit(thread, function, program, nfp_call_of(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)
 		return;
 	nfp_write(thread, position, count | (uint64_t)asked << 32,
-	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, low_rsp(frame));
+	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
-	          low_rsp(frame));
+	          nfp_low_rsp(frame));
 }

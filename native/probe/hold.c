@@ -81,34 +81,34 @@ static int is_due(struct nfp_thread *thread, struct nfp_late *late)
 }
 
 // Whether the array begins and ends as the last batch: then its pointers are kept already, as far as one can see.
-static int is_last_batch(struct nfp_late *late, const struct nfp_burst *burst)
+static int is_last_batch(struct nfp_late *late, struct nfp_burst burst)
 {
-	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst->pointers;
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
 	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
-	return late->batches && late->count == batch->count && late->count && !burst->single &&
+	return late->batches && late->count == batch->count && late->count && !burst.single &&
 	       pointers[0] == nfp_late_pointer_at(late, batch->first) &&
 	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
 }
 
-void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program,
-                    const struct nfp_burst *burst, uint64_t frame)
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
+                    uint64_t frame)
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (late->frame > frame)
 		return; // inside a call that hands on the same packets
 	late->frame = frame;
-	late->count = nfp_smaller(burst->count, NFP_LATE_POINTERS);
+	late->count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	late->copied = 0;
 	late->array = 0;
 	int copies = nfp_late_is_copying(thread, program) || is_due(thread, late);
 	if (!copies && !late->changes && is_last_batch(late, burst)) {
-		late->array = burst->pointers;
+		late->array = burst.pointers;
 		return;
 	}
-	if (burst->single)
-		late->held[0] = burst->pointers;
+	if (burst.single)
+		late->held[0] = burst.pointers;
 	else
-		nfp_late_copy_pointers(late->held, (const uint64_t *)(uintptr_t)burst->pointers, late->count);
+		nfp_late_copy_pointers(late->held, (const uint64_t *)(uintptr_t)burst.pointers, late->count);
 	if (copies)
 		copy_headers(late, program);
 }

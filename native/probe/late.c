@@ -41,24 +41,24 @@ static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t func
 	late->noted = 1;
 }
 
-static void keep_received(struct nfp_late *late, const struct nfp_burst *burst, uint32_t count)
+static void keep_received(struct nfp_late *late, struct nfp_burst burst, uint32_t count)
 {
-	const uint64_t *in = (const uint64_t *)(uintptr_t)burst->pointers;
+	const uint64_t *in = (const uint64_t *)(uintptr_t)burst.pointers;
 	uint32_t at = (uint32_t)(late->received % NFP_LATE_POINTERS);
 	uint32_t first = nfp_smaller(count, NFP_LATE_POINTERS - at);
-	if (burst->single) {
-		late->pointers[at] = burst->pointers;
+	if (burst.single) {
+		late->pointers[at] = burst.pointers;
 		return;
 	}
 	nfp_late_copy_pointers(late->pointers + at, in, first);
 	nfp_late_copy_pointers(late->pointers, in + first, count - first);
 }
 
-void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct nfp_burst *burst,
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	uint32_t count = nfp_smaller(burst->count, NFP_LATE_POINTERS);
+	uint32_t count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	uint32_t drawn = is_drawn(thread, late->batches);
 	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
 	*batch = (struct nfp_late_batch){.start_ticks = start_ticks,

@@ -89,14 +89,29 @@ static inline void nfp_late_copy_pointers(uint64_t *restrict out, const uint64_t
 }
 
 // A receive call that was entered at `start_ticks` returns packets.
-void nfp_late_receive(struct nfp_thread *thread, uint32_t function, const struct nfp_burst *burst,
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
 // A transmit or drop call begins; `frame` tells it from others.
-void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program,
-                    const struct nfp_burst *burst, uint64_t frame);
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
+                    uint64_t frame);
 // It has ended at `ticks` and handed on the first `count` packets.
 void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                    uint64_t frame, uint64_t ticks, uint32_t count);
+
+// plain.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
+// Most calls hand on the packets of the last batch, which is young and not drawn.
+static inline int nfp_late_pass(const struct nfp_thread *thread, uint64_t frame, uint64_t ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (late->frame != frame)
+		return 1;
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
+	if (!late->array || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
+		return 0;
+	late->frame = 0;
+	return 1;
+}
 
 // hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);

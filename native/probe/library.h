@@ -122,14 +122,14 @@ static inline uint64_t nfp_reserve(struct nfp_thread *thread, uint32_t count, ui
 	return nfp_fetch_add_local(&thread->position, bytes);
 }
 
-// Writes one reserved slot. The tag goes last, by one store: it commits the slot (partner: nfp_drain's
+// Writes one reserved slot. Tag and rsp go last, by one store: it commits the slot (partner: nfp_drain's
 // acquire load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
 static inline void nfp_write(struct nfp_thread *thread, uint64_t position, uint64_t word, uint32_t tag,
                              uint32_t rsp)
 {
-	struct nfp_record *record = (struct nfp_record *)(thread->base + (position & thread->mask));
-	record->word = word;
-	record->rsp = rsp;
-	__atomic_store_n(&record->tag, tag | nfp_ring_lap(position, thread->ring_bytes), __ATOMIC_RELEASE);
+	uint64_t *record = (uint64_t *)(thread->base + (position & thread->mask));
+	record[0] = word;
+	__atomic_store_n(&record[1], (tag | nfp_ring_lap(position, thread->ring_bytes)) | (uint64_t)rsp << 32,
+	                 __ATOMIC_RELEASE);
 }
 #endif

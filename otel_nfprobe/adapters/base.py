@@ -240,7 +240,16 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
             raise UsageError(f"An adapter's {name} is {program[name]}, not 2 or 4.")
     if burst.batch is not None and program["count_width"] not in (2, 4, 8):
         raise UsageError(f"An adapter's count_width is {program['count_width']}, not 2, 4 or 8.")
-    return program
+    return {**program, "plain": int(_is_plain(program))}
+
+
+def _is_plain(program: Mapping[str, int]) -> bool:
+    """Whether native/probe/plain.c can serve it: arguments and the return value alone say what a call is about."""
+    if program["role"] not in (RECEIVE, TRANSMIT) or program["count_from"] != COUNT_RETURN:
+        return False
+    names = ("pointers_argument", "requested_argument") + ("queue_argument",) * (program["role"] == RECEIVE)
+    others = ("pointers_single", "pointers_offset", "count_width", "checked", "when")
+    return all(program[name] < ARGUMENTS for name in names) and not any(program[name] for name in others)
 
 
 def adapter_names() -> list[str]:

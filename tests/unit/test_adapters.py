@@ -118,6 +118,7 @@ def test_roles_of_a_description(target: Target) -> None:
         "when": base.WHEN_NONZERO,
         "checked": 1,
         "pooled": 0,
+        "plain": 0,
         "queue_argument": 255,
         **dict.fromkeys(("verdict", "proven", "offence"), 0),
     }
@@ -343,3 +344,25 @@ def test_unused_ports_of_a_table() -> None:
     full = Table(0, "", tuple(range(100, 132)), tuple(range(200, 232)))
     assert full.placeholder() is None
     assert full.started() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("burst", "role", "plain"),
+    [
+        (Burst(pointers=2, requested=3, queue=1), RECEIVE, True),
+        (Burst(pointers=2, requested=3), RECEIVE, False),  # whose queue nobody knows
+        (Burst(pointers=2, requested=3), TRANSMIT, True),
+        (Burst(pointers=2, requested=3), DROP, False),
+        (Burst(pointers=2, requested=base.ABSENT), TRANSMIT, False),
+        (Burst(pointers=2, requested=3, count_from=base.COUNT_ARGUMENT, count_argument=3), TRANSMIT, False),
+        (Burst(pointers=2, requested=3, single=True), TRANSMIT, False),
+        (Burst(pointers=2, requested=3, checked=True), TRANSMIT, False),
+        (Burst(pointers=2, requested=3, when=base.WHEN_ALWAYS, queue=1), RECEIVE, False),
+        (Burst(pointers=1, requested=base.CAPACITY, batch=base.Batch(0, 8, 16, 32), queue=0), RECEIVE, False),
+    ],
+)
+def test_which_programs_are_plain(burst: Burst, role: int, plain: bool) -> None:
+    program = base.make_program(
+        role, burst, Buffer(data=0, length=8, length_bytes=4, segment_length=8, segment_bytes=2)
+    )
+    assert program["plain"] == plain

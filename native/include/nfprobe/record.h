@@ -46,7 +46,7 @@
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
 
-// Between POLL_ENTRY and POLL_EXIT: since when the packets of the batch can have waited (native/probe/queue.c).
+// Between POLL_ENTRY and POLL_EXIT: since when the packets of the batch can have waited (native/probe/queue.h).
 #define NFP_POLL_QUEUE 16 // time stamp counter             queue, 22 bits | NFP_QUEUE_* marks
 
 #define NFP_QUEUE_BITS 22

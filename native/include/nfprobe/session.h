@@ -261,7 +261,8 @@ struct nfp_program {
 	uint8_t arrival_bit; // of that word
 	uint8_t pooled; // 1: packets stay where they are, readable, when they have been transmitted or freed
 	uint8_t queue_argument; // of a receive function: which queue it polls
-	uint8_t reserved[9];
+	uint8_t plain; // 1: native/probe/plain.c can serve it
+	uint8_t reserved[8];
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.
@@ -304,7 +305,7 @@ struct nfp_thread {
 	void *packets_exit;
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
 	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
-	// Of the batch that the thread works on (native/probe/queue.c), in ticks: the entry of the poll that returned
+	// Of the batch that the thread works on (native/probe/queue.h), in ticks: the entry of the poll that returned
 	// it, and since when its packets can have waited: what its age is counted from. 0 before the first one.
 	uint64_t batch_start;
 	uint64_t batch_earliest;

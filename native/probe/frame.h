@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the templates of receive, transmit and drop functions keep of a call, for capture.c and plain.c.
+#ifndef NFPROBE_FRAME_H
+#define NFPROBE_FRAME_H
+#include "library.h"
+
+// The frame of the receive and packets templates (x86_64/template_packets.S).
+struct nfp_frame {
+	uint64_t tsc;
+	uint64_t arguments[6];
+	uint64_t rax, r11;
+	uint64_t return_address;
+};
+_Static_assert(sizeof(struct nfp_frame) == 80,
+               "template_packets.S: FRAME is 72, the return address above it");
+
+static inline uint32_t nfp_low_rsp(const struct nfp_frame *frame)
+{
+	return (uint32_t)(uintptr_t)&frame->return_address;
+}
+
+// Tells a call from others of its thread; a call inside another one has the smaller number.
+static inline uint64_t nfp_call_of(const struct nfp_frame *frame)
+{
+	return (uint64_t)(uintptr_t)&frame->return_address;
+}
+
+// x86_64/thunk.S calls these three. `selector` is function id | program index << 24.
+void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector);
+void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector);
+void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector);
+
+// capture.c: the same for every program and gate.
+void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                          uint32_t selector);
+void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
+                           uint32_t selector);
+void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                          uint32_t selector);
+#endif

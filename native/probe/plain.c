@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// What nearly every call of a forwarder is: arguments and a return value say which packets it is about, a ring with
+// room, no header is to be read now. These functions do for such a call what those of capture.c do for any, without a
+// call of their own, so without a saved register; what is not such a call is handed on before anything was changed.
+#include "frame.h"
+#include "late.h"
+#include "queue.h"
+
+// Gates under which headers are read at once or the thread's own gate changes.
+#define ELSEWHERE (NFP_GATE_PACKETS | NFP_GATE_AUTO)
+
+static inline uint32_t returned(const struct nfp_program *program, const struct nfp_frame *frame)
+{
+	return (uint32_t)frame->rax & program->count_mask;
+}
+
+static inline uint32_t requested(const struct nfp_program *program, const struct nfp_frame *frame)
+{
+	return (uint32_t)frame->arguments[program->requested_argument] & program->count_mask;
+}
+
+static inline struct nfp_burst burst_of(const struct nfp_program *program, const struct nfp_frame *frame,
+                                        uint32_t count)
+{
+	return (struct nfp_burst){.pointers = frame->arguments[program->pointers_argument],
+	                          .count = nfp_smaller(count, program->packets_max)};
+}
+
+// A block without a ring of this session has no room at all.
+static inline int has_room(const struct nfp_thread *thread, uint32_t records)
+{
+	return thread->position + (uint64_t)records * NFP_RECORD_BYTES <= thread->room;
+}
+
+void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector)
+{
+	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	uint32_t count = returned(program, frame);
+	if (__builtin_expect(!program->plain || !count || thread->gate & ELSEWHERE || !has_room(thread, 3),
+	                     0)) {
+		nfp_any_receive_exit(thread, frame, tsc, selector);
+		return;
+	}
+	uint32_t function = selector & NFP_FUNCTION_MASK;
+	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
+	uint32_t queue = nfp_queue_of(frame->arguments[program->queue_argument], selector);
+	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc, count < asked);
+	uint64_t position = nfp_fetch_add_local(&thread->position, 3 * NFP_RECORD_BYTES);
+	nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
+	          nfp_low_rsp(frame));
+	nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
+	          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue | marks);
+	nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
+	          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
+	          nfp_smaller(count, 0xffff) | asked << 16);
+	thread->shared->batches++;
+	thread->shared->received_packets += count;
+	if (thread->gate & NFP_GATE_LATE)
+		nfp_late_receive(thread, function, burst_of(program, frame, count), frame->tsc);
+}
+
+void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
+{
+	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	if (__builtin_expect(!program->plain || thread->gate & ELSEWHERE || !thread->limit, 0))
+		nfp_any_packets_entry(thread, frame, tsc, selector);
+	else if (thread->gate & NFP_GATE_LATE)
+		nfp_late_enter(thread, program, burst_of(program, frame, requested(program, frame)),
+		               nfp_call_of(frame));
+}
+
+void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector)
+{
+	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	if (__builtin_expect(!program->plain || thread->counted || !has_room(thread, 2), 0) ||
+	    (thread->gate & NFP_GATE_LATE && !nfp_late_pass(thread, nfp_call_of(frame), tsc))) {
+		nfp_any_packets_exit(thread, frame, tsc, selector);
+		return;
+	}
+	uint32_t function = selector & NFP_FUNCTION_MASK;
+	uint32_t count = returned(program, frame), asked = requested(program, frame);
+	struct nfp_thread_shared *shared = thread->shared;
+	uint64_t position = nfp_fetch_add_local(&thread->position, 2 * NFP_RECORD_BYTES);
+	nfp_write(thread, position, count | (uint64_t)asked << 32,
+	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
+	          nfp_low_rsp(frame));
+	thread->handed_ticks = tsc;
+	shared->transmit_calls++;
+	shared->transmitted_packets += count;
+	if (__builtin_expect(asked > count, 0))
+		shared->refused_packets += asked - count;
+}
