@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What probes cost while nothing arrives: an empty poll, and a function whose probe is closed by `--detail auto`.
+
+Target: tests/targets/poller.c, one of whose polls in 128 returns something. Short interleaved rounds: nothing; bare
+trampolines around its receive and transmit functions; ours; ours with eight inner functions, which `--detail auto`
+closes. Prints ns per turn of its loop, which is one poll and one call of each inner function: medians of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from bench_testpmd import BareChoice
+
+from otel_nfprobe.adapters.described import DescribedAdapter
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.detail import Detail
+from otel_nfprobe.latecapture import NONE, SLOW, LateWish
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.target import Target
+
+SOURCE = Path(__file__).resolve().parents[1] / "targets" / "poller.c"
+TURNS, ROUNDS = 1000, 256
+INNER = 8
+RING_BYTES = 16 << 20
+SETTLE_S, MEASURE_S = 0.05, 0.2
+DESCRIPTION = {
+    "name": "poller",
+    "recognise": {"executable": "poller", "exports": ["poller_receive"]},
+    "receive": [{"function": "poller:poller_receive", "pointers": 2, "requested": 3, "queue": 1, "count_bits": 16}],
+    "transmit": [{"function": "poller:poller_transmit", "pointers": 2, "requested": 3, "count_bits": 16}],
+    "buffer": {"data": 0, "length": {"offset": 8, "bytes": 4}, "segment_length": {"offset": 12, "bytes": 2}},
+}
+
+
+class Poller:
+    """The running target."""
+
+    def __init__(self, folder: Path, cpu: int) -> None:
+        binary, results = folder / "poller", folder / "ticks"
+        subprocess.run(["gcc", "-O2", "-g", "-rdynamic", "-pthread", "-o", binary, SOURCE], check=True)
+        results.write_bytes(bytes(8 * ROUNDS))
+        self.process = subprocess.Popen([binary, results], preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))
+        with results.open("rb") as file:
+            self._ticks = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint64)
+
+    def turn_ticks(self) -> float:
+        """The median of the last rounds, per turn."""
+        return float(np.median(self._ticks)) / TURNS
+
+
+def measure(poller: Poller, target: Target, choice: Choice | None, packets: str, detail: Detail | None) -> float:
+    if choice is None:
+        time.sleep(SETTLE_S + MEASURE_S)
+        return poller.turn_ticks()
+    monitor = Monitor(target, choice, RING_BYTES, packets, print, wish=LateWish.choose(None, None, None), detail=detail)
+    monitor.attach()
+    monitor.start(Clock.start(), None, None)
+    monitor.run(SETTLE_S + MEASURE_S, lambda: None)
+    ticks = poller.turn_ticks()
+    monitor.detach()
+    monitor.close()
+    return ticks
+
+
+def run(poller: Poller, rounds: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Ticks per turn, by round and kind."""
+    target = Target(poller.process.pid)
+    adapter = DescribedAdapter("poller.yaml", DESCRIPTION)
+    ends = choose(target, adapter, [], [])
+    inner = choose(target, adapter, ["poller:inner*"], [])
+    assert len(inner.requests()) == len(ends.requests()) + INNER, inner.refused
+    bare = BareChoice(ends.adapter, ends.roles, ends.plans)
+    kinds: Sequence[tuple[Choice | None, str, Detail | None]] = (
+        (None, NONE, None),
+        (bare, NONE, None),
+        (ends, NONE, None),
+        (ends, SLOW, None),
+        (inner, NONE, Detail(None)),
+    )
+    return np.array([[measure(poller, target, *kind) for kind in kinds] for _ in range(rounds)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    arguments = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        poller = Poller(Path(folder), cpus[-1])
+        os.sched_setaffinity(0, {cpus[0]})
+        try:
+            ticks = run(poller, arguments.rounds)
+        finally:
+            poller.process.kill()
+            poller.process.wait()
+    ns = ticks / Clock.start().ticks_per_second * 1e9
+    bare, none, slow = (float(np.median(ns[:, kind] - ns[:, 0])) for kind in (1, 2, 3))
+    closed = float(np.median(ns[:, 4] - ns[:, 2])) / INNER
+    print(f"a turn without probes: {np.median(ns[:, 0]):.1f} ns, one poll in it; of 128 polls one returns packets")
+    print(f"  bare trampolines              {bare:+6.1f} ns a poll")
+    print(f"  --packets none                {none:+6.1f} ns a poll   {none / bare:5.2f} x bare")
+    print(f"  --packets slow                {slow:+6.1f} ns a poll   {slow / bare:5.2f} x bare")
+    print(f"  --detail auto, a closed probe {closed:+6.2f} ns a call")
+    if arguments.json:
+        figures = {"bare_ns": bare, "none_ns": none, "slow_ns": slow, "closed_ns": closed}
+        arguments.json.write_text(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()
