@@ -8,12 +8,14 @@ out: at most WARM_UP_CALLS of them, and never more than a tenth of the thread's 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 WARM_UP_CALLS = 64
 WARM_UP_PART = 10
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DISTINCT_MAX = 1 << 18  # above it durations are kept to half their precision, again and again
 
 Ticks = NDArray[np.int64]
@@ -102,6 +104,19 @@ class Durations:
         uppers, places = np.unique(upper, return_inverse=True)
         sums = np.bincount(places, self._counts, len(uppers)).astype(np.int64)
         return list(zip(uppers.tolist(), sums.tolist(), strict=True))
+
+    def describe(self, ns: float) -> dict[str, Any]:
+        """Numbers of the object of `nfprobe stats --json`; `ns`: of one tick."""
+        return {
+            "count": self.count,
+            "min_ns": round(self.min_ticks * ns, 2),
+            "max_ns": round(self.max_ticks * ns, 2),
+            "mean_ns": round(self.mean_ticks * ns, 2),
+            **{f"{name}_ns": round(self.quantile(share) * ns, 2) for name, share in QUANTILES.items()},
+            "mad_ns": round(self.median_deviation() * ns, 2),
+            "resolution_ns": round(max(1, self.resolution_ticks, self.step_ticks) * ns, 3),
+            "histogram": [[round(upper * ns, 2), count] for upper, count in self.histogram()],
+        }
 
     def bins(self, rows: int) -> list[tuple[int, int]]:
         """For people: lowest duration and number of calls of bins of equal width; the last one holds the longest 1 %.

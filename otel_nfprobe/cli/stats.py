@@ -13,6 +13,7 @@ from otel_nfprobe.calibration import Cost, costs_by_id
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.attach import StopSignals
 from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
+from otel_nfprobe.cli.kernel_stats import is_kernel, measure_kernel, refuse_options
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.measure import say
 from otel_nfprobe.cli.session_options import RING_BYTES
@@ -32,19 +33,19 @@ from otel_nfprobe.views.distribution import render_distribution
 
 SECONDS = 5.0
 ROWS = 24
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 RESOLVED = 3  # calls shorter than so many times their probe are marked
 
 
 class StatsCommand:
     """Measures every call of one function for a while: count, mean, percentiles, histogram.
 
-    FUNCTION is module:name, module:0xoffset or a name; it must mean one function.
+    FUNCTION is module:name, module:0xoffset or a name; it must mean one function. kernel:NAME is a function of the
+    kernel, as it is called by the process, or with `all` instead of PID by every process.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, help="process to look at")
-        parser.add_argument("function", metavar="FUNCTION", help="the function: module:name, module:0xoffset or a name")
+        parser.add_argument("pid", type=_parse_pid, help="process to look at; of kernel functions also: all")
+        parser.add_argument("function", metavar="FUNCTION", help="module:name, module:0xoffset, a name, or kernel:NAME")
         parser.add_argument(
             "--for", dest="seconds", type=parse_seconds, default=SECONDS, metavar="TIME", help="how long (default: 5s)"
         )
@@ -57,6 +58,16 @@ class StatsCommand:
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        refuse_options(arguments)
+        if is_kernel(arguments.function):
+            with StopSignals() as signals:
+                signals.at_once = False
+                found, durations = measure_kernel(arguments, signals.stopping)
+            _show(arguments, found, durations, 1.0)
+            return EXIT_DONE
+        return self._run(arguments)
+
+    def _run(self, arguments: argparse.Namespace) -> int:
         chosen = find_counters(arguments)
         with StopSignals() as signals:
             target = Target(arguments.pid)
@@ -68,16 +79,25 @@ class StatsCommand:
             monitor.counters, monitor.software_counters = chosen.hardware, chosen.software
             signals.at_once = False
             calls = measure(monitor, arguments.seconds)
-        found = describe(monitor, calls)
-        if arguments.json:
-            print_json(found)
-        else:
-            ns = 1e9 / monitor.drain.clock.ticks_per_second
-            bins = [(lowest * ns, count) for lowest, count in calls.durations.bins(ROWS)]
-            sys.stdout.write(render_distribution(found, bins))
+        _show(arguments, describe(monitor, calls), calls.durations, 1e9 / monitor.drain.clock.ticks_per_second)
         for sentence in monitor.not_restored:
             say(f"{sentence}.", f"nfprobe detach {target.pid}")
         return EXIT_NOT_DONE if monitor.not_restored else EXIT_DONE
+
+
+def _parse_pid(text: str) -> int | None:
+    """A process, or None for all."""
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+    return None if text == "all" else int(text)
+
+
+def _show(arguments: argparse.Namespace, found: dict[str, Any], durations: Durations, ns: float) -> None:
+    if arguments.json:
+        print_json(found)
+    else:
+        bins = [(lowest * ns, count) for lowest, count in durations.bins(ROWS)]
+        sys.stdout.write(render_distribution(found, bins))
 
 
 def choose_one(arguments: argparse.Namespace, target: Target) -> Choice:
@@ -157,14 +177,7 @@ def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
         "function": plan.function.label,
         "strategy": plan.strategy,
         "seconds": round(monitor.seconds, 6),
-        "count": durations.count,
-        "min_ns": round(durations.min_ticks * ns, 2),
-        "max_ns": round(durations.max_ticks * ns, 2),
-        "mean_ns": round(durations.mean_ticks * ns, 2),
-        **{f"{name}_ns": round(durations.quantile(share) * ns, 2) for name, share in QUANTILES.items()},
-        "mad_ns": round(durations.median_deviation() * ns, 2),
-        "resolution_ns": round(max(1, durations.resolution_ticks, durations.step_ticks) * ns, 3),
-        "histogram": [[round(upper * ns, 2), count] for upper, count in durations.histogram()],
+        **durations.describe(ns),
         "counters": {} if sums is None else sums.of_function(monitor.probes[0].id),
         "threads": monitor.software.totals(),
         "warm_up": warm_up,

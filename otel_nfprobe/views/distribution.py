@@ -8,6 +8,7 @@ from typing import Any
 
 from otel_nfprobe.views.numbers import format_count, format_duration
 
+KERNEL_STRATEGIES = ("fentry", "tracepoints")  # of kernel functions
 BAR_CHARACTERS = 32
 CURVE_CHARACTERS = 20
 NUMBERS = ("min", "mean", "p50", "p90", "p95", "p99", "max", "mad")
@@ -65,10 +66,14 @@ def _notes(found: dict[str, Any]) -> list[str]:
     probe = found["probe_ns"]
     lines = [f"left out as warm-up: {format_count(found['warm_up'])} calls, the first ones of each thread"]
     lines.append(f"resolution of the clock: {found['resolution_ns']:.2f} ns")
+    in_kernel = found.get("strategy") in KERNEL_STRATEGIES
+    what = "the kernel's programs at entry and exit cost" if in_kernel else "the probe costs"
     lines.append(
-        f"the probe costs {probe['whole']:.0f} ns a call; the {probe['inside']:.0f} ns of it inside the"
+        f"{what} {probe['whole']:.0f} ns a call; the {probe['inside']:.0f} ns of it inside the"
         " measured time are taken off"
     )
+    if found.get("open"):
+        lines.append(f"{format_count(found['open'])} calls had not returned")
     if found["below_resolution"]:
         lines.append("below resolution: a call takes less than three times what its probe costs")
     lost = sum(found["lost"].values())

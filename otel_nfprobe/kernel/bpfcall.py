@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The system call bpf(2): maps, programs at a kernel function's entry and exit, and their attachment.
+
+Whatever is made here lives as long as its file descriptor: nothing stays in the kernel behind a monitor that was
+killed. Called by kernelprobe.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from enum import IntEnum
+
+SYS_BPF = 321  # on x86-64
+MAP_CREATE, MAP_LOOKUP, PROGRAM_LOAD, OBJECT_INFO, ATTACH = 0, 1, 5, 15, 17
+HASH, ARRAY, RING = 1, 2, 27  # types of maps
+RAW_TRACEPOINT, TRACING = 17, 26  # types of programs
+LICENSE = b"Apache-2.0"
+ATTRIBUTE_BYTES = 120
+INFO_BYTES = 232
+LOG_BYTES = 1 << 16
+_MISSES_AT = 208  # recursion_misses in struct bpf_prog_info
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class When(IntEnum):
+    """Where a program runs: enum bpf_attach_type."""
+
+    TRACEPOINT = 0
+    ENTRY = 24
+    EXIT = 25
+
+
+def _bpf(command: int, attribute: bytes) -> int:
+    buffer = ctypes.create_string_buffer(attribute, ATTRIBUTE_BYTES)
+    result = int(_libc.syscall(ctypes.c_long(SYS_BPF), ctypes.c_int(command), buffer, ctypes.c_uint(ATTRIBUTE_BYTES)))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def make_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
+    """A map; for a RING `entries` are its bytes. Returns its descriptor. Raises OSError."""
+    return _bpf(MAP_CREATE, struct.pack("<IIII", kind, key_bytes, value_bytes, entries))
+
+
+def read_value(map_descriptor: int, value_bytes: int) -> bytes:
+    """The value of an ARRAY of one. Raises OSError."""
+    key = ctypes.create_string_buffer(4)
+    value = ctypes.create_string_buffer(value_bytes)
+    _bpf(MAP_LOOKUP, struct.pack("<IxxxxQQ", map_descriptor, ctypes.addressof(key), ctypes.addressof(value)))
+    return value.raw
+
+
+def load_program(code: bytes, when: When, function: int) -> int:
+    """A program for one kernel function, or a tracepoint.
+
+    Args:
+        code: its instructions.
+        function: type number of the kernel function; 0 for a tracepoint.
+
+    Returns:
+        its descriptor.
+
+    Raises:
+        OSError: its `filename` is what the kernel's verifier says last, where that says anything.
+    """
+    try:
+        return _load(code, when, function, None)
+    except OSError as error:
+        log = ctypes.create_string_buffer(LOG_BYTES)
+        try:
+            return _load(code, when, function, log)
+        except OSError:
+            said = [line for line in log.value.decode("utf-8", "replace").splitlines() if line]
+            said = [line for line in said if not line.startswith(("processed ", "max_states"))]
+            raise OSError(error.errno, error.strerror, said[-1] if said else "") from None
+
+
+def _load(code: bytes, when: When, function: int, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    instructions, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(LICENSE)
+    attribute = bytearray(ATTRIBUTE_BYTES)
+    kind = RAW_TRACEPOINT if when == When.TRACEPOINT else TRACING
+    places = ctypes.addressof(instructions), ctypes.addressof(license_)
+    struct.pack_into("<IIQQ", attribute, 0, kind, len(code) // 8, *places)
+    if log is not None:
+        struct.pack_into("<IIQ", attribute, 24, 1, LOG_BYTES, ctypes.addressof(log))
+    struct.pack_into("<16s", attribute, 48, b"nfprobe")
+    struct.pack_into("<I", attribute, 68, when)
+    struct.pack_into("<I", attribute, 108, function)
+    return _bpf(PROGRAM_LOAD, bytes(attribute))
+
+
+def attach(program: int, tracepoint: bytes = b"") -> int:
+    """Lets a program run, where it was made for or at a tracepoint; closing the result ends that. Raises OSError."""
+    name = ctypes.create_string_buffer(tracepoint)
+    return _bpf(ATTACH, struct.pack("<QI", ctypes.addressof(name) if tracepoint else 0, program))
+
+
+def read_misses(program: int) -> int:
+    """How often a program did not run because it ran already on that CPU; 0 where the kernel does not say."""
+    information = ctypes.create_string_buffer(INFO_BYTES)
+    try:
+        _bpf(OBJECT_INFO, struct.pack("<IIQ", program, INFO_BYTES, ctypes.addressof(information)))
+    except OSError:
+        return 0
+    misses: int = struct.unpack_from("<Q", information.raw, _MISSES_AT)[0]
+    return misses

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring that BPF programs write into (BPF_MAP_TYPE_RINGBUF), read through its pages.
+
+    one page: how far the reader is | one page: how far the writers are | the records, mapped twice in a row
+
+Each record is a length with two marks, a word, and the bytes. Ours all have the same length. Called by kernelprobe.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+import numpy as np
+
+from otel_nfprobe.columns import Rows
+
+BUSY = 1 << 31  # reserved, not yet written
+CALL = np.dtype([("length", "<u4"), ("page", "<u4"), ("duration_ns", "<u8"), ("thread", "<u8")])
+
+
+class BpfRing:
+    """One ring of records of dtype CALL.
+
+    Args:
+        descriptor: of the map.
+        ring_bytes: a power of two, at least a page.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, ring_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self._mask = ring_bytes - 1
+        self._reader = mmap.mmap(descriptor, page)
+        self._writer = mmap.mmap(descriptor, page + 2 * ring_bytes, prot=mmap.PROT_READ, offset=page)
+        self._read_to = np.frombuffer(self._reader, "<u8", 1)  # stored as one word
+        self._written_to = np.frombuffer(self._writer, "<u8", 1)
+
+    def take(self) -> Rows:
+        """What was written since the last time, in the order of its beginning; a copy."""
+        first, last = int(self._read_to[0]), int(self._written_to[0])
+        count = (last - first) // CALL.itemsize
+        rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()
+        busy = np.flatnonzero(rows["length"] & BUSY)
+        if len(busy):
+            rows = rows[: busy[0]]
+        self._read_to[0] = first + len(rows) * CALL.itemsize
+        return rows
+
+    def close(self) -> None:
+        """Unmaps it."""
+        del self._read_to, self._written_to
+        for pages in (self._reader, self._writer):
+            with suppress(BufferError):
+                pages.close()

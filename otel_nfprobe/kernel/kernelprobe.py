@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One function of the kernel, its calls timed by BPF programs at its entry (fentry) and its exit (fexit).
+
+The kernel's code is changed by the kernel itself, in a place that it keeps for that at each function; nothing in a
+process is touched. When the monitor dies, the kernel takes the programs out. A kernel that is locked down runs no
+programs at functions: there system calls are timed from the tracepoint sys_enter to sys_exit instead. Called by
+cli/kernel_stats.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from otel_nfprobe.columns import Rows
+from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.kernel import bpfcall
+from otel_nfprobe.kernel.bpfcall import When
+from otel_nfprobe.kernel.bpfring import BpfRing
+from otel_nfprobe.kernel.btf import read_functions
+from otel_nfprobe.kernel.programs import COUNT_BYTES, CROWDED, ENTERED, LEFT, LOST, Maps, Whose, write_entry, write_exit
+from otel_nfprobe.kernel.systemcalls import find_number
+from otel_nfprobe.pattern import near_names
+from otel_nfprobe.target import read_status
+
+FENTRY, TRACEPOINTS = "fentry", "tracepoints"
+OPEN_MAX = 16384  # calls that are under way at one moment
+KALLSYMS = Path("/proc/kallsyms")
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+_NOT_TRACED = (errno.EBUSY, errno.ENODEV, 524)  # 524: ENOTSUPP, which the kernel gives as well
+
+
+def find_whose(pid: int) -> Whose:
+    """The process as the kernel's programs see it.
+
+    Raises:
+        NfprobeError: it has ended.
+    """
+    try:
+        namespace = os.stat(f"/proc/{pid}/ns/pid")
+        own = int(read_status(pid)["NSpid"].split()[-1])
+    except (OSError, KeyError) as error:
+        raise NfprobeError(f"Process {pid} has ended, or this user may not look at it.", "pgrep -a NAME") from error
+    device = os.major(namespace.st_dev) << 20 | os.minor(namespace.st_dev)
+    return Whose(own, device, namespace.st_ino)
+
+
+class KernelProbe:
+    """The calls of one kernel function.
+
+    Args:
+        name: of the function.
+        whose: of which process; None: of all.
+        ring_bytes: of the ring, a power of two.
+        by_tracepoints: of a system call: not at its function.
+
+    Attributes:
+        strategy: FENTRY or TRACEPOINTS.
+        refusal: why it is not FENTRY, or "".
+
+    Raises:
+        UsageError: the kernel has no such function.
+        RefusedError: it has, and it cannot be measured.
+        NfprobeError: this user or kernel does not allow it.
+    """
+
+    def __init__(self, name: str, whose: Whose | None, ring_bytes: int, by_tracepoints: bool = False) -> None:
+        self.refusal = ""
+        self._descriptors: list[int] = []
+        self._programs: list[int] = []
+        number = find_number(name)
+        if not by_tracepoints:
+            try:
+                self._attach_to_function(name, whose, ring_bytes)
+                return
+            except NfprobeError as error:
+                if number is None:
+                    raise
+                self.refusal = error.sentence
+        self.strategy = TRACEPOINTS
+        try:
+            maps = self._make_maps(ring_bytes)
+            code = write_exit(maps, whose, number), write_entry(maps, whose, number)
+            self._programs = [self._keep(bpfcall.load_program(part, When.TRACEPOINT, 0)) for part in code]
+            names = b"sys_exit", b"sys_enter"
+            pairs = zip(self._programs, names, strict=True)
+            self._links = [self._keep(bpfcall.attach(program, at)) for program, at in pairs]
+        except OSError as error:
+            self.close()
+            _refuse(name, error)
+
+    def _attach_to_function(self, name: str, whose: Whose | None, ring_bytes: int) -> None:
+        self.strategy = FENTRY
+        function = _find_type(name)
+        try:
+            maps = self._make_maps(ring_bytes)
+            # The exit first: an exit without an entry says nothing, an entry without an exit looks like an open call.
+            for code, when in ((write_exit(maps, whose), When.EXIT), (write_entry(maps, whose), When.ENTRY)):
+                self._programs.append(self._keep(bpfcall.load_program(code, when, function)))
+            self._links = [self._keep(bpfcall.attach(program)) for program in self._programs]
+        except OSError as error:
+            self.close()
+            _refuse(name, error)
+
+    def _make_maps(self, ring_bytes: int) -> Maps:
+        starts = self._keep(bpfcall.make_map(bpfcall.HASH, 8, 8, OPEN_MAX))
+        self._counts = self._keep(bpfcall.make_map(bpfcall.ARRAY, 4, COUNT_BYTES, 1))
+        ring = self._keep(bpfcall.make_map(bpfcall.RING, 0, 0, ring_bytes))
+        self._ring = BpfRing(ring, ring_bytes)
+        return Maps(starts, self._counts, ring)
+
+    def _keep(self, descriptor: int) -> int:
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    def take(self) -> Rows:
+        """The calls that ended since the last time, rows of dtype bpfring.CALL."""
+        return self._ring.take()
+
+    def counts(self) -> dict[str, int]:
+        """Calls that were begun, ended, and of those lost: the ring was full; not measured: too many were under
+        way, or a program was interrupted by the function that it measures."""
+        content = bpfcall.read_value(self._counts, COUNT_BYTES)
+        entered, left, lost, crowded = (
+            struct.unpack_from("<Q", content, at)[0] for at in (ENTERED, LEFT, LOST, CROWDED)
+        )
+        missed = max(bpfcall.read_misses(program) for program in self._programs)
+        return {"entered": entered, "left": left, "lost": lost, "missed": crowded + missed}
+
+    def detach(self) -> None:
+        """Takes the programs out; what they wrote can still be taken."""
+        for link in reversed(self._links):
+            os.close(link)
+            self._descriptors.remove(link)
+        self._links = []
+
+    def close(self) -> None:
+        """Gives everything back."""
+        for descriptor in reversed(self._descriptors):
+            with suppress(OSError):
+                os.close(descriptor)
+        self._descriptors, self._programs = [], []
+        if hasattr(self, "_ring"):
+            self._ring.close()
+
+
+def _find_type(name: str) -> int:
+    """Type number of a function, or of one that is the same code under another name (system calls are)."""
+    if name.startswith("sys_"):
+        name = f"__x64_{name}"
+    functions = read_functions()
+    if name in functions:
+        return functions[name]
+    symbols = list(_symbols())
+    places = {symbol.address for symbol in symbols if symbol.name == name and symbol.address}
+    for symbol in symbols:
+        if symbol.address in places and symbol.name in functions:
+            return functions[symbol.name]
+    raise _explain_unknown(name, list(functions), symbols)
+
+
+def _explain_unknown(name: str, functions: list[str], symbols: list[_Symbol]) -> NfprobeError:
+    for symbol in symbols:
+        if symbol.name != name and not symbol.name.startswith(f"{name}."):
+            continue
+        if symbol.module:
+            reason = f"it belongs to the kernel module {symbol.module}, and only functions of the kernel image can be"
+        elif symbol.name != name:
+            reason = f"the compiler has changed it into {symbol.name}"
+        else:
+            reason = "the kernel has no type information of it (it is assembly, or its copies differ)"
+        return RefusedError(f"The kernel function {name} cannot be measured: {reason}.", "nfprobe doctor")
+    near = near_names(name, functions)
+    hint = f"; near it: {', '.join(near)}" if near else " (or all its calls are inlined)"
+    again = f"nfprobe stats PID kernel:{near[0]}" if near else "nfprobe stats --help"
+    return UsageError(f"The kernel has no function {name}{hint}.", again)
+
+
+class _Symbol(NamedTuple):
+    name: str
+    address: int  # 0: hidden from this user
+    module: str
+
+
+def _symbols() -> Iterator[_Symbol]:
+    """Functions among the kernel's symbols."""
+    with suppress(OSError), KALLSYMS.open(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            words = line.split()
+            if len(words) >= 3 and words[1] in "tTwW":
+                yield _Symbol(words[2], int(words[0], 16), words[3].strip("[]") if len(words) > 3 else "")
+
+
+def _refuse(name: str, error: OSError) -> NoReturn:
+    if error.errno == errno.ENOSYS:
+        raise NfprobeError("This kernel, or a seccomp filter around nfprobe, has no bpf().", "nfprobe doctor") from None
+    if error.errno in (errno.EPERM, errno.EACCES) and not error.filename:
+        raise NfprobeError(f"Kernel functions cannot be measured: {_why_forbidden()}.", "sudo nfprobe stats --help")
+    said = f": {error.filename}" if error.filename else f" ({error.strerror or error.errno})"
+    reason = "the kernel does not let it be traced" if error.errno in _NOT_TRACED else "the kernel refuses"
+    raise RefusedError(f"The kernel function {name} cannot be measured, {reason}{said}.", "nfprobe doctor") from None
+
+
+def _why_forbidden() -> str:
+    with suppress(OSError):
+        if "[none]" not in (mode := LOCKDOWN.read_text(encoding="ascii")):
+            return f"the kernel is locked down ({mode.strip()})"
+    if os.geteuid() == 0:
+        return "the kernel forbids it even to root, as one that is locked down may; system calls can still be measured"
+    return "it takes root, or CAP_BPF and CAP_PERFMON"
