@@ -2,7 +2,8 @@
 """Perf rings: opens perf events of one thread, and reads what the kernel writes into their buffers.
 
 A buffer is one page of struct perf_event_mmap_page, then a ring of records, each with a HEADER. The kernel moves the
-head, the reader the tail. Called by preemption.py and running.py, which know their records.
+head, the reader the tail. Called by preemption.py, profiler.py and running.py,
+which know their records.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 
 SOFTWARE = 1  # PERF_TYPE_SOFTWARE
 NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: flags of the attributes that need fewer rights
@@ -56,6 +58,16 @@ def map_ring(descriptor: int, pages: int) -> mmap.mmap:
         OSError: PermissionError when it is more than this user may lock.
     """
     return mmap.mmap(descriptor, (1 + pages) * mmap.PAGESIZE)
+
+
+def map_largest_ring(descriptor: int, pages: Sequence[int]) -> mmap.mmap:
+    """The same with the first of some sizes, the largest first, that this user may lock. Raises as map_ring."""
+    for size in pages[:-1]:
+        try:
+            return map_ring(descriptor, size)
+        except PermissionError:
+            continue
+    return map_ring(descriptor, pages[-1])
 
 
 def take_records(buffer: mmap.mmap) -> bytes:

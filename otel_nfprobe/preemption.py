@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.clock import Clock, sample_pair
+from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.perfring import HEADER, NO_KERNEL, SOFTWARE, map_ring, open_event, take_records
+from otel_nfprobe.perfring import HEADER, NO_KERNEL, SOFTWARE, map_largest_ring, open_event, take_records
+from otel_nfprobe.rawclock import RawClock
 from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
-PAIR_S = 0.1  # how often the clocks are compared: a rate that is off by 10 parts per million makes 1 us of it
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 _ATTRIBUTE_BYTES = 112
@@ -82,10 +82,8 @@ class SwitchWatch:
     def __init__(self, clock: Clock) -> None:
         self.lost = 0
         self.unwatched = 0
-        self._clock = clock
+        self._clock = RawClock(clock)
         self._watched: dict[int, _Watched] = {}
-        self._pair = (0, 0)
-        self._paired_at = 0.0
 
     def watch(self, tid: int) -> None:
         """Begins with a thread; does nothing for one that is watched, or has ended.
@@ -108,7 +106,7 @@ class SwitchWatch:
         except OSError as error:
             raise _refuse(error) from None
         try:
-            self._watched[tid] = _Watched(descriptor, _map_buffer(descriptor), np.empty(0, _EVENT))
+            self._watched[tid] = _Watched(descriptor, map_largest_ring(descriptor, PAGES), np.empty(0, _EVENT))
         except OSError as error:
             os.close(descriptor)
             raise _refuse(error) from None
@@ -147,8 +145,8 @@ class SwitchWatch:
         watched.away = events[-1:].copy() if is_out[-1] else events[:0]
         starts = np.flatnonzero(is_out[:-1] & ~is_out[1:])
         rows = np.zeros(len(starts), SWITCH)
-        rows["out_ticks"] = self._ticks(events["time_ns"][starts])
-        rows["in_ticks"] = self._ticks(events["time_ns"][starts + 1])
+        rows["out_ticks"] = self._clock.ticks(events["time_ns"][starts])
+        rows["in_ticks"] = self._clock.ticks(events["time_ns"][starts + 1])
         rows["thread"] = index
         rows["flags"] = np.where(events["misc"][starts] & _PREEMPTED, SwitchFlag.PREEMPTED, 0)
         if watched.incomplete and len(rows):
@@ -157,46 +155,12 @@ class SwitchWatch:
         rows["from_cpu"], rows["to_cpu"] = events["cpu"][starts], events["cpu"][starts + 1]
         return rows
 
-    def _ticks(self, raw_ns: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        if time.monotonic() >= self._paired_at + PAIR_S:
-            self._paired_at = time.monotonic()
-            self._pair = _pair_clocks(self._clock.ticks_per_second)
-        ticks, paired_ns = self._pair
-        elapsed_ns = raw_ns.astype(np.int64) - paired_ns
-        elapsed = np.rint(elapsed_ns * (self._clock.ticks_per_second / 1e9)).astype(np.int64)
-        found: NDArray[np.uint64] = (ticks + elapsed).astype(np.uint64)
-        return found
-
-
-def _pair_clocks(ticks_per_second: float) -> tuple[int, int]:
-    """Ticks and CLOCK_MONOTONIC_RAW ns of one moment, by way of CLOCK_REALTIME, to some 100 ns."""
-    best: tuple[int, int, int] | None = None
-    for _ in range(8):
-        before = time.time_ns()
-        raw_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-        width = time.time_ns() - before
-        if best is None or width < best[0]:
-            best = (width, before + width // 2, raw_ns)
-    assert best is not None
-    pair = sample_pair()
-    ticks = pair.ticks - round((pair.unix_ns - best[1]) * ticks_per_second / 1e9)
-    return ticks, best[2]
-
 
 def _open_event(tid: int) -> int:
     attribute = bytearray(_ATTRIBUTE_BYTES)
     struct.pack_into("<IIQQQQQ", attribute, 0, SOFTWARE, _ATTRIBUTE_BYTES, _DUMMY, 0, _SAMPLE_TYPE, 0, _FLAGS)
     struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
     return open_event(bytes(attribute), tid)
-
-
-def _map_buffer(descriptor: int) -> mmap.mmap:
-    for pages in PAGES[:-1]:
-        try:
-            return map_ring(descriptor, pages)
-        except PermissionError:
-            continue  # more than this user may lock
-    return map_ring(descriptor, PAGES[-1])
 
 
 def _refuse(error: OSError) -> NfprobeError:
