@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -27,6 +28,7 @@ from otel_nfprobe.latecapture import LateCapture
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
+from otel_nfprobe.profiler import Profiler
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter, ThreadCounters, ThreadInfo
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.sampling import Sampler
@@ -36,6 +38,7 @@ from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.switches import no_switches
 
 HOUSEKEEPING_S = 1.0
+SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
 EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
 PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
@@ -103,6 +106,7 @@ class Drain:
         recording_error: what stopped the recording; the session goes on without it.
         records: records taken.
         pause_s: between rounds.
+        note_samples: gets what the profiler took.
     """
 
     session: Session
@@ -114,6 +118,8 @@ class Drain:
     thread_names: dict[int, str] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     switches: SwitchWatch | None = None
+    profiler: Profiler | None = None
+    note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
     counter_sums: CounterSums | None = None
     recording_error: NfprobeError | None = None
@@ -127,7 +133,7 @@ class Drain:
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
         self._new: SimpleQueue[NewFunctions] = SimpleQueue()
-        self._submit_at = 0.0
+        self._submit_at = self._sample_at = 0.0
         if self.spans is not None:
             self.spans.note_submit = self._note_submit
 
@@ -149,6 +155,8 @@ class Drain:
             self._deliver()
         elif self.spans is not None:
             self.spans.submit_if_due()
+        if self.profiler is not None and time.monotonic() >= self._sample_at:
+            self._take_samples()
         if time.monotonic() >= self._housekeeping_at:
             self._keep_house()
         return taken
@@ -180,6 +188,9 @@ class Drain:
         self._keep_house()
         if self.switches is not None:
             self.switches.close()
+        if self.profiler is not None:
+            self._take_samples()
+            self.profiler.close()
 
     def _learn(self, functions: NewFunctions) -> None:
         self.pipeline.set_roles(functions.roles)
@@ -256,6 +267,18 @@ class Drain:
         if len(rows):
             self.write(lambda recording: recording.switches(rows))
         return rows
+
+    def _take_samples(self) -> None:
+        assert self.profiler is not None
+        self._sample_at = time.monotonic() + SAMPLES_S
+        counts = self.session.thread_counts()
+        rows = self.profiler.read({count.tid: count.index for count in counts})
+        self.write(lambda recording: recording.samples(rows))
+        self.note_samples(rows)
+        with suppress(NfprobeError, OSError):  # said when the session began, or the target has ended
+            self.profiler.keep({int(name) for name in os.listdir(f"/proc/{self.session.pid}/task")})
+            for count in counts:
+                self.profiler.watch(count.tid)
 
     def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
         if self.switches is None:

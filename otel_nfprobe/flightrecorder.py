@@ -27,6 +27,7 @@ from otel_nfprobe.recording import (
     CLOCK,
     COUNTERS,
     FUNCTIONS,
+    PLACES,
     THREADS,
     FunctionInfo,
     RecordingHeader,
@@ -38,6 +39,7 @@ from otel_nfprobe.recording import (
 from otel_nfprobe.recordingfile import END, refuse, write_start
 from otel_nfprobe.recordingframes import Frame, RawBlock, blocks_of, make_compressor, seal
 from otel_nfprobe.recordingsink import FrameQueue, RecordingFile, Sink
+from otel_nfprobe.samples import Place, encode_places
 
 KEPT_BYTES = 64 << 20  # of compressed frames: 16 million records
 MAX_BYTES = 1 << 30  # of all files together, unless --max-size says otherwise
@@ -193,6 +195,7 @@ class FlightWriter(RecordingWriter):
         self._functions: dict[int, FunctionInfo] = {}
         self._anchors: deque[npt.NDArray[Any]] = deque(maxlen=int(seconds) + 3)  # one comes each second
         self._counters = b""
+        self._places: list[Place] = []
         super().__init__(path, header, max_bytes)
 
     def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
@@ -215,6 +218,10 @@ class FlightWriter(RecordingWriter):
     def clock(self, anchors: npt.NDArray[Any]) -> None:
         """As of RecordingWriter; they stand at the beginning of each file."""
         self._anchors.extend(anchors[row : row + 1].copy() for row in range(len(anchors)))
+
+    def places(self, places: Sequence[Place]) -> None:
+        """As of RecordingWriter; those that are known stand at the beginning of each file."""
+        self._places += places
 
     def counters(self, counters: Iterable[ThreadCounters]) -> None:
         """As of RecordingWriter; the last ones stand at the beginning of each file."""
@@ -246,6 +253,8 @@ class FlightWriter(RecordingWriter):
         if self._anchors:
             facts.append(RawBlock(CLOCK, 0, np.concatenate(list(self._anchors)).tobytes()))
         facts.append(RawBlock(COUNTERS, 0, self._counters))
+        if self._places:
+            facts.append(RawBlock(PLACES, 0, encode_places(self._places)))
         self._flight.write_out(self._frame, facts, self._reason)
         self._frame, self._reason = Frame(bytearray()), ""
         self._due_at = time.monotonic() + self._seconds / 2

@@ -20,6 +20,7 @@ from otel_nfprobe.adapters.base import TRANSMIT
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
+from otel_nfprobe.codemap import CodePart
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.software import SoftwareCounters
@@ -37,6 +38,7 @@ from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
+from otel_nfprobe.profile import Profile
 from otel_nfprobe.recording import FunctionInfo, RecordingWriter
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
 from otel_nfprobe.slots import count_stored_pointers
@@ -87,8 +89,10 @@ class Monitor:
     identity: Identity = field(default_factory=Identity)
     counters: tuple[Counter, ...] = ()  # that probes read
     software_counters: tuple[Counter, ...] = ()  # that are read at intervals
+    profile_hertz: int = 0  # how often the kernel looks where threads are; 0: never
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
+    _parts: list[CodePart] = field(default_factory=list)  # code of ours in the target
     _abandoned: bool = True  # nothing of ours is in the target
 
     @collection_paused()
@@ -141,6 +145,7 @@ class Monitor:
             self._texts.keep(request.plan.module)
         self._write_programs()
         trampolines = Trampolines(self.session, self.target)
+        self._parts = trampolines.parts
         made, refused = trampolines.make(requests)
         self._check_not_stopped()
         if made:
@@ -278,6 +283,7 @@ class Monitor:
         self.drain = Drain(self.session, clock, pipeline, statistics, recording, spans, names)
         self.drain.repeats = self.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
+        self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
@@ -329,6 +335,7 @@ class Monitor:
 
     def _count(self) -> None:
         self.counting.follow()
+        self.profile.follow()
         if self.software_counters:
             self.software.follow((count.index, count.tid) for count in self.session.thread_counts())
 
@@ -373,6 +380,7 @@ class Monitor:
         self._tell_copying()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
+        self.profile.finish(self._parts)
         if not self.target_ended:
             self.session.leave()
 

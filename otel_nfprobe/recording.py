@@ -25,13 +25,15 @@ from otel_nfprobe.columns import Columns
 from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
+from otel_nfprobe.samples import Place, decode_places, encode_places
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT = 9, 10
+SAMPLES, PLACES = 11, 12
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-SWITCH_BYTES = 32
+SWITCH_BYTES = SAMPLE_BYTES = 32
 THREAD_COUNT = 1024
 RECORDS_PER_BLOCK = 65536
 FUNCTIONS_PER_BLOCK = 10_000
@@ -103,9 +105,9 @@ class ThreadCounters:
 class Block:
     """One whole block. `payload` is, by type:
 
-    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES: bytes, 32 per switch; THREADS, FUNCTIONS,
-    COUNTERS: a list of ThreadInfo, FunctionInfo, ThreadCounters; END: the summary, a dict. `thread` is meaningful for
-    RECORDS; of TAKE it is 1 when the session was over.
+    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
+    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; END: the summary, a dict.
+    `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
 
     type: int
@@ -113,7 +115,7 @@ class Block:
     payload: Any
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The payload of a RECORDS, CLOCK or SWITCHES block as a read-only array of dtype."""
+        """The payload of a RECORDS, CLOCK, SWITCHES or SAMPLES block as a read-only array of dtype."""
         return np.frombuffer(self.payload, dtype=dtype)
 
 
@@ -193,6 +195,16 @@ class RecordingWriter:
         """Appends switches (32 bytes each, switches.py): when threads did not run."""
         if len(switches) and not self._sink.is_full:
             self._block(SWITCHES, np.ascontiguousarray(switches).view(np.uint8).data)
+
+    def samples(self, samples: npt.NDArray[Any]) -> None:
+        """Appends samples (32 bytes each, samples.py): where threads were seen."""
+        if len(samples) and not self._sink.is_full:
+            self._block(SAMPLES, np.ascontiguousarray(samples).view(np.uint8).data)
+
+    def places(self, places: Sequence[Place]) -> None:
+        """Appends what addresses of samples are called."""
+        for start in range(0, len(places), FUNCTIONS_PER_BLOCK):
+            self._block(PLACES, encode_places(places[start : start + FUNCTIONS_PER_BLOCK]))
 
     def threads(self, threads: Iterable[ThreadInfo]) -> None:
         """Appends threads; the last entry of an index holds. Thread id 0: the thread before has ended."""
@@ -349,8 +361,10 @@ def _block_of(raw: RawBlock) -> Block | None:
     value: Any = payload
     if kind == CLOCK:
         _check(len(payload) % ANCHOR_BYTES == 0)
-    elif kind == SWITCHES:
+    elif kind in (SWITCHES, SAMPLES):
         _check(len(payload) % SWITCH_BYTES == 0)
+    elif kind == PLACES:
+        value = decode_places(payload)
     elif kind == THREADS:
         value = [ThreadInfo(item.index, item.tid, item.name) for item in _items(recording_pb2.Threads, payload)]
     elif kind == FUNCTIONS:

@@ -143,6 +143,33 @@ class Header(_message.Message):
         settings: _Optional[_Mapping[str, str]] = ...,
     ) -> None: ...
 
+class Place(_message.Message):
+    __slots__ = ["module", "name", "offset", "size", "start"]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    module: str
+    name: str
+    offset: int
+    size: int
+    start: int
+    def __init__(
+        self,
+        start: _Optional[int] = ...,
+        size: _Optional[int] = ...,
+        module: _Optional[str] = ...,
+        offset: _Optional[int] = ...,
+        name: _Optional[str] = ...,
+    ) -> None: ...
+
+class Places(_message.Message):
+    __slots__ = ["place"]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    place: _containers.RepeatedCompositeFieldContainer[Place]
+    def __init__(self, place: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
+
 class Thread(_message.Message):
     __slots__ = ["index", "name", "tid"]
     INDEX_FIELD_NUMBER: _ClassVar[int]

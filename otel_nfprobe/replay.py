@@ -28,6 +28,7 @@ from otel_nfprobe.recording import (
     ThreadInfo,
 )
 from otel_nfprobe.repeats import Repeats
+from otel_nfprobe.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18
@@ -49,6 +50,8 @@ class RecordingFacts:
     counters: dict[int, ThreadCounters] = field(default_factory=dict)
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
     switches: Rows = field(default_factory=no_switches)
+    samples: Rows = field(default_factory=no_samples)
+    places: list[Place] = field(default_factory=list)
     summary: dict[str, object] = field(default_factory=dict)
     complete: bool = False
     damage: str = ""
@@ -100,6 +103,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
     switches: list[Rows] = []
+    samples: list[Rows] = []
     for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.SUBMIT)):
         if block.type == recording.FUNCTIONS:
             facts.functions.update({item.id: item for item in block.payload if item.id < FUNCTIONS_MAX})
@@ -111,6 +115,12 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             anchors.append(block.array(ANCHOR))
         elif block.type == recording.SWITCHES:
             switches.append(block.array(SWITCH))
+        elif block.type == recording.SAMPLES:
+            samples.append(block.array(SAMPLE))
+        elif block.type == recording.PLACES:
+            facts.places += block.payload
+    if samples:
+        facts.samples = np.concatenate(samples)[:SAMPLES_MAX]
     if anchors:
         facts.anchors = np.concatenate(anchors)
     if switches:

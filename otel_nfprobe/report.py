@@ -7,6 +7,7 @@ by cli/report.py; the views print it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.samples import PlaceNames, addresses_of, describe_samples
 from otel_nfprobe.session import LOST_CLASSES
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 from otel_nfprobe.statistics import Distribution, Statistics
@@ -130,6 +132,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: Recordi
     document["batches"]["undetailed"] = undetailed
     document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
+    document["profile"] = describe_samples(facts.samples)
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
 
@@ -168,6 +171,7 @@ class _Scene:
         self._facts = facts
         self._near = near
         self._ns_per_tick = ns_per_tick
+        self._places = PlaceNames(facts.places)
 
     def describe(self, slow: SlowPacket, row: int, cause: np.void) -> dict[str, Any]:
         packet = self._near.packets[row]
@@ -195,7 +199,21 @@ class _Scene:
             "batch": slow.batch_id,
             "batch_size": int(batch["size"]),
             "tid": thread.tid if thread else None,
+            **self._samples_of(slow),
         }
+
+    def _samples_of(self, slow: SlowPacket) -> dict[str, dict[str, int]]:
+        """Where its thread was seen while it was there; nothing without a profile."""
+        samples = self._facts.samples
+        if not len(samples):
+            return {}
+        seen = samples[
+            (samples["thread"] == slow.thread)
+            & (samples["ticks"] >= slow.start_ticks)
+            & (samples["ticks"] < slow.done_ticks)
+        ]
+        names = Counter(self._places.name(*key) for key in addresses_of(seen))
+        return {"samples": dict(names.most_common())}
 
     def _burst_flow(self, cause: np.void) -> dict[str, Any] | None:
         """The flow that made most of a burst."""

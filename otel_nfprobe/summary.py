@@ -60,6 +60,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             },
         },
         "counters": _describe_counters(monitor),
+        **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         "not_restored": monitor.not_restored,
     }
 

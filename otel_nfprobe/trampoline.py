@@ -20,7 +20,7 @@ from typing import Any
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.analysis import FunctionPlan, relocate_displaced
 from otel_nfprobe.arena import Arenas, NoRoomError
-from otel_nfprobe.codemap import build_object, object_room_bytes, publish
+from otel_nfprobe.codemap import CodePart, build_object, object_room_bytes, publish
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
 from otel_nfprobe.session import GATE_OUTER, PROBE_COUNT, Session
@@ -107,6 +107,7 @@ class Trampolines:
     def __init__(self, session: Session, target: Target) -> None:
         self._session = session
         self.arenas = Arenas(session, target)
+        self.parts: list[CodePart] = []  # all code that was written here
         self._known: dict[tuple[int, int, int, bytes], int] | None = None
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
@@ -233,6 +234,7 @@ class Trampolines:
             self._known[key] = index
 
     def _register(self, arena: int, frames: Frames) -> None:
+        self.parts += frames.parts
         rows = frames.encode()
         entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // 8) * 8

@@ -80,6 +80,7 @@ def plan(
     monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
+    monitor.profile_hertz = arguments.profile or 0
     return monitor
 
 

@@ -9,16 +9,21 @@ import sys
 from pathlib import Path
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
+from otel_nfprobe.cli.flame_options import add_flame_options, check_flame_options, read_wish
 from otel_nfprobe.cli.main import EXIT_DONE
+from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.flame import fold, render_folded
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import SLOWEST, Report, build_report
+from otel_nfprobe.report import SLOWEST, build_report
+from otel_nfprobe.samples import describe_samples
 from otel_nfprobe.views.jsonview import render_json
 from otel_nfprobe.views.page import render_page
 from otel_nfprobe.views.table import render_table
 
 FORMATS = {"table": render_table, "json": render_json, "html": render_page}
+FLAME = "flame"
 
 
 class ReportCommand:
@@ -30,7 +35,7 @@ class ReportCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
-        parser.add_argument("--format", choices=tuple(FORMATS), help="default: table, or what the name of FILE says")
+        parser.add_argument("--format", choices=(*FORMATS, FLAME), help="default: table, or what the name of FILE says")
         parser.add_argument("--json", action="store_true", help="the same as --format json")
         parser.add_argument(
             "--timelines",
@@ -45,22 +50,27 @@ class ReportCommand:
             default=SLOWEST,
             help="how many slow packets (default: %(default)s)",
         )
+        add_flame_options(parser)
         add_arrival_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         format = _choose_format(arguments)
+        check_flame_options(arguments, format == FLAME)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines goes with --json; the HTML page has them anyway.", "nfprobe report --help")
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)
+        if format == FLAME:
+            text = render_folded(fold(reader, facts, read_wish(arguments)))
+            _write_out(arguments.output, text)
+            _say_precision(facts.samples)
+            _warn(facts.damage)
+            return EXIT_DONE
         report = build_report(reader, max(0, arguments.slowest), facts)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
-        if arguments.output:
-            _write(arguments.output, text)
-        else:
-            sys.stdout.write(text)
-        _warn(report)
+        _write_out(arguments.output, text)
+        _warn(report.damage)
         return EXIT_DONE
 
 
@@ -69,6 +79,13 @@ def _choose_format(arguments: argparse.Namespace) -> str:
         return arguments.format or "json"
     suffix = Path(arguments.output or "").suffix.lower()
     return {".html": "html", ".htm": "html", ".json": "json"}.get(suffix, "table")
+
+
+def _write_out(path: str | None, text: str) -> None:
+    if path:
+        _write(path, text)
+    else:
+        sys.stdout.write(text)
 
 
 def _write(path: str, text: str) -> None:
@@ -82,6 +99,16 @@ def _write(path: str, text: str) -> None:
         raise NfprobeError(f"Cannot write {path}: {error.strerror}.", f"ls -ld {folder}") from None
 
 
-def _warn(report: Report) -> None:
-    if report.damage:
-        print(f"nfprobe: {report.damage}", file=sys.stderr)
+def _say_precision(samples: Rows) -> None:
+    found = describe_samples(samples)
+    if found and found["precise"] < found["samples"]:
+        print(
+            f"nfprobe: {found['samples'] - found['precise']} of {found['samples']} samples ({found['event']}) are"
+            " imprecise: the instruction is one near the true one.",
+            file=sys.stderr,
+        )
+
+
+def _warn(damage: str) -> None:
+    if damage:
+        print(f"nfprobe: {damage}", file=sys.stderr)

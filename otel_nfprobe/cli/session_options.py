@@ -10,10 +10,11 @@ from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.spool_options import add_spool_options
-from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
+from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_hertz, parse_seconds
 from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.latecapture import ALL, NONE, SLOW
+from otel_nfprobe.profiler import max_hertz
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
 from otel_nfprobe.snippet import read_capture
 
@@ -108,6 +109,13 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         help="ring of each thread (default: 16MiB)",
     )
     add_counter_options(group)
+    group.add_argument(
+        "--profile",
+        type=parse_hertz,
+        metavar="HZ",
+        help="note in the recording where each thread is, HZ times in each second that it runs, such as 997, for"
+        " report --format flame (default: never)",
+    )
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -180,6 +188,16 @@ def check_session_options(arguments: argparse.Namespace) -> None:
         sentence = "--packets none identifies no packet, so there is nothing to send."
         raise UsageError(sentence, usage)
     check_recording_options(arguments)
+    _check_profile(arguments.profile, arguments.record is not None, usage)
     find_identity(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]
     arguments.counter_choice = find_counters(arguments)
+
+
+def _check_profile(hertz: int | None, is_recorded: bool, usage: str) -> None:
+    if hertz is None:
+        return
+    if not is_recorded:
+        raise UsageError("--profile needs --record FILE: the recording keeps what was seen.", usage)
+    if not 1 <= hertz <= max_hertz():
+        raise UsageError(f"--profile must be from 1 to {max_hertz()} Hz, which the kernel allows now.", usage)

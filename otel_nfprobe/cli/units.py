@@ -17,6 +17,7 @@ _NS_PER_UNIT = {
     "min": 60 * 10**9,
     "h": 3600 * 10**9,
 }
+_HZ_PER_UNIT = {"Hz": 1, "kHz": 1000}
 _BYTES_PER_UNIT = {
     "B": 1,
     "kB": 10**3,
@@ -46,6 +47,12 @@ def parse_bytes(text: str) -> int:
     """Bytes of a size such as `64KiB`, `16MiB` or `1GB`; a bare number counts bytes."""
     number, unit = _split(text, "a size such as 64KiB or 16MiB")
     return round(number) if not unit else _parse_scaled(text, _BYTES_PER_UNIT, "a size such as 64KiB or 16MiB")
+
+
+def parse_hertz(text: str) -> int:
+    """A frequency such as `997`, `997Hz` or `10kHz`."""
+    number, unit = _split(text, "a frequency such as 997 or 10kHz")
+    return round(number) if not unit else _parse_scaled(text, _HZ_PER_UNIT, "a frequency such as 997 or 10kHz")
 
 
 def parse_fraction(text: str) -> float:

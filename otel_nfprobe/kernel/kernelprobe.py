@@ -12,10 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
@@ -23,6 +22,7 @@ from otel_nfprobe.kernel import bpfcall
 from otel_nfprobe.kernel.bpfcall import When
 from otel_nfprobe.kernel.bpfring import BpfRing
 from otel_nfprobe.kernel.btf import read_functions
+from otel_nfprobe.kernel.kallsyms import KernelSymbol, read_symbols
 from otel_nfprobe.kernel.programs import COUNT_BYTES, CROWDED, ENTERED, LEFT, LOST, Maps, Whose, write_entry, write_exit
 from otel_nfprobe.kernel.systemcalls import find_number
 from otel_nfprobe.pattern import near_names
@@ -30,7 +30,6 @@ from otel_nfprobe.target import read_status
 
 FENTRY, TRACEPOINTS = "fentry", "tracepoints"
 OPEN_MAX = 16384  # calls that are under way at one moment
-KALLSYMS = Path("/proc/kallsyms")
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 _NOT_TRACED = (errno.EBUSY, errno.ENODEV, 524)  # 524: ENOTSUPP, which the kernel gives as well
 
@@ -156,7 +155,7 @@ def _find_type(name: str) -> int:
     functions = read_functions()
     if name in functions:
         return functions[name]
-    symbols = list(_symbols())
+    symbols = list(read_symbols())
     places = {symbol.address for symbol in symbols if symbol.name == name and symbol.address}
     for symbol in symbols:
         if symbol.address in places and symbol.name in functions:
@@ -164,7 +163,7 @@ def _find_type(name: str) -> int:
     raise _explain_unknown(name, list(functions), symbols)
 
 
-def _explain_unknown(name: str, functions: list[str], symbols: list[_Symbol]) -> NfprobeError:
+def _explain_unknown(name: str, functions: list[str], symbols: list[KernelSymbol]) -> NfprobeError:
     for symbol in symbols:
         if symbol.name != name and not symbol.name.startswith(f"{name}."):
             continue
@@ -179,21 +178,6 @@ def _explain_unknown(name: str, functions: list[str], symbols: list[_Symbol]) ->
     hint = f"; near it: {', '.join(near)}" if near else " (or all its calls are inlined)"
     again = f"nfprobe stats PID kernel:{near[0]}" if near else "nfprobe stats --help"
     return UsageError(f"The kernel has no function {name}{hint}.", again)
-
-
-class _Symbol(NamedTuple):
-    name: str
-    address: int  # 0: hidden from this user
-    module: str
-
-
-def _symbols() -> Iterator[_Symbol]:
-    """Functions among the kernel's symbols."""
-    with suppress(OSError), KALLSYMS.open(encoding="ascii", errors="replace") as lines:
-        for line in lines:
-            words = line.split()
-            if len(words) >= 3 and words[1] in "tTwW":
-                yield _Symbol(words[2], int(words[0], 16), words[3].strip("[]") if len(words) > 3 else "")
 
 
 def _refuse(name: str, error: OSError) -> NoReturn:

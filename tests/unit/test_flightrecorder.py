@@ -16,7 +16,9 @@ from otel_nfprobe.columns import BATCH, PACKET, Columns
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.flightrecorder import ASKED, TRIGGERED, FlightWriter
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, ThreadCounters, ThreadInfo
+from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import build_report
+from otel_nfprobe.samples import Place
 
 HEADER = RecordingHeader("0.1.0", "00000000000000aa", 42, "/bin/nf", "host", START_NS, 2e9, {}, {})
 SECONDS = 5
@@ -33,6 +35,7 @@ class Session:
         roles = ((0, RECEIVE, "nf_rx"), (1, 0, "nf_work"), (2, TRANSMIT, "nf_tx"))
         self.writer.functions([FunctionInfo(i, role, "/bin/nf", i, 64, name, "", "") for i, role, name in roles])
         self.writer.threads([ThreadInfo(0, 4711, "worker")])
+        self.writer.places([Place(1, 2, "/bin/nf", 0, "")])
 
     def run(self, seconds: int, latency_ticks: int = 100) -> None:
         for _ in range(seconds):
@@ -54,6 +57,16 @@ def columns_of(latency_ticks: int) -> Columns:
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     return Session(tmp_path / "s.nfp", monkeypatch, trigger_ticks=500)
+
+
+def test_every_file_knows_the_modules(session: Session, tmp_path: Path) -> None:
+    for number in (1, 2):
+        session.run(SECONDS)
+        session.writer.ask()
+        session.run(1)
+        facts = read_facts(RecordingReader(tmp_path / f"s-{number}.nfp"))
+        assert facts.places == [Place(1, 2, "/bin/nf", 0, "")]
+    session.writer.finish({})
 
 
 def test_only_the_last_seconds_are_written(session: Session, tmp_path: Path) -> None:

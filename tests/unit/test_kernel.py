@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
-from otel_nfprobe.kernel import kernelprobe
+from otel_nfprobe.kernel import kallsyms, kernelprobe
 from otel_nfprobe.kernel.assembler import JUMP_EQUAL, MAP, MAP_VALUE, Assembler
 from otel_nfprobe.kernel.btf import parse_functions, read_functions
 from otel_nfprobe.kernel.programs import Maps, Whose, write_entry, write_exit
@@ -113,7 +113,7 @@ def test_what_the_kernel_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path
     symbols = tmp_path / "kallsyms"
     lines = ["ff01 t cut.constprop.0", "ff02 T one", "ff02 T other", "ff03 t far\t[loop]", "ff04 t assembly", "x"]
     symbols.write_text("\n".join(lines))
-    monkeypatch.setattr(kernelprobe, "KALLSYMS", symbols)
+    monkeypatch.setattr(kallsyms, "KALLSYMS", symbols)
     monkeypatch.setattr(kernelprobe, "read_functions", lambda: {"other": 9, "vfs_write": 1})
     assert kernelprobe._find_type("one") == 9  # the same code
     for name, why in (("cut", "cut.constprop.0"), ("far", "module loop"), ("assembly", "no type information")):

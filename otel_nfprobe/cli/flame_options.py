@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `nfprobe report --format flame`."""
+
+from __future__ import annotations
+
+import argparse
+
+from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.flame import FlameWish
+
+ALL, SLOW = "all", "slow"
+SAMPLES, TIME = "samples", "time"
+
+
+def add_flame_options(parser: argparse.ArgumentParser) -> None:
+    """Declares them."""
+    group = parser.add_argument_group("with --format flame (folded stacks)")
+    group.add_argument(
+        "--class",
+        dest="packet_class",
+        choices=(ALL, SLOW),
+        help="slow: only batches that ran while a slow packet was there, its own and those before it (default: all)",
+    )
+    group.add_argument(
+        "--slower-than",
+        type=parse_duration_ns,
+        metavar="TIME",
+        help="what a slow packet is, such as 50us (default: later than 99.9%% of all)",
+    )
+    group.add_argument(
+        "--by",
+        choices=(SAMPLES, TIME),
+        help="what stacks count: samples of --profile, or ns of the calls themselves (default: samples, if any)",
+    )
+
+
+def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
+    """Refuses them without the format.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    usage = "nfprobe report --help"
+    asked = arguments.packet_class, arguments.slower_than, arguments.by
+    if not is_flame and any(value is not None for value in asked):
+        raise UsageError("--class, --slower-than and --by go with --format flame.", usage)
+    if arguments.slower_than is not None and arguments.packet_class != SLOW:
+        raise UsageError("--slower-than says what --class slow is.", usage)
+
+
+def read_wish(arguments: argparse.Namespace) -> FlameWish:
+    """What is to be folded."""
+    return FlameWish(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME)
