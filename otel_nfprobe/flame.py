@@ -22,10 +22,11 @@ from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, replay
 from otel_nfprobe.samples import PlaceNames, addresses_of, find_calls
 from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.switches import SwitchFlag
 
-LATE_QUANTILE = 0.999  # of all latencies, as in the report
-BATCH, OUTSIDE = "batch", "outside batches"
-_NO_CALL = -1
+LATE_QUANTILE = 0.99  # of the latencies of identified packets: of fewer there would be hardly a sample
+BATCH, OUTSIDE, PREEMPTED = "batch", "outside batches", "[preempted]"
+_NO_PATH = -1
 
 Ticks = NDArray[np.uint64]
 
@@ -36,7 +37,7 @@ class FlameWish:
 
     Attributes:
         slow_only: only what ran while a slow packet was there.
-        slower_ns: what a slow packet is; None: later than LATE_QUANTILE of all.
+        slower_ns: what a slow packet is; None: later than LATE_QUANTILE of those that were identified.
         by_time: self times in ns, also where there are samples.
     """
 
@@ -117,31 +118,72 @@ def _find_windows(reader: RecordingReader, facts: RecordingFacts, wish: FlameWis
     return _Windows(np.concatenate(spans))
 
 
+class _Take:
+    # One take of the pipeline, asked which call ran at a moment.
+    def __init__(self, columns: Columns, windows: _Windows | None, paths: NDArray[np.int64]) -> None:
+        calls, batches = columns.calls, columns.batches
+        self.columns = columns
+        self.paths = paths
+        self.wanted = np.ones(len(batches), bool) if windows is None else windows.touch(batches)
+        self.kept = np.full(len(calls), windows is None)  # calls that count
+        in_batch = calls["batch"] < len(batches)
+        self.kept[in_batch] = self.wanted[calls["batch"][in_batch]]
+
+    def extent(self, thread: int) -> tuple[int, int]:
+        """The first and the last moment of a thread that is among them."""
+        own = [rows[rows["thread"] == thread] for rows in (self.columns.calls, self.columns.batches)]
+        own = [rows for rows in own if len(rows)]
+        first = min(int(rows["start_ticks"].min()) for rows in own)
+        return first, max(int(rows["end_ticks"].max()) for rows in own)
+
+    def locate(self, thread: int, ticks: Ticks) -> tuple[NDArray[np.int64], NDArray[np.bool_], Ticks]:
+        """For each moment the path of the innermost call, whether it counts, and when that call or batch ends."""
+        calls, batches = self.columns.calls, self.columns.batches
+        rows = np.flatnonzero(calls["thread"] == thread)
+        rows = rows[np.lexsort((calls["depth"][rows], calls["start_ticks"][rows]))]
+        own = np.flatnonzero(batches["thread"] == thread)
+        own = own[np.argsort(batches["start_ticks"][own], kind="stable")]
+        path, counts, ends = np.full(len(ticks), _NO_PATH), np.zeros(len(ticks), bool), np.zeros(len(ticks), np.uint64)
+        at = np.searchsorted(batches["start_ticks"][own], ticks, side="right") - 1
+        inside = np.flatnonzero(at >= 0)
+        inside = inside[ticks[inside] < batches["end_ticks"][own[at[inside]]]]
+        batch = own[at[inside]]
+        path[inside], counts[inside], ends[inside] = 0, self.wanted[batch], batches["end_ticks"][batch]
+        found = find_calls(_renumber(calls, rows), ticks)
+        called = np.flatnonzero(found >= 0)
+        call = rows[found[called]]
+        known = self.paths[call] != _NO_PATH
+        called, call = called[known], call[known]
+        lonely = path[called] == _NO_PATH  # in no batch
+        counts[called[lonely]] = self.kept[call[lonely]]
+        path[called], ends[called] = self.paths[call], calls["end_ticks"][call]
+        return path, counts, ends
+
+
 class _Stacks:
     # Paths are numbered: 0 is a batch, 1 what is outside of batches, the others a path and a function more.
     def __init__(self, facts: RecordingFacts, windows: _Windows | None, by_time: bool) -> None:
         self._names = facts.function_names
         self._windows = windows
         self._by_time = by_time
-        self._paths: dict[tuple[int, int], int] = {(_NO_CALL, 0): 0, (_NO_CALL, 1): 1}
+        self._paths: dict[tuple[int, int], int] = {(_NO_PATH, 0): 0, (_NO_PATH, 1): 1}
         self._weights: Counter[tuple[int, str]] = Counter()
         self._samples = facts.samples[np.argsort(facts.samples["ticks"], kind="stable")]
         self._placed = np.zeros(len(self._samples), bool)
+        self._preempted = facts.switches[(facts.switches["flags"] & SwitchFlag.PREEMPTED) != 0]
         self._places = PlaceNames(facts.places)
         self._leaves: dict[tuple[int, bool], str] = {}
 
     def add(self, columns: Columns) -> None:
         """Looks at one take."""
-        batches, calls = columns.batches, columns.calls
-        wanted = np.ones(len(batches), bool) if self._windows is None else self._windows.touch(batches)
-        paths = self._find_paths(calls)
-        in_batch = calls["batch"] < len(batches)
-        kept = np.full(len(calls), self._windows is None)
-        kept[in_batch] = wanted[calls["batch"][in_batch]]
+        take = _Take(columns, self._windows, self._find_paths(columns.calls))
         if self._by_time:
-            self._add_times(columns, wanted, kept, paths)
-        else:
-            self._add_samples(columns, wanted, kept, paths)
+            self._add_times(take)
+        for thread in np.unique(np.concatenate((columns.calls["thread"], columns.batches["thread"]))).tolist():
+            if self._by_time:
+                self._move_preempted(take, thread)
+            else:
+                self._add_samples(take, thread)
 
     def finish(self) -> Counter[str]:
         """All stacks with their weights."""
@@ -165,25 +207,23 @@ class _Stacks:
 
     def _find_paths(self, calls: Rows) -> NDArray[np.int64]:
         """The path of each call. A caller that is not among the calls is none."""
-        paths = np.full(len(calls), _NO_CALL, np.int64)
-        parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), _NO_CALL)
+        paths = np.full(len(calls), _NO_PATH, np.int64)
+        parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), _NO_PATH)
         above = np.where(calls["batch"] == 0xFFFFFFFF, 1, 0)
-        rows = np.flatnonzero(parents == _NO_CALL)
+        rows = np.flatnonzero(parents == _NO_PATH)
         while len(rows):
             keys = np.stack((above[rows], calls["function"][rows].astype(np.int64)), axis=1)
             found, places = np.unique(keys, axis=0, return_inverse=True)
             numbers = [self._paths.setdefault((path, function), len(self._paths)) for path, function in found.tolist()]
             paths[rows] = np.array(numbers, np.int64)[places.ravel()]
-            rows = np.flatnonzero((paths == _NO_CALL) & (parents >= 0) & (paths[parents] != _NO_CALL))
+            rows = np.flatnonzero((paths == _NO_PATH) & (parents >= 0) & (paths[parents] != _NO_PATH))
             above[rows] = paths[parents[rows]]
         return paths
 
-    def _add_times(
-        self, columns: Columns, wanted: NDArray[np.bool_], kept: NDArray[np.bool_], paths: NDArray[np.int64]
-    ) -> None:
-        calls, batches = columns.calls, columns.batches
-        kept &= (paths != _NO_CALL) & ((calls["flags"] & CallFlag.MARK) == 0)
-        sums = np.bincount(paths[kept], calls["self_ticks"][kept].astype(np.float64))
+    def _add_times(self, take: _Take) -> None:
+        calls, batches = take.columns.calls, take.columns.batches
+        kept = take.kept & (take.paths != _NO_PATH) & ((calls["flags"] & CallFlag.MARK) == 0)
+        sums = np.bincount(take.paths[kept], calls["self_ticks"][kept].astype(np.float64))
         for path in np.flatnonzero(sums).tolist():
             self._weights[path, ""] += round(float(sums[path]))
         outer = (calls["parent"] >= len(calls)) & (calls["batch"] < len(batches))
@@ -191,39 +231,26 @@ class _Stacks:
             calls["batch"][outer], (calls["end_ticks"] - calls["start_ticks"])[outer].astype(np.float64), len(batches)
         )
         own = (batches["end_ticks"] - batches["start_ticks"]).astype(np.float64) - inside
-        self._weights[0, ""] += round(float(np.maximum(own, 0)[wanted].sum()))
+        self._weights[0, ""] += round(float(np.maximum(own, 0)[take.wanted].sum()))
 
-    def _add_samples(
-        self, columns: Columns, wanted: NDArray[np.bool_], kept: NDArray[np.bool_], paths: NDArray[np.int64]
-    ) -> None:
-        calls, batches = columns.calls, columns.batches
-        for thread in np.unique(np.concatenate((calls["thread"], batches["thread"]))).tolist():
-            rows = np.flatnonzero(calls["thread"] == thread)
-            rows = rows[np.lexsort((calls["depth"][rows], calls["start_ticks"][rows]))]
-            own = np.flatnonzero(batches["thread"] == thread)
-            own = own[np.argsort(batches["start_ticks"][own], kind="stable")]
-            seen = self._samples_between(calls[rows], batches[own], thread)
-            ticks = self._samples["ticks"][seen]
-            at = np.searchsorted(batches["start_ticks"][own], ticks, side="right") - 1
-            in_batch = at >= 0
-            in_batch[in_batch] = ticks[in_batch] < batches["end_ticks"][own[at[in_batch]]]
-            call = find_calls(_renumber(calls, rows), ticks)
-            in_call = call >= 0
-            path = np.where(in_batch, 0, _NO_CALL)
-            path[in_call] = paths[rows[call[in_call]]]
-            count = np.ones(len(seen), bool)
-            count[in_batch] = wanted[own[at[in_batch]]]
-            only_call = in_call & ~in_batch
-            count[only_call] = kept[rows[call[only_call]]]
-            placed = path != _NO_CALL
-            self._placed[seen[placed]] = True
-            self._count(self._samples[seen[placed & count]], path[placed & count])
+    def _move_preempted(self, take: _Take, thread: int) -> None:
+        """What the scheduler took is not the function's."""
+        rows = self._preempted[self._preempted["thread"] == thread]
+        path, counts, ends = take.locate(thread, rows["out_ticks"])
+        gone = np.minimum(rows["in_ticks"], ends).astype(np.int64) - rows["out_ticks"].astype(np.int64)
+        for index in np.flatnonzero(counts & (gone > 0)).tolist():
+            moved = min(int(gone[index]), self._weights[int(path[index]), ""])
+            self._weights[int(path[index]), ""] -= moved
+            self._weights[int(path[index]), PREEMPTED] += moved
 
-    def _samples_between(self, calls: Rows, batches: Rows, thread: int) -> NDArray[np.int64]:
-        """Samples of a thread that lie where these calls and batches do, and have no place yet."""
-        both = [rows for rows in (calls, batches) if len(rows)]
-        first = min(int(rows["start_ticks"].min()) for rows in both)
-        last = max(int(rows["end_ticks"].max()) for rows in both)
+    def _add_samples(self, take: _Take, thread: int) -> None:
+        seen = self._samples_between(*take.extent(thread), thread)
+        path, counts, _ = take.locate(thread, self._samples["ticks"][seen])
+        self._placed[seen[path != _NO_PATH]] = True
+        self._count(self._samples[seen[counts]], path[counts])
+
+    def _samples_between(self, first: int, last: int, thread: int) -> NDArray[np.int64]:
+        """Samples of a thread that lie between two moments, and have no place yet."""
         low, high = np.searchsorted(self._samples["ticks"], np.array([first, last], np.uint64)).tolist()
         near = slice(low, high)
         found: NDArray[np.int64] = low + np.flatnonzero((self._samples["thread"][near] == thread) & ~self._placed[near])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.errors import UsageError
@@ -26,7 +27,7 @@ def add_flame_options(parser: argparse.ArgumentParser) -> None:
         "--slower-than",
         type=parse_duration_ns,
         metavar="TIME",
-        help="what a slow packet is, such as 50us (default: later than 99.9%% of all)",
+        help="what a slow packet is, such as 50us (default: later than 99%% of those identified)",
     )
     group.add_argument(
         "--by",
@@ -52,3 +53,10 @@ def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
 def read_wish(arguments: argparse.Namespace) -> FlameWish:
     """What is to be folded."""
     return FlameWish(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME)
+
+
+def say_nothing_seen(arguments: argparse.Namespace) -> None:
+    """Says on standard error that there are no stacks, and what may help."""
+    print("nfprobe: nothing was seen of that class.", file=sys.stderr)
+    if arguments.packet_class == SLOW:
+        print(f"next: nfprobe report {arguments.recording} --format flame --class slow --by time", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flame_options import add_flame_options, check_flame_options, read_wish
+from otel_nfprobe.cli.flame_options import add_flame_options, check_flame_options, read_wish, say_nothing_seen
 from otel_nfprobe.cli.main import EXIT_DONE
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, UsageError
@@ -64,6 +64,8 @@ class ReportCommand:
         if format == FLAME:
             text = render_folded(fold(reader, facts, read_wish(arguments)))
             _write_out(arguments.output, text)
+            if not text:
+                say_nothing_seen(arguments)
             _say_precision(facts.samples)
             _warn(facts.damage)
             return EXIT_DONE

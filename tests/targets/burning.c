@@ -62,12 +62,8 @@ static const char *run(long count)
 	return answer;
 }
 
-static const struct command commands[] = {
-    {"run", run},
-    {NULL, NULL},
-};
-
 int main(void)
 {
+	static const struct command commands[] = {{"run", run}, {NULL, NULL}};
 	return obey(commands);
 }

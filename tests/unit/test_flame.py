@@ -15,6 +15,7 @@ from otel_nfprobe.flame import FlameWish, fold, render_folded
 from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import RecordingFacts, read_facts
 from otel_nfprobe.samples import SAMPLE, Place
+from otel_nfprobe.switches import SWITCH, SwitchFlag
 
 SLOW_NS = 60_000 // TICKS_PER_NS
 PLACES = [
@@ -49,6 +50,24 @@ def test_own_times_without_samples(tmp_path: Path) -> None:
     slow = fold(reader, facts, FlameWish(slow_only=True, slower_ns=SLOW_NS))
     assert slow["batch;nf_work"] == SLOW_NS
     assert slow["batch;nf_tx"] == 300 // TICKS_PER_NS
+
+
+def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
+    reader, facts = read(tmp_path / "r", [])
+    before = fold(reader, facts, FlameWish())
+    at = batch_start(SLOW_BATCH)
+    facts.switches = np.array(
+        [
+            (at + 1000, at + 21_000, 0, SwitchFlag.PREEMPTED, 0, 0),  # inside nf_work
+            (at + 30_000, at + 31_000, 0, 0, 0, 0),  # it slept
+            (at + 32_000, at + 33_000, 1, SwitchFlag.PREEMPTED, 0, 0),  # another thread
+        ],
+        SWITCH,
+    )
+    after = fold(reader, facts, FlameWish())
+    assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS
+    assert after.pop("batch;nf_work") == before.pop("batch;nf_work") - 20_000 // TICKS_PER_NS
+    assert after == before
 
 
 def test_samples_by_call_and_class(tmp_path: Path) -> None:
