@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,6 +79,25 @@ def test_every_system_call_of_one_process(nfprobe: Any, spawn: Callable[..., sub
     assert 0 < found["probe_ns"]["inside"] <= found["probe_ns"]["whole"]
 
 
+def test_a_process_in_another_pid_namespace(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    find_strategy()
+    outside = spawn("unshare", "-p", "-f", sys.executable, "-c", PROGRAM, stdin=subprocess.PIPE)
+    assert outside.stdout is not None
+    assert outside.stdin is not None
+    assert outside.stdout.readline() == "ready\n"
+    pid = int(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()[0])
+    assert find_whose(pid).pid == 1
+    probe = KernelProbe("sys_getppid", find_whose(pid), 1 << 20)
+    outside.stdin.write("go\n")
+    outside.stdin.flush()
+    assert outside.stdout.readline() == "done\n"
+    counts, rows = probe.counts(), probe.take()
+    probe.close()
+    os.kill(pid, signal.SIGKILL)
+    assert counts == {"entered": THREADS * CALLS, "left": THREADS * CALLS, "lost": 0, "missed": 0}
+    assert len(rows) == THREADS * CALLS
+
+
 def test_every_call_of_a_function(nfprobe: Any, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     if find_strategy() != FENTRY:
         pytest.skip("this kernel runs no programs at its functions")
@@ -126,4 +146,7 @@ def test_what_cannot_be_measured(
 def test_a_kernel_that_is_locked_down(capfd: pytest.CaptureFixture[str]) -> None:
     if find_strategy() != TRACEPOINTS:
         pytest.skip("this kernel runs programs at its functions")
-    fails(capfd, 1, "stats", os.getpid(), "kernel:vfs_write", "--for", "0.1s", said="cannot be measured")
+    with pytest.raises(NfprobeError) as refused:
+        KernelProbe("vfs_write", find_whose(os.getpid()), 1 << 16)
+    words = "stats", os.getpid(), "kernel:vfs_write", "--for", "0.1s"
+    fails(capfd, refused.value.exit_status, *words, said="cannot be")
