@@ -62,7 +62,7 @@ def measure_kernel(arguments: argparse.Namespace, stopping: threading.Event) -> 
     probe = KernelProbe(name, whose, arguments.ring_size)
     try:
         if probe.refusal:
-            say(f"{probe.refusal.rstrip('.')}: this system call is measured by tracepoints.")
+            say(f"{probe.refusal} As a system call it is measured by tracepoints.")
         cost = measure_cost(probe.strategy)
         durations = _Taken(probe, cost)
         started_at = time.monotonic()

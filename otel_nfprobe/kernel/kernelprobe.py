@@ -174,7 +174,7 @@ def _explain_unknown(name: str, functions: list[str], symbols: list[KernelSymbol
         else:
             reason = "the kernel has no type information of it (it is assembly, or its copies differ)"
         return RefusedError(f"The kernel function {name} cannot be measured: {reason}.", "nfprobe doctor")
-    near = near_names(name, functions)
+    near = near_names(name, [function for function in functions if function[:3] == name[:3]])
     hint = f"; near it: {', '.join(near)}" if near else " (or all its calls are inlined)"
     again = f"nfprobe stats PID kernel:{near[0]}" if near else "nfprobe stats --help"
     return UsageError(f"The kernel has no function {name}{hint}.", again)
@@ -184,7 +184,8 @@ def _refuse(name: str, error: OSError) -> NoReturn:
     if error.errno == errno.ENOSYS:
         raise NfprobeError("This kernel, or a seccomp filter around nfprobe, has no bpf().", "nfprobe doctor") from None
     if error.errno in (errno.EPERM, errno.EACCES) and not error.filename:
-        raise NfprobeError(f"Kernel functions cannot be measured: {_why_forbidden()}.", "sudo nfprobe stats --help")
+        again = "nfprobe stats PID kernel:sys_read" if os.geteuid() == 0 else f"sudo nfprobe stats PID kernel:{name}"
+        raise NfprobeError(f"Kernel functions cannot be measured: {_why_forbidden()}.", again)
     said = f": {error.filename}" if error.filename else f" ({error.strerror or error.errno})"
     reason = "the kernel does not let it be traced" if error.errno in _NOT_TRACED else "the kernel refuses"
     raise RefusedError(f"The kernel function {name} cannot be measured, {reason}{said}.", "nfprobe doctor") from None
@@ -195,5 +196,5 @@ def _why_forbidden() -> str:
         if "[none]" not in (mode := LOCKDOWN.read_text(encoding="ascii")):
             return f"the kernel is locked down ({mode.strip()})"
     if os.geteuid() == 0:
-        return "the kernel forbids it even to root, as one that is locked down may; system calls can still be measured"
+        return "the kernel forbids it even to root, as one that is locked down does"
     return "it takes root, or CAP_BPF and CAP_PERFMON"
