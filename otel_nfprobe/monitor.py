@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import TRANSMIT
+from otel_nfprobe.adapters.base import TRANSMIT, NumberingAdapter
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -203,6 +203,9 @@ class Monitor:
 
     def _write_programs(self) -> None:
         self.session.header.digest_key = self.identity.key_words
+        if isinstance(self.choice.adapter, NumberingAdapter):
+            memory = self.choice.adapter.buffer_memory()
+            self.session.header.buffers_start, self.session.header.buffers_bytes = memory
         for index, role in enumerate(self.choice.readers()):
             program = self.session.program(index)
             program.role = role.role
