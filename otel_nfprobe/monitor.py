@@ -25,7 +25,7 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.counters.threads import ThreadCounters
-from otel_nfprobe.detail import Detail, choose_detail
+from otel_nfprobe.detail import Detail, choose_detail, follow_slow_batches
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
@@ -293,6 +293,7 @@ class Monitor:
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         gates = choose_detail(self.session, self.detail, clock)
+        self.drain.slow_batches = follow_slow_batches(self.session, self.detail)
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
@@ -343,7 +344,7 @@ class Monitor:
 
     def _tell_copying(self) -> None:
         if self.drain.late is not None:
-            for sentence in self.drain.late.find_copying():
+            for sentence in (*self.drain.late.find_copying(), *self.drain.late.find_handed_over()):
                 self.say(sentence)
 
     def _has_ended(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from probed import Talker
+from probed import Talker, wait_until
 from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
 from testpmd import Testpmd, pcap_device
 
@@ -56,6 +56,7 @@ class Late:
         self.monitor = Monitor(target, choice, 64 << 20, SLOW, self.said.append, wish=wish)
         self.talker = talker
         self.parts: list[Columns] = []
+        self.talking: Callable[[], bool] = lambda: True  # what is waited for before the session ends
 
     def ask(self, *commands: str) -> str:
         """Runs commands with the probes on. Returns the last answer."""
@@ -68,6 +69,7 @@ class Late:
         thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
         thread.start()
         answer = [self.talker.ask(command) for command in commands][-1]
+        assert self.talking()
         self.monitor.stopping.set()
         thread.join()
         self.monitor.detach()
@@ -186,7 +188,18 @@ def test_the_sample_is_fair(talker: Talker) -> None:
 
 def test_what_another_thread_received_is_not_placed(talker: Talker) -> None:
     late = Late(talker, LateWish(0, None, 0.0), Pooled)
-    assert late.ask("handing 20") == str(20 * BATCH)
-    assert late.identified == late.counts.unplaced == late.counts.transmitted == 20 * BATCH
+    assert late.ask("handing 60", "handing 60", "handing 60") == str(180 * BATCH)
+    assert late.identified == late.counts.unplaced == late.counts.transmitted == 180 * BATCH
     assert len(late.columns.packets) == 0
-    assert sum(count.transmitted for count in late.threads) == 20 * BATCH
+    assert sum(count.transmitted for count in late.threads) == 180 * BATCH
+
+
+def test_handing_to_another_thread_is_told_once(talker: Talker) -> None:
+    late = Late(talker, LateWish.choose(None, None, None))
+    late.talking = lambda: wait_until(lambda: any("handed on by another" in text for text in late.said))
+    assert late.ask("handing 60", "handing 60") == str(120 * BATCH)
+    (sentence,) = [sentence for sentence in late.said if "handed on by another" in sentence]
+    assert sentence.endswith(f"To identify them: nfprobe attach {talker.pid} --packets all")
+    plain = Late(talker, LateWish.choose(None, None, None))
+    plain.ask("plain 320", "holding 320")
+    assert plain.said == []
