@@ -42,6 +42,7 @@ int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	struct nfp_pending *pending = nfp_batch_find(stream, item->origin_ticks);
 	pipeline->counts.identified++;
 	if (!pending || item->packet.index >= pending->batch.size ||
+	    pending->packets.count >= pending->batch.size ||
 	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1)) {
 		pipeline->counts.unplaced++;
 		return 0;

@@ -2,16 +2,10 @@
 // Every packet is of another flow: packet number n comes from address 10.0.0.0 + n and carries n. Commands on standard
 // input: "flows N" receives and transmits N batches of 32.
 #include "commands.h"
+#include "packets.h"
 #include <stdint.h>
 
-enum { BATCH = 32, ROOM = 64, LENGTH = 60, POOL = 256 };
-
-struct packet {
-	uint8_t *data;
-	uint32_t length;
-	uint16_t segment;
-	uint8_t room[ROOM];
-};
+enum { BATCH = 32, LENGTH = 60, POOL = 256 };
 
 static struct packet pool[POOL];
 static uint32_t received, sent;
