@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.counters.sums import CounterSums
+from otel_nfprobe.detail import SlowBatches
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
@@ -121,6 +122,7 @@ class Drain:
     profiler: Profiler | None = None
     note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
+    slow_batches: SlowBatches | None = None
     counter_sums: CounterSums | None = None
     recording_error: NfprobeError | None = None
     records: int = 0
@@ -244,6 +246,8 @@ class Drain:
         self.statistics.add(columns)
         if self.late is not None:
             self.late.add(columns)
+        if self.slow_batches is not None:
+            self.slow_batches.add(columns)
         if self.counter_sums is not None:
             self.counter_sums.add(columns)
         switches = self._take_switches()

@@ -23,6 +23,7 @@ ALL, SLOW, NONE = "all", "slow", "none"
 PACKET_GATES = {ALL: GATE_PACKETS, SLOW: GATE_LATE, NONE: 0}
 UPDATE_S = 0.02  # how often thresholds are written
 MARGIN = 2.0  # so many times the wanted share is identified: the quantile moves until it is looked at
+HANDED_OVER_MIN, HANDED_OVER_SHARE = 1000, 0.1  # packets, and of those received, from which on a person is told
 DEFAULT_SHARE = 0.001  # of the slowest, and of the sample, when nothing is chosen
 
 
@@ -65,6 +66,7 @@ class LateCapture:
         self._all: QuantileTracker | None = QuantileTracker(wish.slowest) if wish.slowest else None
         self._of_thread: dict[int, QuantileTracker] = {}
         self._copying: set[int] = set()
+        self._told_handed_over = False
         self._due_at = 0.0
         session.choose_packets(self._fixed, self._sample)
 
@@ -103,3 +105,19 @@ class LateCapture:
                     f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now"
                     " on."
                 )
+
+    def find_handed_over(self) -> Iterator[str]:
+        """A sentence, told once, when one thread hands on what another has received."""
+        if self._told_handed_over:
+            return
+        threads = self._session.thread_counts()
+        surplus = [count.received - count.transmitted - count.dropped for count in threads]
+        received = sum(count.received for count in threads)
+        moved = min(sum(max(0, count) for count in surplus), sum(max(0, -count) for count in surplus))
+        if moved < max(HANDED_OVER_MIN, HANDED_OVER_SHARE * received):
+            return
+        self._told_handed_over = True
+        yield (
+            f"{moved} of {received} packets were received by one thread and handed on by another: --packets slow does"
+            f" not identify those. To identify them: nfprobe attach {self._session.pid} --packets all"
+        )

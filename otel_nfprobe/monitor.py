@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import TRANSMIT
+from otel_nfprobe.adapters.base import TRANSMIT, NumberingAdapter
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -26,7 +26,7 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.counters.threads import ThreadCounters
-from otel_nfprobe.detail import Detail, choose_detail
+from otel_nfprobe.detail import Detail, choose_detail, follow_slow_batches
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.follow import Follower
@@ -208,6 +208,9 @@ class Monitor:
 
     def _write_programs(self) -> None:
         self.session.header.digest_key = self.identity.key_words
+        if isinstance(self.choice.adapter, NumberingAdapter):
+            memory = self.choice.adapter.buffer_memory()
+            self.session.header.buffers_start, self.session.header.buffers_bytes = memory
         for index, role in enumerate(self.choice.readers()):
             program = self.session.program(index)
             program.role = role.role
@@ -296,6 +299,7 @@ class Monitor:
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         gates = choose_detail(self.session, self.detail, clock)
+        self.drain.slow_batches = follow_slow_batches(self.session, self.detail)
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
@@ -347,7 +351,7 @@ class Monitor:
 
     def _tell_copying(self) -> None:
         if self.drain.late is not None:
-            for sentence in self.drain.late.find_copying():
+            for sentence in (*self.drain.late.find_copying(), *self.drain.late.find_handed_over()):
                 self.say(sentence)
 
     def _has_ended(self) -> bool:

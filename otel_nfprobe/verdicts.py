@@ -19,6 +19,7 @@ _WRONG = {
     lib.NFP_VERDICT_POINTERS_UNREADABLE: "its packet pointers would be at {0:#x}, where nothing can be read",
     lib.NFP_VERDICT_PACKET_UNREADABLE: "what would be a packet, at {0:#x}, cannot be read",
     lib.NFP_VERDICT_LENGTH_WRONG: "a packet would have a length, or a first piece, of {0} bytes",
+    lib.NFP_VERDICT_NUMBER_WRONG: "there is no buffer {0}",
 }
 
 

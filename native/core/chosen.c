@@ -23,7 +23,7 @@ int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 	return 1;
 }
 
-static struct nfp_pending *find_batch(const struct nfp_stream *stream, uint64_t start_ticks)
+struct nfp_pending *nfp_batch_find(const struct nfp_stream *stream, uint64_t start_ticks)
 {
 	if (!start_ticks)
 		return NULL;
@@ -39,9 +39,10 @@ int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
                     uint32_t chosen)
 {
 	const struct nfp_chosen *item = &stream->chosen.items[chosen];
-	struct nfp_pending *pending = find_batch(stream, item->origin_ticks);
+	struct nfp_pending *pending = nfp_batch_find(stream, item->origin_ticks);
 	pipeline->counts.identified++;
 	if (!pending || item->packet.index >= pending->batch.size ||
+	    pending->packets.count >= pending->batch.size ||
 	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1)) {
 		pipeline->counts.unplaced++;
 		return 0;

@@ -137,12 +137,14 @@ static void deliver_stream(struct nfp_pipeline *pipeline, struct nfp_stream *str
 		struct nfp_pending *pending = *link;
 		uint64_t later = stream->ended_total - pending->number;
 		int given_up = later >= NFP_LATER_BATCHES && pending->round < pipeline->round;
-		int waits = pending->undone || nfp_chosen_waits(stream, pending);
+		int waits =
+		    pending->undone || nfp_chosen_waits(stream, pending) || nfp_shown_waits(stream, pending);
 		if (waits && !given_up && !all) {
 			link = &pending->next;
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
+		stream->showing = NULL; // its batch may be used for another one
 		*link = pending->next;
 		deliver(pipeline, pending);
 		release(pipeline, pending);

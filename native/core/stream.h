@@ -103,6 +103,7 @@ enum nfp_describing {
 	NFP_DESCRIBING_HANDED,
 	NFP_DESCRIBING_CHOSEN,
 	NFP_DESCRIBING_STRAY,
+	NFP_DESCRIBING_SHOWN, // the last one of the batch `showing`
 };
 
 struct nfp_stream {
@@ -133,6 +134,9 @@ struct nfp_stream {
 		uint32_t count;
 		uint32_t capacity;
 	} chosen; // of the transmit calls that are open
+	struct nfp_pending *showing; // the batch of the packet that was shown last (shown.c)
+	struct nfp_packet shown; // what is known of it before its batch is
+	uint32_t shows;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
@@ -272,6 +276,13 @@ void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // The batch is delivered.
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
+// The batch whose receive call was entered then, and which has not been delivered; or NULL.
+struct nfp_pending *nfp_batch_find(const struct nfp_stream *stream, uint64_t start_ticks);
+// shown.c
+void nfp_shown_begin(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_shown_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
+// Whether packets of the batch may still be shown.
+int nfp_shown_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // message.c
 void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record);

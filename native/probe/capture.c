@@ -39,9 +39,16 @@ static uint32_t kept(const struct nfp_frame *frame)
 	return frame->tsc >> 32 == KEPT ? (uint32_t)frame->tsc : 0; // not kept: the gate was shut meanwhile
 }
 
-static uint64_t pointers_of(const struct nfp_program *program, const struct nfp_frame *frame)
+// Where the call's packets are: the address of an array of pointers, or one pointer.
+static uint64_t pointers_of(struct nfp_thread *thread, struct nfp_program *program,
+                            const struct nfp_frame *frame, uint32_t count)
 {
-	return argument(frame, program->pointers_argument) + program->pointers_offset;
+	uint64_t structure = argument(frame, program->pointers_argument);
+	if (!program->number_shift)
+		return structure + program->pointers_offset;
+	return structure && thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)
+	           ? nfp_numbered_buffers(thread, program, structure, count)
+		   : 0;
 }
 
 static uint32_t counted(const struct nfp_program *program, const struct nfp_frame *frame)
@@ -88,24 +95,27 @@ static void write_one(struct nfp_thread *thread, uint32_t function, const struct
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                          const struct nfp_frame *frame, uint32_t count)
+                          uint64_t pointers, uint32_t count)
 {
 	if (!(thread->gate & NFP_GATE_PACKETS) || program->pointers_argument == NFP_ABSENT)
 		return;
-	uint64_t pointers = pointers_of(program, frame);
 	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
 	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	for (uint32_t i = 0; i < described; i++)
 		write_one(thread, function, program, program->pointers_single ? pointers : buffers[i], i);
 }
 
-// The packets of a call, for late.c.
-static struct nfp_burst burst_of(const struct nfp_program *program, const struct nfp_frame *frame,
-                                 uint32_t count)
+// Whether a receive call only says how many packets it returns, and not which.
+static int is_shown_later(const struct nfp_program *program)
 {
-	struct nfp_burst burst = {.pointers = pointers_of(program, frame),
-	                          .single = program->pointers_single};
-	if (program->pointers_argument != NFP_ABSENT)
+	return program->number_shift && program->pointers_argument == NFP_ABSENT;
+}
+
+// The packets of a call, for late.c.
+static struct nfp_burst burst_of(const struct nfp_program *program, uint64_t pointers, uint32_t count)
+{
+	struct nfp_burst burst = {.pointers = pointers, .single = program->pointers_single};
+	if (program->pointers_argument != NFP_ABSENT || is_shown_later(program))
 		burst.count = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	return burst;
 }
@@ -121,12 +131,13 @@ static uint32_t received(struct nfp_program *program, const struct nfp_frame *fr
 }
 
 // Whether the call may be described; counting alone follows the pointer of a batch only.
-static int is_trusted(const struct nfp_thread *thread, struct nfp_program *program,
-                      const struct nfp_frame *frame, uint32_t count)
+static int is_trusted(const struct nfp_thread *thread, struct nfp_program *program, uint64_t pointers,
+                      uint32_t count)
 {
-	if (!program->checked || !(program->count_width || thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)))
+	int describes = (thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)) != 0;
+	if (!program->checked || !(describes || (program->count_width && !program->number_shift)))
 		return 1;
-	return nfp_is_plausible(program, pointers_of(program, frame), count);
+	return nfp_is_plausible(program, pointers, count);
 }
 
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -145,7 +156,8 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 		thread->shared->empty_ticks += tsc - frame->tsc;
 		return;
 	}
-	if (!is_trusted(thread, program, frame, count))
+	uint64_t pointers = pointers_of(thread, program, frame, count);
+	if (!is_trusted(thread, program, pointers, count))
 		return;
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
@@ -162,11 +174,30 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 		          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
 		          nfp_smaller(count, 0xffff) | asked << 16);
 	}
-	if (thread->gate & NFP_GATE_LATE) {
-		nfp_late_receive(thread, function, burst_of(program, frame, count), frame->tsc);
+	int shown_later = is_shown_later(program);
+	if (shown_later)
+		nfp_show_expect(nfp_late_of(thread));
+	if (thread->gate & NFP_GATE_LATE || (shown_later && thread->gate & NFP_GATE_PACKETS)) {
+		nfp_late_receive(thread, function, burst_of(program, pointers, count), frame->tsc);
 	} else {
-		write_packets(thread, function, program, frame, count);
+		write_packets(thread, function, program, pointers, count);
 	}
+}
+
+// What a call is handed, at its entry.
+static void read_packets(struct nfp_thread *thread, uint32_t function, struct nfp_program *program,
+                         struct nfp_frame *frame, uint32_t count)
+{
+	uint64_t pointers = pointers_of(thread, program, frame, count);
+	struct nfp_burst burst = burst_of(program, pointers, count);
+	if (!is_trusted(thread, program, pointers, count))
+		keep(frame, 0);
+	else if (program->role == NFP_ROLE_SHOW && pointers)
+		nfp_show(thread, function, program, burst);
+	else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
+		nfp_late_enter(thread, program, burst, nfp_call_of(frame));
+	else
+		write_packets(thread, function, program, pointers, count);
 }
 
 void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
@@ -182,16 +213,11 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
 	if (!thread)
 		return;
-	if (program->role == NFP_ROLE_MESSAGE) {
+	if (program->role == NFP_ROLE_MESSAGE)
 		nfp_message_write(thread, function,
 		                  (const char *)argument(frame, program->pointers_argument));
-	} else if (!is_trusted(thread, program, frame, count)) {
-		keep(frame, 0);
-	} else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE) {
-		nfp_late_enter(thread, program, burst_of(program, frame, count), nfp_call_of(frame));
-	} else {
-		write_packets(thread, function, program, frame, count);
-	}
+	else
+		read_packets(thread, function, program, frame, count);
 }
 
 void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -203,10 +229,13 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	uint32_t asked = program->count_width ? kept(frame) : requested(program, frame);
 	if (program->verdict)
 		count = asked = 0;
+	if (program->role == NFP_ROLE_SHOW)
+		asked = 0; // its value is the number alone, as that of a function whose packets are not read
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
-	thread->handed_ticks = tsc;
+	if (program->role != NFP_ROLE_SHOW)
+		thread->handed_ticks = tsc;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {
@@ -216,7 +245,7 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
+	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_SHOW)
 		nfp_late_exit(thread, function, program, nfp_call_of(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)

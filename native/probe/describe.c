@@ -38,6 +38,8 @@ static void put_addresses(struct packet_writer *writer, const struct nfp_packet_
 	}
 }
 
+#define ETHERNET_PADDING_MAX 26 // of 46 bytes behind the Ethernet header at least 20 are IP's
+
 #define STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
 #define UNIX_NS_MIN 1000000000000000000ull // in 2001
 #define UNIX_NS_MAX 4000000000000000000ull // in 2096
@@ -53,11 +55,30 @@ static uint32_t judge_stamp(const struct nfp_program *program, const struct nfp_
 	return view->arrival >= UNIX_NS_MIN && view->arrival <= UNIX_NS_MAX ? NFP_ARRIVAL_UNIX_NS : NO_STAMP;
 }
 
+// Whether a packet begins with its IP header: the length that stands there is the packet's, padding left out.
+static int begins_with_ip(const struct nfp_view *view)
+{
+	if (view->readable < 20)
+		return 0;
+	uint32_t version = view->data[0] >> 4;
+	uint32_t length = version == 4 ? nfp_load_be16(view->data + 2) : nfp_load_be16(view->data + 4) + 40u;
+	return (version == 6 || (version == 4 && (view->data[0] & 15) >= 5)) && length <= view->length &&
+	       view->length - length <= ETHERNET_PADDING_MAX;
+}
+
+static uint32_t link_of(const struct nfp_program *program, const struct nfp_view *view)
+{
+	uint32_t inner = program->link_layer & NFP_LINK_INNER;
+	if ((program->link_layer ^ inner) != NFP_LINK_EITHER)
+		return program->link_layer;
+	return inner | (begins_with_ip(view) ? NFP_LINK_IP : NFP_LINK_ETHERNET);
+}
+
 void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                   const struct nfp_view *view, uint32_t index, const struct nfp_origin *origin)
 {
 	struct nfp_packet_facts facts;
-	nfp_packet_describe(view->data, view->readable, view->length, program->link_layer,
+	nfp_packet_describe(view->data, view->readable, view->length, link_of(program, view),
 	                    nfp_library.header->digest_key, &facts);
 	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
 	uint32_t slots =

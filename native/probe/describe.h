@@ -34,8 +34,15 @@ static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, u
 	return length;
 }
 
+// numbered.c, for buffers that are named by numbers.
+void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
+
 static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
 {
+	if (program->number_shift) {
+		nfp_numbered_view(program, buffer, view);
+		return;
+	}
 	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
 	uint16_t offset = 0;
 	view->buffer = buffer;

@@ -15,7 +15,7 @@
 
 enum { MISSES_MAX = 2 }; // packets of a call that are looked for in vain before the rest is left alone
 
-#define NOWHERE UINT64_MAX
+#define NOWHERE NFP_LATE_NOWHERE
 #define WEYL 0x9e3779b97f4a7c15ull
 
 // ---- which batches ----------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ static uint32_t is_drawn(const struct nfp_thread *thread, uint64_t number)
 
 static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t function, uint32_t drawn)
 {
-	if (late->noted && !drawn)
+	if (!(thread->gate & NFP_GATE_LATE) || (late->noted && !drawn))
 		return;
 	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
 	if (position == NFP_NO_ROOM)
@@ -48,6 +48,11 @@ static void keep_received(struct nfp_late *late, struct nfp_burst burst, uint32_
 	uint32_t first = nfp_smaller(count, NFP_LATE_POINTERS - at);
 	if (burst.single) {
 		late->pointers[at] = burst.pointers;
+		return;
+	}
+	if (!burst.pointers) {
+		for (uint32_t i = 0; i < count; i++)
+			late->pointers[(at + i) % NFP_LATE_POINTERS] = 0;
 		return;
 	}
 	nfp_late_copy_pointers(late->pointers + at, in, first);
@@ -86,7 +91,7 @@ static uint64_t oldest_position(struct nfp_late *late)
 }
 
 // The latest position below `before` where the pointer was received, or NOWHERE.
-static uint64_t find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest)
+uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest)
 {
 	while (before > oldest)
 		if (nfp_late_pointer_at(late, --before) == pointer)
@@ -95,7 +100,7 @@ static uint64_t find_below(const struct nfp_late *late, uint64_t pointer, uint64
 }
 
 // The batch that holds the position; it does not begin before `oldest_position`.
-static struct nfp_late_batch *find_batch(struct nfp_late *late, uint64_t position)
+struct nfp_late_batch *nfp_late_find_batch(struct nfp_late *late, uint64_t position)
 {
 	uint64_t number = late->batches - 1;
 	while (nfp_late_batch_at(late, number)->first > position)
@@ -132,7 +137,7 @@ static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *fir
 	uint64_t before = late->received;
 	uint32_t misses = 0, found = 0;
 	for (uint32_t i = late->count; i-- > 0 && misses < MISSES_MAX;) {
-		uint64_t position = find_below(late, late->held[i], before, oldest);
+		uint64_t position = nfp_late_find_below(late, late->held[i], before, oldest);
 		if (position == NOWHERE) {
 			misses++;
 			continue;
@@ -170,13 +175,14 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 // Which batch of this thread the packet came with: the last one that held its buffer.
 static struct nfp_late_batch *find_origin(struct nfp_late *late, uint64_t buffer, struct nfp_origin *origin)
 {
-	uint64_t position =
-	    late->batches ? find_below(late, buffer, late->received, oldest_position(late)) : NOWHERE;
+	uint64_t position = late->batches
+	                        ? nfp_late_find_below(late, buffer, late->received, oldest_position(late))
+	                        : NOWHERE;
 	if (position == NOWHERE) {
 		*origin = (struct nfp_origin){0, NFP_NO_POSITION};
 		return 0;
 	}
-	struct nfp_late_batch *batch = find_batch(late, position);
+	struct nfp_late_batch *batch = nfp_late_find_batch(late, position);
 	*origin = (struct nfp_origin){batch->start_ticks, (uint32_t)(position - batch->first)};
 	return batch;
 }

@@ -8,13 +8,14 @@
 enum {
 	NFP_LATE_POINTERS = 256, // received last, and of one transmit call; a power of two
 	NFP_LATE_BATCHES = 64, // received last; a power of two
-	NFP_LATE_COPIES = 64, // packets of a call whose headers can be copied at its entry
+	NFP_LATE_COPIES = 256, // packets of a call whose headers can be copied at its entry
 	NFP_LATE_COPY_BYTES = 192,
 };
 
 // The packets of one call.
 struct nfp_burst {
-	uint64_t pointers; // address of their array, or the pointer of a single packet
+	uint64_t
+	    pointers; // address of their array, or the pointer of a single packet; 0: not known yet (show.c)
 	uint32_t count;
 	uint32_t single;
 };
@@ -51,9 +52,13 @@ struct nfp_late {
 	uint32_t until_check; // calls
 	uint16_t noted; // the monitor knows how this thread's packets are described
 	uint16_t changes; // its arrays of pointers are not what they look like: they are always kept
+	uint32_t worked; // packets have been worked on since the last receive call (show.c)
+	uint64_t turn; // position of the first packet of the receive calls before that work
+	uint64_t shown; // position of the next packet that is shown
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	uint64_t pointers[NFP_LATE_POINTERS];
 	uint64_t held[NFP_LATE_POINTERS];
+	uint64_t named[NFP_LATE_POINTERS]; // buffers of one call that names them by numbers (numbered.c)
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
 };
 
@@ -64,6 +69,7 @@ static inline void nfp_late_begin(struct nfp_late *late)
 	late->array = 0;
 	late->count = late->copied = late->until_check = 0;
 	late->noted = late->changes = 0;
+	late->turn = late->shown = late->worked = 0;
 }
 
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
@@ -112,6 +118,21 @@ static inline int nfp_late_pass(const struct nfp_thread *thread, uint64_t frame,
 	late->frame = 0;
 	return 1;
 }
+
+// late.c, for show.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
+#define NFP_LATE_NOWHERE UINT64_MAX
+uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest);
+// The batch that holds the position, which must be among those kept.
+struct nfp_late_batch *nfp_late_find_batch(struct nfp_late *late, uint64_t position);
+// show.c. A receive call that only says how many packets there are has returned; before nfp_late_receive.
+void nfp_show_expect(struct nfp_late *late);
+// A function gets these packets. What a receive call has only counted is shown by the first that does.
+void nfp_show(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+              struct nfp_burst burst);
+// numbered.c. The address of an array of buffers, from a structure that holds `count` numbers; 0: a number is none,
+// and the program is switched off.
+uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *program, uint64_t structure,
+                              uint32_t count);
 
 // hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);

@@ -108,6 +108,11 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure);
 // `pointers` is the address of the array, or the pointer of a single packet.
 int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count);
 
+// Whether the bytes at an address can be read: the kernel was asked for their pages.
+int nfp_is_readable(uint64_t address, uint64_t bytes);
+// The program does nothing from now on; the first verdict stands. Returns 0.
+int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence);
+
 // Describes a message by its topic, text that ends with a zero byte.
 void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic);
 

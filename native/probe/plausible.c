@@ -8,7 +8,7 @@
 //
 // What does not fit switches the program off for the whole session, with a verdict for the monitor. Nothing here
 // can fault. Called by capture.c.
-#include "library.h"
+#include "describe.h"
 #include "x86_64/syscall.h"
 
 enum {
@@ -44,7 +44,7 @@ static int is_known(uint64_t page)
 	return 1;
 }
 
-static int is_readable(uint64_t address, uint64_t bytes)
+int nfp_is_readable(uint64_t address, uint64_t bytes)
 {
 	uint64_t last = address + bytes - 1;
 	if (!bytes)
@@ -57,8 +57,7 @@ static int is_readable(uint64_t address, uint64_t bytes)
 	return 1;
 }
 
-// The first verdict stands. Returns 0.
-static int switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence)
+int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence)
 {
 	uint16_t none = NFP_VERDICT_NONE;
 	if (!__atomic_load_n(&program->offence, __ATOMIC_RELAXED))
@@ -78,8 +77,8 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure)
 	uint64_t count = 0, address = structure + program->count_offset;
 	if (is_off(program) || !structure)
 		return 0;
-	if (!is_readable(address, program->count_width)) {
-		switch_off(program, NFP_VERDICT_COUNT_UNREADABLE, address);
+	if (!nfp_is_readable(address, program->count_width)) {
+		nfp_switch_off(program, NFP_VERDICT_COUNT_UNREADABLE, address);
 		return 0;
 	}
 	const void *place = (const void *)(uintptr_t)address;
@@ -90,7 +89,7 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure)
 	else
 		__builtin_memcpy(&count, place, 8);
 	if (count > program->packets_max) {
-		switch_off(program, NFP_VERDICT_COUNT_TOO_LARGE, count);
+		nfp_switch_off(program, NFP_VERDICT_COUNT_TOO_LARGE, count);
 		return 0;
 	}
 	return (uint32_t)count;
@@ -102,6 +101,19 @@ static int copy_length(uint32_t *length, uint64_t address, uint8_t width)
 	return copy(length, address, width == 4 ? 4 : 2);
 }
 
+// The same for a buffer that is named by a number: its memory can be read, and its bytes must be in it.
+static int numbered_fits(struct nfp_program *program, uint64_t buffer, int *proves)
+{
+	struct nfp_view view;
+	nfp_numbered_view(program, buffer, &view);
+	if (view.length > LENGTH_MAX)
+		return nfp_switch_off(program, NFP_VERDICT_LENGTH_WRONG, view.length);
+	if (!view.data)
+		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
+	*proves &= view.readable != 0;
+	return 1;
+}
+
 // Whether it looks like a packet. A packet without a byte proves nothing.
 static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves)
 {
@@ -109,6 +121,8 @@ static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves
 	uint16_t offset = 0;
 	uint32_t length, segment;
 	uint8_t byte;
+	if (program->number_shift)
+		return numbered_fits(program, buffer, proves);
 	int there = copy(&data, buffer + program->data_pointer, sizeof(data)) &&
 	            copy_length(&length, buffer + program->length, program->length_width) &&
 	            copy_length(&segment, buffer + program->segment_length, program->segment_width);
@@ -117,13 +131,14 @@ static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves
 	if (there && program->arrival != 0xffff)
 		there = copy(&stamp, buffer + program->arrival, sizeof(stamp));
 	if (!there)
-		return switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
+		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
 	if (length > LENGTH_MAX || segment > length)
-		return switch_off(program, NFP_VERDICT_LENGTH_WRONG, length > LENGTH_MAX ? length : segment);
+		return nfp_switch_off(program, NFP_VERDICT_LENGTH_WRONG,
+		                      length > LENGTH_MAX ? length : segment);
 	data += offset;
 	*proves &= segment != 0;
 	if (segment && !(copy(&byte, data, 1) && copy(&byte, data + segment - 1, 1)))
-		return switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
+		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
 	return 1;
 }
 
@@ -133,8 +148,8 @@ int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t co
 		return 0;
 	uint32_t described = count < program->packets_max ? count : program->packets_max;
 	int single = program->pointers_single;
-	if (!single && !is_readable(pointers, described * sizeof(uint64_t)))
-		return switch_off(program, NFP_VERDICT_POINTERS_UNREADABLE, pointers);
+	if (!single && !nfp_is_readable(pointers, described * sizeof(uint64_t)))
+		return nfp_switch_off(program, NFP_VERDICT_POINTERS_UNREADABLE, pointers);
 	if (!count || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= PROOF_CALLS)
 		return 1;
 	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;

@@ -11,19 +11,24 @@
 
 enum { FUNCTIONS = 18, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 60 };
 
-static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 200, 0, 4, 5, 6, 7, 8, 9};
+static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 12, 0, 1, 2, 3, 200, 0, 4, 5, 6, 7, 8, 9};
 
 // Few values of everything, so that entries meet their exits and packets their buffers.
 static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
-	static const uint32_t kinds[] = {0, 0, 0, 0, 1, 1,  1,  1,  2,  3,  3,  4,  4,  5, 6,
-	                                 8, 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25};
+	static const uint32_t kinds[] = {0, 0, 0, 0, 1,  1,  1,  1,  2,  3,  3,  4,  4,  5,  6, 8,
+	                                 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25, 30, 30};
+	static uint64_t polled; // when the last receive call was entered
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
 	struct nfp_record record = {.tag = kind << NFP_KIND_SHIFT | (random >> 8) % (FUNCTIONS + 1),
 	                            .rsp = 0x70000000u - (random >> 16) % 6 * 16};
 	*ticks += (random >> 24) % 50;
 	record.word = kind == NFP_POLL_ENTRY ? *ticks - (random >> 32) % 100 : *ticks;
+	if (kind == NFP_POLL_ENTRY)
+		polled = record.word;
+	if (kind == NFP_PACKET_ORIGIN)
+		record = (struct nfp_record){polled, record.tag, (uint32_t)((random >> 32) % 5)};
 	if (kind == NFP_POLL_EXIT)
 		record.rsp = (uint32_t)((random >> 32) % 5 | 4 << 16);
 	if (kind == NFP_PACKET) {

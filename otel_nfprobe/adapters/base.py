@@ -31,6 +31,7 @@ RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
+SHOW = int(lib.NFP_ROLE_SHOW)  # gets packets first, of receive calls that have only counted them
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
@@ -116,6 +117,29 @@ class FollowingAdapter(Adapter, Protocol):
         """As `roles`, cheap enough to be asked twice a second; those that are known already may be among them."""
 
 
+@runtime_checkable
+class NumberingAdapter(Adapter, Protocol):
+    """An adapter whose buffers are `Numbered`."""
+
+    def buffer_memory(self) -> tuple[int, int]:
+        """Address and bytes of the readable memory that holds all of them; known after `roles`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Buffers that are named by numbers. Each is in one piece of memory, at its number << `shift`, and holds its bytes.
+
+    Attributes:
+        next_number: offset of the number of the packet's next buffer, 32 bits.
+        next_flags, next_bit: of a 32-bit word, the bit that says whether there is a next one.
+    """
+
+    shift: int
+    next_number: int
+    next_flags: int
+    next_bit: int
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Where a packet's bytes are. Offsets in bytes, in the structure that describes one packet.
@@ -125,6 +149,8 @@ class Buffer:
         arrival_flags, arrival_bit: of a 64-bit word, one bit of which says whether `arrival` is there.
         pooled: descriptions and bytes lie in memory that stays mapped: they can be read after a packet was
             transmitted or freed.
+        numbered: where packets are numbers, not pointers. Then `data` is the offset of the bytes themselves and
+            `data_offset` that of a signed number; lengths are those of single buffers.
     """
 
     data: int
@@ -140,6 +166,7 @@ class Buffer:
     arrival_flags: int = NO_OFFSET
     arrival_bit: int = 0
     pooled: bool = False
+    numbered: Numbered | None = None
 
     def fields(self) -> dict[str, int]:
         """Fields of struct nfp_program."""
@@ -157,6 +184,10 @@ class Buffer:
             "arrival_flags": self.arrival_flags,
             "arrival_bit": self.arrival_bit,
             "pooled": int(self.pooled),
+            "number_shift": self.numbered.shift if self.numbered else 0,
+            "next_number": self.numbered.next_number if self.numbered else 0,
+            "next_flags": self.numbered.next_flags if self.numbered else 0,
+            "next_bit": self.numbered.next_bit if self.numbered else 0,
         }
 
 
@@ -166,12 +197,14 @@ class Batch:
 
     Attributes:
         capacity: elements of the array.
+        array: of a 16-bit offset of the array, where that is not always `pointers`; or NO_OFFSET.
     """
 
     count: int
     count_bytes: int
     pointers: int
     capacity: int
+    array: int = NO_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +248,7 @@ class Burst:
             "when": self.when,
             "checked": int(self.checked),
             "queue_argument": self.queue,
+            "array_offset": batch.array,
             **dict.fromkeys(("verdict", "proven", "offence"), 0),
         }
 

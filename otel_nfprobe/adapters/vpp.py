@@ -6,11 +6,11 @@
     input nodes                 receive; their frame is NULL, so that a batch is what they return
     nodes called ...-tx         transmit
     drop                        drops: the last of the drop nodes
+    ethernet-input, ip4-input   show which packets an input node has received, in the frames that they get first
     other internal nodes        named as in the graph; each call carries its number of vectors
     process, pre-input nodes    are never probed
 
-Nodes are probed once VPP has called them. Headers of packets are not read: an input node's call does not say which
-packets it has received.
+Nodes are probed once VPP has called them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from otel_nfprobe.adapters.base import (
     KNOWS_PROGRAM,
     NO_OFFSET,
     RECEIVE,
+    SHOW,
     TRANSMIT,
     WHEN_NONZERO,
     RoleFunction,
 )
 from otel_nfprobe.adapters.ethdev import module_at
-from otel_nfprobe.adapters.vpp_frames import find_count_offset
+from otel_nfprobe.adapters.vpp_buffers import BUFFER, find_buffer_memory, make_frame_program
+from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
     INPUT,
     INTERNAL,
@@ -49,8 +51,9 @@ from otel_nfprobe.target import Target
 
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
+FIRST_NODES = ("ethernet-input", "ip4-input", "ip4-input-no-checksum", "ip6-input", "mpls-input")
 PROBED = (INTERNAL, INPUT)
-WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
+WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", SHOW: "node", CALL: "node"}
 WITNESSES = 64  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NODE_SHIFT = 32  # of the node's index in the value of a function that several nodes share
@@ -61,7 +64,7 @@ NODE_AND_VECTORS = (
     "test rdx, rdx; cmove rdx, rsi; movzx ecx, word ptr [rdx+{count}]; "
     "mov eax, dword ptr [rsi+{node}]; shl rax, 32; or rax, rcx"
 )
-# The return value says how many; no argument leads to packets in every kind of node.
+# The return value says how many; no argument leads to packets.
 PROGRAM = {
     "count_from": COUNT_RETURN,
     "count_argument": ABSENT,
@@ -72,10 +75,11 @@ PROGRAM = {
     "when": WHEN_NONZERO,
     "length_width": 2,
     "segment_width": 2,
-    "data_offset": NO_OFFSET,
-    **dict.fromkeys(("arrival", "arrival_flags", "holders"), NO_OFFSET),
+    "packets_max": 0xFFFF,
+    **dict.fromkeys(("data_offset", "array_offset", "arrival", "arrival_flags", "holders"), NO_OFFSET),
     **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
-    **dict.fromkeys(("packets_max", "count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
+    **dict.fromkeys(("count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
+    **dict.fromkeys(("number_shift", "next_number", "next_flags", "next_bit"), 0),
     **dict.fromkeys(("checked", "pooled", "verdict", "proven", "offence"), 0),
 }
 
@@ -89,7 +93,8 @@ class VppAdapter:
     def __init__(self) -> None:
         self.inner: list[str] = []
         self._graph: Graph | None = None
-        self._count_offset: int | None = None
+        self._frame: Frame | None = None
+        self._memory: tuple[int, int] | None = None  # of the buffers; None: packets are only counted
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
 
     def recognise(self, target: Target) -> str | None:
@@ -105,7 +110,9 @@ class VppAdapter:
         calls = {address: sum(node.calls for node in nodes) for address, nodes in by_address.items()}
         busiest = sorted(by_address, key=lambda address: -calls[address])
         witnesses = [address for address in busiest if _role(by_address[address], graph) != RECEIVE][:WITNESSES]
-        self._count_offset = find_count_offset(_function(target, address) for address in witnesses)
+        self._frame = find_frame(_function(target, address) for address in witnesses)
+        may_read = self._frame is not None and target.may_check_memory
+        self._memory = find_buffer_memory(target, graph.mains[0]) if may_read else None
         found = [
             self._make_role(by_address[address], _function(target, address), graph)
             for address in busiest
@@ -137,6 +144,10 @@ class VppAdapter:
         ]
         return sorted(found, key=lambda role: role.role == CALL)
 
+    def buffer_memory(self) -> tuple[int, int]:
+        """See NumberingAdapter."""
+        return self._memory or (0, 0)
+
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
         graph = self._graph or read_graph(target)
@@ -146,7 +157,7 @@ class VppAdapter:
             f"{len(graph.nodes)} graph nodes in {len(graph.mains)} threads, of which {running} were called and are"
             " probed; others are when they are called",
             f"process nodes, never probed: {', '.join(processes) or 'none'}",
-            "packets are counted; their headers are not read",
+            self._note_packets(),
         ]
         fit = _group(graph)
         unfit = [
@@ -154,12 +165,18 @@ class VppAdapter:
         ]
         if unfit:
             notes.append(f"not probed, other kinds of nodes run their functions, too: {', '.join(unfit)}")
-        if self._count_offset is None:
+        if self._frame is None:
             notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
         return notes
 
+    def _note_packets(self) -> str:
+        if self._memory is None:
+            return "packets are counted; their buffers are not found, so headers are not read"
+        start, size_bytes = self._memory
+        return f"buffers are at {start:#x}, {size_bytes >> 20} MiB; packets are identified in {', '.join(FIRST_NODES)}"
+
     def _make_role(self, nodes: list[Node], function: Function, graph: Graph) -> RoleFunction:
-        role = _role(nodes, graph)
+        role = self._role(nodes, graph)
         called = [node.name for node in nodes if node.calls]
         names = "/".join(called[:NAMES_SHOWN])
         names += f"/{len(called) - NAMES_SHOWN} more" if len(called) > NAMES_SHOWN else ""
@@ -169,13 +186,22 @@ class VppAdapter:
         label = f"{names} {WORDS[role]}"
         if role == CALL:
             return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph))
-        return RoleFunction(function.address, function.label, role, {**PROGRAM, "role": role}, label)
+        numbered = BUFFER.numbered if self._memory is not None else None
+        program = {**PROGRAM, "role": role, "number_shift": numbered.shift if numbered else 0}
+        if role != RECEIVE and self._memory is not None and self._frame is not None:
+            program = make_frame_program(role, self._frame)
+        return RoleFunction(function.address, function.label, role, program, label)
+
+    def _role(self, nodes: list[Node], graph: Graph) -> int:
+        role = _role(nodes, graph)
+        shows = self._memory is not None and len(nodes) == 1 and nodes[0].name in FIRST_NODES
+        return SHOW if shows and role == CALL else role
 
     def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
-        if self._count_offset is None:
+        if self._frame is None:
             return b""
         text = VECTORS if len(nodes) == 1 else NODE_AND_VECTORS
-        return _assemble(text.format(count=self._count_offset, node=graph.layout.node_index))
+        return _assemble(text.format(count=self._frame.count, node=graph.layout.node_index))
 
 
 @cache

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a VPP keeps the number of vectors of a frame, as its own node functions tell.
+"""Where a VPP keeps the number of vectors of a frame, and the vectors, as its own node functions tell.
 
 A node function gets its frame as third argument (rdx) and reads `n_vectors`, the last 16-bit field of the frame's
-header. Which field that is differs between releases, so the code is asked. Reads files only. Called by vpp.py.
+header, and in later releases before it the offset of its vectors. Which fields these are differs between releases, so
+the code is asked. Reads files only. Called by vpp.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from iced_x86 import (
     Decoder,
@@ -34,13 +36,35 @@ _CALLER_SAVED = {Register.RAX, Register.RCX, Register.RDX, Register.RSI, Registe
 }
 
 
-def find_count_offset(functions: Iterable[Function]) -> int | None:
-    """Offset of `n_vectors` in a frame, in which most of the functions agree; None when they do not."""
-    votes = Counter(max(offsets) for offsets in map(_read_offsets, functions) if offsets)
-    if not votes:
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where things are in a frame. Offsets in bytes.
+
+    Attributes:
+        count: of `n_vectors`.
+        array: of a 16-bit offset of the vectors, in releases that have one; else they stand at `vectors`.
+    """
+
+    count: int
+    array: int | None
+    vectors: int = HEADER_BYTES
+
+
+def find_frame(functions: Iterable[Function]) -> Frame | None:
+    """The fields of a frame in which most of the functions agree; None when they do not."""
+    read = [offsets for offsets in map(_read_offsets, functions) if offsets]
+    count = _most_common([max(offsets) for offsets in read])
+    if count is None:
         return None
-    offset, count = votes.most_common(1)[0]
-    return offset if count >= WITNESSES_MIN and 3 * count > 2 * votes.total() else None
+    others = [min(offsets) for offsets in read if len(offsets) > 1 and max(offsets) == count]
+    return Frame(count, _most_common(others))
+
+
+def _most_common(offsets: Sequence[int]) -> int | None:
+    """What more than two thirds of them are."""
+    for offset, count in Counter(offsets).most_common(1):
+        return offset if count >= WITNESSES_MIN and 3 * count > 2 * len(offsets) else None
+    return None
 
 
 def _read_offsets(function: Function) -> set[int]:

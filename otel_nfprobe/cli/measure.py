@@ -76,7 +76,7 @@ def plan(
     identity = find_identity(arguments)
     wish = _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets
-    detail = Detail(arguments.slower_than) if arguments.detail == AUTO else None
+    detail = Detail(arguments.slower_than, wish.slowest) if arguments.detail == AUTO else None
     monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software

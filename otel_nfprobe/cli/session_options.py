@@ -81,7 +81,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         choices=(ALWAYS, AUTO),
         default=ALWAYS,
         help="auto: time inner functions only while a queue is in backlog, in the batches after one that took longer"
-        f" than --slower-than, and in one of {ONE_IN} batches (default: always)",
+        f" than --slower-than or is among the --slowest, and in one of {ONE_IN} batches (default: always)",
     )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
     group.add_argument(

@@ -51,6 +51,25 @@ def test_the_program_works_on(nfprobe: Any, start_firewall: Callable[..., Firewa
     firewall.assert_restored()
 
 
+def test_offsets_that_lead_nowhere(nfprobe: Any, start_firewall: Callable[..., Firewall], tmp_path: Path) -> None:
+    """The pointer to a packet's bytes, or its length, is something else: one sentence, and nothing is counted."""
+    firewall = start_firewall(50_000)
+    for key, value in (("data", 32), ("length", {"offset": 0, "bytes": 4})):
+        description = copy.deepcopy(yaml.safe_load(DESCRIPTION.read_text()))
+        description["buffer"][key] = value
+        path = tmp_path / f"{key}.yaml"
+        path.write_text(yaml.safe_dump(description))
+        monitor = nfprobe.start("attach", firewall.pid, "--adapter", path, "--functions", "fw_transmit", "--json")
+        said = next(line for line in monitor.stderr if "switched off" in line)
+        monitor.send_signal(signal.SIGINT)
+        output, errors = monitor.communicate(timeout=120)
+        assert monitor.returncode == 1, errors
+        summary = json.loads(output.splitlines()[-1])
+        assert (summary["packets"]["received"], summary["identified"]["packets"]) == (0, 0)
+        assert re.search("what would be a packet, at 0x.*, cannot be read|a packet would have a length", said), said
+    firewall.assert_restored()
+
+
 def test_where_memory_cannot_be_checked(
     compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

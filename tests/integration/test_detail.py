@@ -45,24 +45,43 @@ def expected(columns: Columns, facts: RecordingFacts) -> list[bool]:
     return found
 
 
+def measure(nfprobe: Any, binary: Path, folder: Path, *more: str) -> tuple[dict[str, Any], Columns, RecordingFacts]:
+    """A run of tests/targets/queues.c with `--detail auto`: its summary, and what was recorded."""
+    (folder / "queues.yaml").write_text(yaml.safe_dump(DESCRIPTION).replace("MODULE", binary.name))
+    options = ("--adapter", folder / "queues.yaml", "--record", folder / "nfp", "--ring-size", "64MiB")
+    options += ("--functions", "nf_work", "--functions", "nf_poll", "--detail", "auto", *more)
+    done = nfprobe.run("run", *options, "--json", "--", binary, folder / "log", folder / "pcap", 6000, 50, 10)
+    assert done.returncode == 0, done.stderr
+    reader = RecordingReader(folder / "nfp")
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        return json.loads(done.stderr.splitlines()[-1]), concatenate(replay(reader, facts, pipeline)), facts
+
+
+def test_after_the_slowest(compile_target: Callable[..., Path], nfprobe: Any, tmp_path: Path) -> None:
+    """The threshold moves, so what is asked is that most batches behind the very slowest are detailed."""
+    binary = compile_target("queues", "-rdynamic")
+    _, columns, _ = measure(nfprobe, binary, tmp_path, "--slowest", "1%")
+    order = columns.batches["start_ticks"].argsort()
+    batches, ends = columns.batches[order], np.zeros(len(order), np.uint64)
+    handed = columns.calls[(columns.calls["flags"] & CallFlag.TRANSMIT) != 0]
+    np.maximum.at(ends, handed["batch"], handed["end_ticks"])
+    ages = ends[order].astype(np.int64) - batches["earliest_ticks"].astype(np.int64)
+    detailed = (batches["flags"] & BatchFlag.UNDETAILED) == 0
+    later = np.arange(len(order) - 1) >= len(order) // 2
+    slowest = np.flatnonzero(later & (ages[:-1] >= np.quantile(ages[:-1][later], 0.998)))
+    assert detailed[slowest + 1].mean() > 0.5
+    assert detailed.mean() < 0.9
+
+
 @pytest.mark.parametrize("strategy", ["in-stack", "relocated"])
 def test_the_right_batches_are_detailed(
     compile_target: Callable[..., Path], nfprobe: Any, tmp_path: Path, strategy: str
 ) -> None:
     binary = compile_target("queues", "-rdynamic")
-    (tmp_path / "queues.yaml").write_text(yaml.safe_dump(DESCRIPTION).replace("MODULE", binary.name))
-    options = ("--adapter", tmp_path / "queues.yaml", "--record", tmp_path / "nfp", "--ring-size", "64MiB")
-    options += ("--functions", "nf_work", "--functions", "nf_poll", "--detail", "auto", "--slower-than", "3ms")
-    words = (binary, tmp_path / "log", tmp_path / "pcap", 6000, 50, 10)
-    done = nfprobe.run("run", *options, "--strategy", strategy, "--json", "--", *words)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stderr.splitlines()[-1])
+    summary, columns, facts = measure(nfprobe, binary, tmp_path, "--slower-than", "3ms", "--strategy", strategy)
     assert summary["unpaired"] == {"entries": 0, "exits": 0}
     assert summary["ungated"] > 0  # nf_poll is around the receive call
-    reader = RecordingReader(tmp_path / "nfp")
-    facts = read_facts(reader)
-    with Pipeline(facts.roles) as pipeline:
-        columns = concatenate(replay(reader, facts, pipeline))
     detailed = (columns.batches["flags"] & BatchFlag.UNDETAILED) == 0
     order = columns.batches["start_ticks"].argsort()
     assert detailed[order].tolist() == expected(columns, facts)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from probed import Talker
+from probed import Talker, wait_until
 from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
 from testpmd import Testpmd, pcap_device
 
@@ -24,6 +26,9 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
 from otel_nfprobe.latecapture import SLOW, LateWish
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -56,6 +61,7 @@ class Late:
         self.monitor = Monitor(target, choice, 64 << 20, SLOW, self.said.append, wish=wish)
         self.talker = talker
         self.parts: list[Columns] = []
+        self.talking: Callable[[], bool] = lambda: True  # what is waited for before the session ends
 
     def ask(self, *commands: str) -> str:
         """Runs commands with the probes on. Returns the last answer."""
@@ -68,6 +74,7 @@ class Late:
         thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
         thread.start()
         answer = [self.talker.ask(command) for command in commands][-1]
+        assert self.talking()
         self.monitor.stopping.set()
         thread.join()
         self.monitor.detach()
@@ -186,7 +193,78 @@ def test_the_sample_is_fair(talker: Talker) -> None:
 
 def test_what_another_thread_received_is_not_placed(talker: Talker) -> None:
     late = Late(talker, LateWish(0, None, 0.0), Pooled)
-    assert late.ask("handing 20") == str(20 * BATCH)
-    assert late.identified == late.counts.unplaced == late.counts.transmitted == 20 * BATCH
+    assert late.ask("handing 60", "handing 60", "handing 60") == str(180 * BATCH)
+    assert late.identified == late.counts.unplaced == late.counts.transmitted == 180 * BATCH
     assert len(late.columns.packets) == 0
-    assert sum(count.transmitted for count in late.threads) == 20 * BATCH
+    assert sum(count.transmitted for count in late.threads) == 180 * BATCH
+
+
+class Stopping(Talker):
+    """A target that is stopped for a while in the middle of each command."""
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        os.kill(self.pid, signal.SIGSTOP)
+        assert wait_until(lambda: is_stopped(self.pid))
+        os.kill(self.pid, signal.SIGCONT)
+        return self.hear()
+
+
+def is_stopped(pid: int) -> bool:
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
+
+@pytest.mark.parametrize("kind", [DescribedAdapter, Pooled])
+def test_a_target_that_is_stopped_meanwhile(
+    kind: type[DescribedAdapter], compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    late = Late(Stopping(spawn(compile_target("late"), stdin=subprocess.PIPE)), EVERYTHING, kind)
+    late.ask("slow 320", "slow 320")
+    late.assert_all_right(640)
+
+
+def test_a_monitor_that_is_stopped_meanwhile(talker: Talker, nfprobe: Any, tmp_path: Path) -> None:
+    """The ring runs full: what is lost is counted, and what is not is right, packet by packet."""
+    batches, recording = 3000, tmp_path / "nfp"
+    (tmp_path / "late.yaml").write_text(DESCRIPTION)
+    options = ("--adapter", tmp_path / "late.yaml", "--sample", "1", "--ring-size", "1MiB", "--record", recording)
+    monitor = nfprobe.start("attach", talker.pid, *options, "--json")
+    wait_until_armed(nfprobe, talker.pid, monitor)
+    assert talker.ask("plain 100") == str(100 * BATCH)
+    monitor.send_signal(signal.SIGSTOP)
+    assert wait_until(lambda: is_stopped(monitor.pid))
+    assert talker.ask(f"plain {batches - 200}") == str((batches - 100) * BATCH)
+    monitor.send_signal(signal.SIGCONT)
+    assert talker.ask("plain 100") == str(batches * BATCH)
+    summary = nfprobe.end(monitor)
+    assert summary["packets"] == {
+        "received": batches * BATCH,
+        "transmitted": batches * BATCH,
+        "dropped": 0,
+        "unknown": 0,
+    }
+    assert sum(summary["records"]["lost"].values()) > 0
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        columns = concatenate(list(replay(reader, facts, pipeline)))
+    packets = columns.packets
+    assert BATCH * 100 <= len(packets) < batches * BATCH
+    of_batch = (packets["ip_id"].astype(np.int64) - packets["index"]) // BATCH  # which batch of the target it is
+    assert np.all((packets["ip_id"] - packets["index"]) % BATCH == 0)
+    pairs = np.unique(np.column_stack((packets["batch"], of_batch)), axis=0)
+    assert len(pairs) == len(np.unique(packets["batch"])) == len(np.unique(of_batch))
+    starts = columns.batches["start_ticks"][pairs[:, 0]]
+    assert np.all(np.diff(pairs[:, 1][np.argsort(starts)]) > 0)
+
+
+def test_handing_to_another_thread_is_told_once(talker: Talker) -> None:
+    late = Late(talker, LateWish.choose(None, None, None))
+    late.talking = lambda: wait_until(lambda: any("handed on by another" in text for text in late.said))
+    assert late.ask("handing 60", "handing 60") == str(120 * BATCH)
+    (sentence,) = [sentence for sentence in late.said if "handed on by another" in sentence]
+    assert sentence.endswith(f"To identify them: nfprobe attach {talker.pid} --packets all")
+    plain = Late(talker, LateWish.choose(None, None, None))
+    plain.ask("plain 320", "holding 320")
+    assert plain.said == []

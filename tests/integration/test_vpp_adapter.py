@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from probed import Probed, Talker, keep_calls, wait_until
+from vpp_double import RELEASES, build_double
 
-from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, SHOW, TRANSMIT
 from otel_nfprobe.adapters.vpp import NODE_SHIFT, VppAdapter
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.choice import choose
@@ -24,27 +25,15 @@ from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
 
-SOURCES = Path(__file__).resolve().parent.parent / "targets" / "vpp"
-RELEASES = (1903, 2606)
 COUNT = 20_000
 ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP, "node": CALL}
+SHOWING = ("ethernet-input node", "ip4-input node")  # which packets an input node has received
 Counts = dict[str, tuple[int, int]]  # calls and vectors of each node
 
 
 @pytest.fixture(scope="module")
 def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The stripped double of each release. The older one's program has copies of libvlib's variables."""
-    made = {}
-    for release in RELEASES:
-        folder = tmp_path_factory.mktemp("vpp")
-        compiler = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-s", f"-DRELEASE={release}"]
-        model = ["-fPIC"] if release == 2606 else []
-        linking = [f"-L{folder}", "-lvlib", "-Wl,-rpath,$ORIGIN", "-pthread"]
-        library, program = folder / "libvlib.so", folder / "vpp"
-        subprocess.run([*compiler, "-shared", "-fPIC", SOURCES / "vlib.c", "-o", library], check=True)
-        subprocess.run([*compiler, *model, SOURCES / "vpp.c", SOURCES / "nodes.c", "-o", program, *linking], check=True)
-        made[release] = program
-    return made
+    return {release: build_double(tmp_path_factory.mktemp("vpp"), release) for release in RELEASES}
 
 
 @pytest.fixture
@@ -154,7 +143,8 @@ def test_what_each_node_is(release: int, start_double: Callable[[int], Talker]) 
     expected = ["pg-input receive", "tap0-tx/tap1-tx transmit", "ip4-drop/ip6-drop node", "ip4-lookup node", *drops]
     assert set(expected) <= found.keys()
     assert len(found) == (10 if release == 2606 else 9)
-    assert all(role.role == ROLES[label.split()[-1]] for label, role in found.items())
+    assert {label for label, role in found.items() if role.role == SHOW} == set(SHOWING)
+    assert all(role.role == ROLES[label.split()[-1]] for label, role in found.items() if label not in SHOWING)
     assert all(bool(role.snippet) == (role.role == CALL) for role in found.values())
     assert found["ip4-lookup node"].address == addresses_of(double)["ip4-lookup"]  # a variant, not what was registered
     assert any("never probed: startup-config-process, dhcp-client-process" in note for note in adapter.notes(target))
@@ -163,13 +153,13 @@ def test_what_each_node_is(release: int, start_double: Callable[[int], Talker]) 
 def test_nodes_that_read_no_packets_need_no_capture_program(
     start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 3)
+    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 5)
     double = start_double(2606)
     double.ask("1000")
     choice = choose(Target(double.pid), VppAdapter(), [], [])
     assert (len(choice.roles), len(choice.plans)) == (10, 10)
-    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP}
-    assert sum(bool(request.snippet) for request in choice.requests()) == 7
+    assert {role.role for role in choice.readers()} == {RECEIVE, SHOW, TRANSMIT, DROP}
+    assert sum(bool(request.snippet) for request in choice.requests()) == 5
 
 
 @pytest.mark.parametrize("what", ["names", "functions", "indexes", "runtimes"])

@@ -4,6 +4,7 @@
 // N batches each; a batch has 20 packets, and one poll in two returns nothing.
 #define _GNU_SOURCE
 #include "commands.h"
+#include "packets.h"
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,22 +12,7 @@
 #include <string.h>
 #include <x86intrin.h>
 
-enum {
-	BATCH = 20,
-	BURST = 32,
-	ROOM = 128,
-	LENGTH = 74,
-	POOL = 4096,
-	SLOW_EVERY = 100,
-	SLOW_TICKS = 30000000
-};
-
-struct packet {
-	uint8_t *data;
-	uint32_t length;
-	uint16_t segment;
-	uint8_t room[ROOM];
-};
+enum { BATCH = 20, BURST = 32, LENGTH = 74, POOL = 4096, SLOW_EVERY = 100, SLOW_TICKS = 30000000 };
 
 static struct packet pool[POOL];
 static uint32_t received, sent;

@@ -120,6 +120,8 @@ def test_roles_of_a_description(target: Target) -> None:
         "pooled": 0,
         "plain": 0,
         "queue_argument": 255,
+        "array_offset": 0xFFFF,
+        **dict.fromkeys(("number_shift", "next_number", "next_flags", "next_bit"), 0),
         **dict.fromkeys(("verdict", "proven", "offence"), 0),
     }
     drop = roles[DROP].program

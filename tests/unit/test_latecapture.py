@@ -174,3 +174,38 @@ def test_the_threshold_follows_the_slowest() -> None:
     late, words = capture(LateWish(None, None, 0.5))
     late.add(columns_of([100], [4]))
     assert list(words.of) == [None]
+
+
+class Threads:
+    """A session whose threads have counted packets: received, transmitted and dropped by each."""
+
+    pid = 7
+
+    def __init__(self, *counts: tuple[int, int, int]) -> None:
+        self.counts = [
+            types.SimpleNamespace(received=received, transmitted=transmitted, dropped=dropped)
+            for received, transmitted, dropped in counts
+        ]
+
+    def choose_packets(self, *_: int) -> None:
+        pass
+
+    def thread_counts(self) -> list[types.SimpleNamespace]:
+        return self.counts
+
+
+def sentences_of(*counts: tuple[int, int, int]) -> list[str]:
+    clock = types.SimpleNamespace(find_ticks=lambda ns: ns)
+    late = LateCapture(cast(Session, Threads(*counts)), LateWish(), cast(Clock, clock))
+    return [*late.find_handed_over(), *late.find_handed_over()]
+
+
+def test_handing_from_thread_to_thread_is_told_once() -> None:
+    (sentence,) = sentences_of((10_000, 8_000, 0), (0, 1_500, 400))
+    assert sentence.startswith("1900 of 10000 packets were received by one thread and handed on by another")
+    assert sentence.endswith("nfprobe attach 7 --packets all")
+    assert sentences_of((10_000, 9_500, 400), (10_000, 9_999, 0)) == []  # what is in flight
+    assert sentences_of((10_000, 9_000, 0), (0, 900, 0)) == []  # too few to be worth a sentence
+    assert sentences_of((100_000, 98_000, 0), (0, 2_000, 0)) == []  # too small a share
+    assert sentences_of((10_000, 10_000, 0), (0, 50_000, 0)) == []  # packets of its own
+    assert sentences_of((50_000, 0, 0)) == []  # it keeps what it receives

@@ -9,6 +9,7 @@
 
 #define NFP_LINK_ETHERNET 0
 #define NFP_LINK_IP 1
+#define NFP_LINK_EITHER 2 // of a program only: as the packet's bytes say (native/probe/describe.c)
 #define NFP_LINK_INNER 0x80 // added to one of them: describe the packet inside a tunnel, where there is one
 
 #define NFP_FACTS_FRAGMENT 1 // a later fragment: no ports, the digest covers the fragment's own bytes

@@ -141,6 +141,7 @@ struct nfp_session_header {
 	// With NFP_GATE_AUTO: after a batch of this age the next ones are detailed (0: none is), and one of so many is.
 	uint64_t detail_slow_ticks;
 	uint64_t detail_one_in;
+	uint64_t buffers_start, buffers_bytes; // readable memory of all buffers that are named by numbers
 	char message[512]; // why the helper failed, one sentence
 	struct nfp_arena {
 		uint64_t address; // in the target
@@ -201,7 +202,9 @@ enum nfp_role {
 	// Gives buffers back: drops those that were received and not handed on; others are no packets any more.
 	NFP_ROLE_FREE = 10,
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
-	NFP_ROLE_LAST = 11,
+	// Gets packets first, of a receive function that has only said how many: shows them (native/probe/show.c).
+	NFP_ROLE_SHOW = 12,
+	NFP_ROLE_LAST = 12,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -219,6 +222,7 @@ enum nfp_verdict {
 	NFP_VERDICT_POINTERS_UNREADABLE = 3, // the address
 	NFP_VERDICT_PACKET_UNREADABLE = 4, // the packet pointer
 	NFP_VERDICT_LENGTH_WRONG = 5, // the length
+	NFP_VERDICT_NUMBER_WRONG = 6, // the number that would name a buffer
 };
 
 // What a receive, transmit or drop probe reads: how many packets, where their buffers are, where the
@@ -262,7 +266,15 @@ struct nfp_program {
 	uint8_t pooled; // 1: packets stay where they are, readable, when they have been transmitted or freed
 	uint8_t queue_argument; // of a receive function: which queue it polls
 	uint8_t plain; // 1: native/probe/plain.c can serve it
-	uint8_t reserved[8];
+	// Where packets are named by numbers of 32 bits, not by pointers (native/probe/numbered.c): a buffer is at
+	// buffers_start + (number << number_shift), its bytes are inside it, at data_pointer and the signed data_offset. A
+	// receive function without pointers only says how many there are; NFP_ROLE_SHOW follows.
+	uint16_t
+	    array_offset; // in the batch structure, of a 16-bit offset of its array; 0xffff: pointers_offset
+	uint16_t next_number; // offset in the buffer of the number of the packet's next one ...
+	uint16_t next_flags; // ... which is there when a bit of this 32-bit word is set
+	uint8_t next_bit;
+	uint8_t number_shift; // 0: pointers
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.

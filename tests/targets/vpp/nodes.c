@@ -1,25 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The double's graph: its node functions, its process nodes, and where it stands in memory. See vpp.c.
 #include "nodes.h"
+#include "buffers.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
-enum { BUFFER_BYTES = 512, BUFFERS = 1024, STACK_BYTES = 1 << 16, PROCESSES = 2 };
+enum { STACK_BYTES = 1 << 16, PROCESSES = 2 };
 #define NODE_FUNCTION __attribute__((noipa)) static uint64_t
 
-struct vlib_buffer {
-	int16_t current_data;
-	uint16_t current_length;
-	uint32_t flags;
-	uint64_t number; // of the packet
-	uint32_t next_buffer;
-	uint8_t rest[BUFFER_BYTES - 20];
-};
-static uint64_t buffer_mem_start; // what VPP's buffer_main begins with
-static uint32_t free_indices[BUFFERS];
-int late_node_runs;
+int late_node_runs, both_receive, wild_number;
 
 // ---- vectors: the length stands eight bytes before the first element --------------------------------------------
 
@@ -40,10 +31,28 @@ uint32_t vector_length(const void *elements)
 
 // ---- the graph's work --------------------------------------------------------------------------------------------
 
-static struct vlib_buffer *buffer_at(uint32_t index)
+#if RELEASE == 2606
+static inline uint32_t *vectors(vlib_frame_t *frame)
 {
-	return (struct vlib_buffer *)(uintptr_t)(buffer_mem_start + ((uint64_t)index << 6));
+	return (uint32_t *)((uint8_t *)frame + frame->vector_offset);
 }
+
+// Some nodes have arguments of their own before the vectors.
+static void make_frame(vlib_frame_t *frame, uint32_t node)
+{
+	frame->vector_offset = node == ETHERNET_INPUT ? 32 : 16;
+}
+#else
+static inline uint32_t *vectors(vlib_frame_t *frame)
+{
+	return (uint32_t *)((uint8_t *)frame + 16);
+}
+
+static void make_frame(vlib_frame_t *frame, uint32_t node)
+{
+	frame->scalar_size = node == ETHERNET_INPUT ? 8 : 0;
+}
+#endif
 
 static void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 {
@@ -51,59 +60,79 @@ static void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 	if (!frame) {
 		frame = vm->pending[node] = &vm->frames[node];
 		frame->n_vectors = 0;
+		make_frame(frame, node);
 		vm->queue[vm->queued++] = node;
 	}
-	frame->indices[frame->n_vectors++] = index;
+	vectors(frame)[frame->n_vectors++] = index;
 }
 
-NODE_FUNCTION pg_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+static uint32_t receive(vlib_main_t *vm, uint32_t most)
 {
-	uint32_t count = 1 + vm->received * 37 % FRAME_SIZE;
-	if (frame || node->node_index != PG_INPUT)
-		abort();
+	uint32_t count = 1 + vm->received * 37 % most;
 	if (count > vm->left)
 		count = (uint32_t)vm->left;
-	for (uint32_t i = 0; i < count; i++) {
-		uint32_t index = free_indices[--vm->free_count];
-		buffer_at(index)->number = vm->received++;
-		buffer_at(index)->current_length = 60;
-		enqueue(vm, ETHERNET_INPUT, index);
-	}
+	for (uint32_t i = 0; i < count; i++)
+		enqueue(vm, ETHERNET_INPUT, make_packet(vm->received++));
 	vm->left -= count;
 	return count;
 }
 
-NODE_FUNCTION pass_on(vlib_main_t *vm, vlib_frame_t *frame, uint32_t next)
+NODE_FUNCTION pg_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	if (frame || node->node_index != PG_INPUT)
+		abort();
+	return receive(vm, both_receive ? FRAME_SIZE / 2 : FRAME_SIZE);
+}
+
+NODE_FUNCTION dpdk_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
+{
+	if (frame || node->node_index != DPDK_INPUT)
+		abort();
+	return receive(vm, 50);
+}
+
+static inline __attribute__((always_inline)) uint64_t pass_on(vlib_main_t *vm, vlib_frame_t *frame,
+                                                              uint32_t next)
 {
 	for (uint32_t i = 0; i < frame->n_vectors; i++)
-		enqueue(vm, next, frame->indices[i]);
+		enqueue(vm, next, vectors(frame)[i]);
 	return frame->n_vectors;
 }
 
+// Moves the beginning of each packet, and writes a new header there when it moves up.
+static inline __attribute__((always_inline)) void advance(vlib_frame_t *frame, int bytes)
+{
+	for (uint32_t i = 0; i < frame->n_vectors; i++)
+		advance_packet(vectors(frame)[i], bytes);
+}
+
 // A variant for each kind of processor, of which one runs.
-#define VARIANTS(name, next)                                                                                 \
+#define VARIANTS(name, next, bytes)                                                                          \
 	NODE_FUNCTION name(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)                  \
 	{                                                                                                    \
 		node->clocks += frame->n_vectors;                                                            \
+		advance(frame, bytes);                                                                       \
 		return pass_on(vm, frame, next);                                                             \
 	}                                                                                                    \
 	NODE_FUNCTION name##_x86_64_v3(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)      \
 	{                                                                                                    \
 		node->clocks += 3u * frame->n_vectors;                                                       \
+		advance(frame, bytes);                                                                       \
 		return pass_on(vm, frame, next);                                                             \
 	}
-VARIANTS(ethernet_input, IP4_INPUT)
-VARIANTS(ip4_lookup, IP4_REWRITE)
-VARIANTS(ip4_rewrite, INTERFACE_OUTPUT)
-VARIANTS(late_node, INTERFACE_OUTPUT)
+VARIANTS(ethernet_input, IP4_INPUT, 14)
+VARIANTS(ip4_lookup, IP4_REWRITE, 0)
+VARIANTS(ip4_rewrite, INTERFACE_OUTPUT, -14)
+VARIANTS(late_node, INTERFACE_OUTPUT, -14)
 
 NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
 	for (uint32_t i = 0; i < frame->n_vectors; i++) {
-		uint64_t kind = buffer_at(frame->indices[i])->number % 32;
+		uint32_t number = vectors(frame)[i];
+		uint64_t kind = buffer_at(number)->packet % 32;
 		uint32_t next = late_node_runs ? LATE_NODE : IP4_LOOKUP;
-		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, frame->indices[i]);
+		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, number);
 	}
 	return frame->n_vectors;
 }
@@ -112,20 +141,24 @@ NODE_FUNCTION interface_output(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_
 {
 	node->max_clock_n = frame->n_vectors;
 	for (uint32_t i = 0; i < frame->n_vectors; i++)
-		enqueue(vm, TAP0_TX + buffer_at(frame->indices[i])->number % 2, frame->indices[i]);
+		enqueue(vm, TAP0_TX + buffer_at(vectors(frame)[i])->packet % 2, vectors(frame)[i]);
+	if (wild_number)
+		enqueue(vm, TAP0_TX, WILD);
+	wild_number = 0;
 	return frame->n_vectors;
 }
 
-static void release(vlib_main_t *vm, vlib_frame_t *frame)
+static inline __attribute__((always_inline)) void release(vlib_frame_t *frame, FILE *log)
 {
 	for (uint32_t i = 0; i < frame->n_vectors; i++)
-		free_indices[vm->free_count++] = frame->indices[i];
+		if (vectors(frame)[i] != WILD)
+			end_packet(vectors(frame)[i], log);
 }
 
 NODE_FUNCTION device_tx(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
-	release(vm, frame);
+	release(frame, transmitted_log);
 	vm->transmitted += frame->n_vectors;
 	return frame->n_vectors;
 }
@@ -147,7 +180,7 @@ NODE_FUNCTION error_drop(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_
 NODE_FUNCTION last_drop(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
-	release(vm, frame);
+	release(frame, dropped_log);
 	vm->dropped += frame->n_vectors;
 	return frame->n_vectors;
 }
@@ -198,12 +231,8 @@ void resume_processes(void)
 		swapcontext(&main_context, &process_contexts[resumes]);
 }
 
-void start_nodes(vlib_main_t *vm)
+void start_nodes(void)
 {
-	struct vlib_buffer *buffers = aligned_alloc(64, sizeof(*buffers) * BUFFERS);
-	buffer_mem_start = (uintptr_t)buffers;
-	for (uint32_t i = 0; i < BUFFERS; i++)
-		free_indices[vm->free_count++] = i * (BUFFER_BYTES >> 6);
 	for (uint32_t i = 0; i < PROCESSES; i++)
 		start_process(i);
 }
@@ -232,7 +261,7 @@ static const struct {
 #else
     {ERROR_DROP, "error-drop", INTERNAL, last_drop, last_drop},
 #endif
-    {DPDK_INPUT, "dpdk-input", INPUT, never, never},
+    {DPDK_INPUT, "dpdk-input", INPUT, dpdk_input, dpdk_input},
     {EPOLL_INPUT, "unix-epoll-input", PRE_INPUT, epoll_input, epoll_input},
     {FIRST_PROCESS, "startup-config-process", PROCESS, process, process},
     {SECOND_PROCESS, "dhcp-client-process", PROCESS, process, process},
@@ -270,7 +299,7 @@ void make_graph(vlib_main_t *vm)
 	uint32_t counts[TYPES] = {0};
 	memset(vm->before, 0x5a, sizeof(vm->before));
 	memset(vm->between, 0x11, sizeof(vm->between)); // no addresses
-	vm->buffer_main = &buffer_mem_start;
+	vm->buffer_main = make_buffers();
 	graph->nodes = vector(NODES, sizeof(*graph->nodes));
 	for (uint32_t i = 0; i < NODES; i++) {
 		graph->nodes[i] = make_node(i, &running[i]);

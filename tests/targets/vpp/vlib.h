@@ -22,10 +22,14 @@ enum { NODE_MAIN = 1128, BUFFER_MAIN = 96, NODE_TYPE = 168, BY_TYPE = 40, NODE_I
 typedef struct vlib_main vlib_main_t;
 typedef struct vlib_node_runtime vlib_node_runtime_t;
 typedef struct vlib_frame {
-	uint16_t flags[N_VECTORS / 2];
+#if RELEASE == 2606
+	uint16_t flags[2], scalar_offset, vector_offset, aux_offset;
+#else
+	uint16_t flags[2];
+	uint8_t scalar_size, vector_size;
+#endif
 	uint16_t n_vectors;
-	uint8_t gap[16 - N_VECTORS - 2];
-	uint32_t indices[FRAME_SIZE];
+	uint8_t arguments[32 - N_VECTORS - 2 + 4 * FRAME_SIZE]; // numbers of buffers, from 16 or 32 on
 } vlib_frame_t;
 typedef uint64_t vlib_node_function_t(vlib_main_t *, vlib_node_runtime_t *, vlib_frame_t *);
 
@@ -52,16 +56,20 @@ struct vlib_node_main {
 	vlib_node_runtime_t *nodes_by_type[TYPES];
 };
 
+struct vlib_buffer_main {
+	uintptr_t buffer_mem_start;
+	uintptr_t buffer_mem_size;
+};
+
 struct vlib_main {
 	uint8_t before[BUFFER_MAIN];
-	void *buffer_main;
+	struct vlib_buffer_main *buffer_main;
 	uint8_t between[NODE_MAIN - BUFFER_MAIN - 8];
 	struct vlib_node_main node_main;
 	uint8_t after[512];
 	// Of this double.
 	uint64_t left; // packets that are still to be received
 	uint32_t received, transmitted, dropped;
-	uint32_t free_count;
 	vlib_frame_t *pending[NODES];
 	uint32_t queue[NODES], queued;
 	vlib_frame_t frames[NODES];
@@ -79,8 +87,7 @@ extern vlib_main_t **vlib_mains;
 #endif
 
 _Static_assert(sizeof(vlib_node_runtime_t) == 128, "a runtime is two cache lines");
-_Static_assert(offsetof(vlib_frame_t, n_vectors) == N_VECTORS && offsetof(vlib_frame_t, indices) == 16,
-               "a frame");
+_Static_assert(offsetof(vlib_frame_t, n_vectors) == N_VECTORS, "a frame");
 _Static_assert(offsetof(vlib_main_t, node_main) == NODE_MAIN, "the main structure");
 _Static_assert(offsetof(vlib_node_t, type) == NODE_TYPE, "a node");
 #endif

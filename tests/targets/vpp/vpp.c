@@ -8,8 +8,13 @@
 //   counters   answers "NODE CALLS VECTORS;" for each node that was called
 //   addresses  answers "NODE ADDRESS;" of the function that runs for each node
 //   late       from now on packets pass late-node instead of ip4-lookup
-//   spoil X    damages names, functions, indexes or runtimes; a second time undoes it
+//   files I T D  from now on receives the packets of the capture file I, and writes what it has transmitted and dropped
+//              to T and D
+//   both       from now on dpdk-input receives packets, too
+//   wild       hands a number that names no buffer to a transmit node, once
+//   spoil X    damages names, functions, indexes, runtimes or where buffers are; a second time undoes it
 #define _GNU_SOURCE
+#include "buffers.h"
 #include "nodes.h"
 #include <pthread.h>
 #include <semaphore.h>
@@ -41,6 +46,8 @@ static void run_graph(vlib_main_t *vm)
 	for (int idle = 0; idle < 3;) {
 		dispatch(vm, EPOLL_INPUT, NULL);
 		idle += dispatch(vm, PG_INPUT, NULL) == 0;
+		if (both_receive)
+			dispatch(vm, DPDK_INPUT, NULL);
 		for (uint32_t i = 0; i < vm->queued; i++) {
 			uint32_t node = vm->queue[i];
 			vlib_frame_t frame = *vm->pending[node];
@@ -93,7 +100,9 @@ static void tell(int addresses)
 
 static void spoil(const char *what)
 {
-	for (uint32_t i = 0; i < NODES; i++) {
+	if (!strcmp(what, "buffers"))
+		make_buffers()->buffer_mem_size ^= 1;
+	for (uint32_t i = 0; strcmp(what, "buffers") && i < NODES; i++) {
 		vlib_node_t *node = mains[0]->node_main.nodes[i];
 		vlib_node_runtime_t *runtime = runtime_of(mains[0], i);
 		if (!strcmp(what, "names"))
@@ -124,7 +133,7 @@ static void start(void)
 		make_graph(mains[i]);
 		list[i] = mains[i];
 	}
-	start_nodes(mains[1]);
+	start_nodes();
 	sem_init(&wanted, 0, 0);
 	sem_init(&done, 0, 0);
 	if (pthread_create(&thread, NULL, work, NULL))
@@ -134,7 +143,7 @@ static void start(void)
 
 int main(void)
 {
-	char line[64];
+	char line[1024];
 	setvbuf(stdout, NULL, _IOFBF, 1 << 16);
 	start();
 	puts("ready");
@@ -147,6 +156,12 @@ int main(void)
 			spoil(line + 6);
 		else if (!strcmp(line, "late"))
 			printf("late node %d\n", late_node_runs = 1);
+		else if (!strcmp(line, "both"))
+			printf("both receive %d\n", both_receive = 1);
+		else if (!strcmp(line, "wild"))
+			printf("wild number %d\n", wild_number = 1);
+		else if (!strncmp(line, "files ", 6))
+			puts(open_files(line + 6) ? "opened" : "not opened");
 		else
 			receive(strtoull(line, NULL, 10));
 		fflush(stdout);

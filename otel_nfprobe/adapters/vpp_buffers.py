@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a running VPP keeps the buffers of its packets, and what a call of a graph node says of them.
+
+    vlib_main_t -> buffer_main -> buffer_mem_start, buffer_mem_size
+    frame -> 32-bit numbers -> buffer_mem_start + (number << 6) = vlib_buffer_t
+
+The place of buffer_main differs between releases and is looked for. Reads the target only. Called by vpp.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from otel_nfprobe.adapters.base import (
+    ABSENT,
+    COUNT_MEMORY,
+    COUNT_RETURN,
+    NO_OFFSET,
+    SHOW,
+    Batch,
+    Buffer,
+    Burst,
+    Numbered,
+    make_program,
+)
+from otel_nfprobe.adapters.vpp_frames import Frame
+from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.target import Mapping, Target
+
+PAGE_BYTES = 4096
+MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped
+FRAME_ARGUMENT = 2  # rdx
+FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
+LINK_EITHER = 2  # NFP_LINK_EITHER: nodes move a packet's beginning over its headers
+# vlib_buffer_t: current_data 0 (signed), current_length 2, flags 4, next_buffer 16, data 256. The first buffer's
+# length is all that is stored of a chain; flag 1 says that there is a next buffer.
+BUFFER = Buffer(
+    data=256,
+    data_offset=0,
+    length=2,
+    length_bytes=2,
+    segment_length=2,
+    segment_bytes=2,
+    link_layer=LINK_EITHER,
+    numbered=Numbered(shift=6, next_number=16, next_flags=4, next_bit=1),
+)
+
+
+def find_buffer_memory(target: Target, main: int) -> tuple[int, int] | None:
+    """Address and bytes of the readable memory of all buffers; None when it is not found, or could be several.
+
+    Args:
+        main: address of a vlib_main_t.
+    """
+    maps = target.maps()
+    starts = {mapping.start for mapping in maps if mapping.permissions.startswith("rw")}
+    found = set()
+    for address in _pointers(target, main, maps):
+        try:
+            start, size = struct.unpack("<QQ", target.read(address, 16))
+        except NfprobeError:
+            continue
+        if start in starts and MEMORY_MIN <= size <= MEMORY_MAX and size % PAGE_BYTES == 0:
+            found.add((start, min(size, _readable_end(maps, start) - start)))
+    return found.pop() if len(found) == 1 else None
+
+
+def make_frame_program(role: int, frame: Frame) -> dict[str, int]:
+    """What the probe of a node function that transmits, drops or gets packets first reads."""
+    batch = Batch(frame.count, 2, frame.vectors, FRAME_PACKETS, NO_OFFSET if frame.array is None else frame.array)
+    count_from = COUNT_MEMORY if role == SHOW else COUNT_RETURN
+    return make_program(role, Burst(FRAME_ARGUMENT, ABSENT, count_from, batch=batch, checked=True), BUFFER)
+
+
+def _pointers(target: Target, main: int, maps: Sequence[Mapping]) -> set[int]:
+    """What could be an address in a vlib_main_t, or in as much of it as can be read."""
+    end = min(main + MAIN_BYTES, _readable_end(maps, main))
+    words = struct.unpack(f"<{(end - main) // 8}Q", target.read(main, (end - main) // 8 * 8))
+    return {word for word in words if word % 8 == 0 and PAGE_BYTES <= word < 1 << 47}
+
+
+def _readable_end(maps: Sequence[Mapping], address: int) -> int:
+    """Up to where memory can be read without a gap."""
+    end = address
+    for mapping in maps:
+        if mapping.start <= end < mapping.end and mapping.permissions.startswith("r"):
+            end = mapping.end
+    return end

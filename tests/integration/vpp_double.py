@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds tests/targets/vpp, a double of VPP in two layouts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+RELEASES = (1903, 2606)
+_SOURCES = Path(__file__).resolve().parent.parent / "targets" / "vpp"
+_PROGRAM = [_SOURCES / name for name in ("vpp.c", "nodes.c", "buffers.c")]
+
+
+def build_double(folder: Path, release: int) -> Path:
+    """The stripped program. The older release's has copies of libvlib's variables."""
+    compiler = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-s", f"-DRELEASE={release}"]
+    model = ["-fPIC"] if release == 2606 else []
+    linking = [f"-L{folder}", "-lvlib", "-Wl,-rpath,$ORIGIN", "-pthread"]
+    library, program = folder / "libvlib.so", folder / "vpp"
+    subprocess.run([*compiler, "-shared", "-fPIC", _SOURCES / "vlib.c", "-o", library], check=True)
+    subprocess.run([*compiler, *model, *_PROGRAM, "-o", program, *linking], check=True)
+    return program

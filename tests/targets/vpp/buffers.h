@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The double's buffers, laid out as VPP's, and the packets in them. See vpp.c.
+#ifndef NFPROBE_TESTS_BUFFERS_H
+#define NFPROBE_TESTS_BUFFERS_H
+#include "vlib.h"
+#include <stdio.h>
+
+enum { WILD = 0x7fffffff }; // names no buffer
+
+struct vlib_buffer {
+	int16_t current_data;
+	uint16_t current_length;
+	uint32_t flags; // bit 1: there is a next buffer
+	uint8_t gap[8];
+	uint32_t next_buffer;
+	uint32_t configuration;
+	uint64_t packet; // its number
+	uint8_t rest[256 - 32];
+	uint8_t data[2048];
+};
+_Static_assert(offsetof(struct vlib_buffer, next_buffer) == 16 && offsetof(struct vlib_buffer, data) == 256,
+               "a buffer");
+
+extern FILE *transmitted_log, *dropped_log;
+
+struct vlib_buffer_main *make_buffers(void); // the same one at each call
+struct vlib_buffer *buffer_at(uint32_t number);
+uint32_t make_packet(uint64_t packet); // returns the number of its first buffer
+void advance_packet(uint32_t number, int bytes);
+void end_packet(uint32_t number, FILE *log); // frees its buffers, which keep the bytes, but not the lengths
+int open_files(char *names); // "IN TRANSMITTED DROPPED"; 0: not all of them
+#endif
