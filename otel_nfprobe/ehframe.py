@@ -73,6 +73,15 @@ class CommonEntry:
             self._initial = state
         return self._initial
 
+    def quick_start(self) -> tuple[int, int] | None:
+        """Register and offset that frame programs begin with; None: the C core cannot run them."""
+        try:
+            initial = self.initial_state()
+        except FrameError:
+            return None
+        is_plain = self.code_alignment == 1 and initial.register >= 0 and not initial.undefined_return
+        return (initial.register, initial.offset) if is_plain and 0 <= initial.offset <= _OFFSET_MAX else None
+
 
 @dataclass(slots=True)
 class Frame:
@@ -94,11 +103,12 @@ class Frame:
         Raises:
             FrameError: the program is malformed.
         """
-        initial = self.common.initial_state()
-        quick = None
-        if self.common.code_alignment == 1 and initial.register >= 0 and not initial.undefined_return:
-            quick = quick_rows(self.instructions, self.start, until, initial.register, initial.offset)
-        rules = FrameRules(tuple(map(Row._make, quick)), False) if quick is not None else self._run(initial, until)
+        start = self.common.quick_start()
+        quick = None if start is None else quick_rows(self.instructions, self.start, until, *start)
+        if quick is not None:
+            rules = FrameRules(tuple(map(Row._make, quick)), False)
+        else:
+            rules = self._run(self.common.initial_state(), until)
         if until is None:
             self._at_entry = tuple(row for row in rules.rows if row.address <= self.start + ENTRY_BYTES)
         return rules
