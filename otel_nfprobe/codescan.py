@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine code of a module's functions shows, by the C core, for those that it knows all instructions of.
 
-Rows of two structures of native/core/codescan.h, which says what they mean. Called by branches.py.
+The structures are those of native/core/codescan.h, which says what they mean. Called by branches.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.columns import Rows
-from otel_nfprobe.ehframe import Frame
+from otel_nfprobe.ehframe import ENTRY_BYTES, Frame
 from otel_nfprobe.elf import ElfImage
 
 FUNCTION = np.dtype(
@@ -28,33 +30,55 @@ FUNCTION = np.dtype(
         ("flags", "<u4"),
         ("events", "<u4"),
         ("first_event", "<u8"),
+        ("first_row", "<u8"),
+        ("rows", "<u4"),
+        ("head", "<u4"),
     ]
 )
 EVENT = np.dtype([("value", "<u8"), ("offset", "<u4"), ("kind", "<u4")])
 EVENTS_MIN = 1 << 20  # there is room for
+ROWS_ROOM = 1 << 18
+ROW_WORDS = int(lib.NFP_FRAME_ROW_WORDS)
 
 
-def scan_code(image: ElfImage, frames: Sequence[Frame]) -> tuple[Rows, Rows]:
-    """A row for each function (struct nfp_code_function), and their events (struct nfp_code_event)."""
+class CodeScan(NamedTuple):
+    """What was found.
+
+    Attributes:
+        functions: a row for each function (struct nfp_code_function).
+        events: theirs, one function after the other (struct nfp_code_event).
+        rows: of frame rules near the functions' entries: address, register, offset.
+    """
+
+    functions: Rows
+    events: Rows
+    rows: NDArray[np.int64]
+
+
+def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
+    """Scans all functions of an image."""
     programs = b"".join([frame.instructions for frame in frames])
     functions = _describe(image, frames)
     scan = ffi.new("struct nfp_code_scan *")
     scan.file, scan.file_bytes = ffi.from_buffer("uint8_t[]", image.data), len(image.data)
     scan.programs, scan.programs_bytes = ffi.from_buffer("uint8_t[]", programs), len(programs)
     scan.functions = ffi.from_buffer("struct nfp_code_function[]", functions)
-    scan.count = len(functions)
-    scan.events_room = max(EVENTS_MIN, int(functions["bytes"].max(initial=0)))
-    room = np.empty(scan.events_room, dtype=EVENT)
-    scan.events = ffi.from_buffer("struct nfp_code_event[]", room)
-    found: list[Rows] = []
-    behind = 0  # events of the functions before
+    scan.count, scan.entry_bytes = len(functions), ENTRY_BYTES
+    scan.events_room, scan.rows_room = max(EVENTS_MIN, int(functions["bytes"].max(initial=0))), ROWS_ROOM
+    room = np.empty(scan.events_room, dtype=EVENT), np.empty((ROWS_ROOM, ROW_WORDS), dtype=np.int64)
+    scan.events = ffi.from_buffer("struct nfp_code_event[]", room[0])
+    scan.rows = ffi.from_buffer("int64_t[]", room[1])
+    events, rows = [room[0][:0]], [room[1][:0]]
+    behind = 0, 0  # events and rows of the functions before
     while scan.done < scan.count:
-        before, scan.events_count = int(scan.done), 0
+        before, scan.events_count, scan.rows_count = int(scan.done), 0, 0
         lib.nfp_code_scan(scan)
-        functions["first_event"][before : int(scan.done)] += behind
-        found.append(room[: int(scan.events_count)].copy())
-        behind += int(scan.events_count)
-    return functions, np.concatenate(found) if found else room[:0]
+        functions["first_event"][before : int(scan.done)] += behind[0]
+        functions["first_row"][before : int(scan.done)] += behind[1]
+        events.append(room[0][: int(scan.events_count)].copy())
+        rows.append(room[1][: int(scan.rows_count)].copy())
+        behind = behind[0] + int(scan.events_count), behind[1] + int(scan.rows_count)
+    return CodeScan(functions, np.concatenate(events), np.concatenate(rows))
 
 
 def _describe(image: ElfImage, frames: Sequence[Frame]) -> Rows:

@@ -92,7 +92,6 @@ class Frame:
     common: CommonEntry
     instructions: bytes = field(repr=False)
     has_lsda: bool
-    _at_entry: tuple[Row, ...] | None = field(default=None, repr=False)
 
     def rules(self, until: int | None = None) -> FrameRules:
         """Runs the frame program.
@@ -106,12 +105,8 @@ class Frame:
         start = self.common.quick_start()
         quick = None if start is None else quick_rows(self.instructions, self.start, until, *start)
         if quick is not None:
-            rules = FrameRules(tuple(map(Row._make, quick)), False)
-        else:
-            rules = self._run(self.common.initial_state(), until)
-        if until is None:
-            self._at_entry = tuple(row for row in rules.rows if row.address <= self.start + ENTRY_BYTES)
-        return rules
+            return FrameRules(tuple(map(Row._make, quick)), False)
+        return self._run(self.common.initial_state(), until)
 
     def _run(self, initial: _State, until: int | None) -> FrameRules:
         """The rules of a program that is out of the ordinary."""
@@ -121,15 +116,6 @@ class Frame:
         state.initial = initial
         state.run(self.instructions, self.start, until)
         return FrameRules(tuple(state.rows), state.undefined_return)
-
-    def take_entry_rows(self) -> tuple[Row, ...]:
-        """The rows that begin in the first ENTRY_BYTES of the function, which are not kept any longer.
-
-        Raises:
-            FrameError: the program is malformed.
-        """
-        rows, self._at_entry = self._at_entry, None
-        return self.rules(self.start + ENTRY_BYTES).rows if rows is None else rows
 
     def steps(self) -> list[tuple[int, bytes]]:
         """The frame program in pieces: from which address on which instructions hold, without the advances.

@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 // cdef begin
+enum { NFP_CODE_HEAD_BYTES = 5 };
+
 enum nfp_code_event_kind {
 	NFP_CODE_JUMP, // direct, out of the function; value: where it leads
 	NFP_CODE_CONDITIONAL_JUMP, // the same
@@ -56,6 +58,11 @@ struct nfp_code_function {
 	uint32_t flags; // enum nfp_code_flags
 	uint32_t events; // their number
 	uint64_t first_event;
+	uint64_t first_row; // of the frame rules near the entry
+	uint32_t rows; // their number; 0: by other means
+	uint32_t
+	    head; // lengths of the first instructions, of NFP_CODE_HEAD_BYTES or more, 4 bits each, the first one
+	// lowest, without endbr64; 0: one of them does more than to go on to the next
 };
 
 struct nfp_code_scan {
@@ -69,9 +76,13 @@ struct nfp_code_scan {
 	struct nfp_code_event *events;
 	uint64_t events_room;
 	uint64_t events_count;
+	int64_t *rows; // NFP_FRAME_ROW_WORDS each, as nfp_frame_rows writes them
+	uint64_t rows_room; // at least NFP_FRAME_ROWS_MAX
+	uint64_t rows_count;
+	uint64_t entry_bytes; // how near to the entry rows are wanted
 };
 
-// Scans functions from `done` on, until all are done or there may be no room for the events of the next one.
+// Scans functions from `done` on, until all are done or there may be no room for the events or rows of the next one.
 void nfp_code_scan(struct nfp_code_scan *scan);
 
 // Where the direct branches and calls of some bytes lead: `room` targets at most, one for each byte is enough.

@@ -19,6 +19,7 @@ enum nfp_instruction_kind {
 	NFP_DECODED_RETURN,
 	NFP_DECODED_RETURN_POPPING, // removes arguments from the stack
 	NFP_DECODED_CALL_INDIRECT,
+	NFP_DECODED_TRAP, // int, int3, syscall; to all else as a plain one
 };
 
 // Besides the general registers 0 (rax) to 15 (r15), as machine code counts them.

@@ -3,6 +3,7 @@
 // under AddressSanitizer and UBSan. That it is right is tests/fuzz/test_fuzz_instructions.py's.
 #include "check.h"
 #include "codescan.h"
+#include "framerows.h"
 #include "instruction.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ static void check_instructions(const uint8_t *code, uint64_t bytes)
 		CHECK(length <= 15 && length <= bytes - offset);
 		if (!length)
 			continue;
-		CHECK(decoded.bytes == length && decoded.kind <= NFP_DECODED_CALL_INDIRECT);
+		CHECK(decoded.bytes == length && decoded.kind <= NFP_DECODED_TRAP);
 		CHECK(decoded.base <= NFP_REGISTER_NEXT && decoded.to <= NFP_REGISTER_NONE);
 		CHECK(nfp_instruction_decode(code + offset, length, offset, &alone) == length);
 		CHECK(memcmp(&decoded, &alone, sizeof(alone)) == 0);
@@ -78,6 +79,7 @@ static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 		functions[index].cfa_offset = 8;
 	}
 	struct nfp_code_event *events = malloc((bytes + 1) * sizeof(*events));
+	int64_t *rows = malloc((NFP_FRAME_ROWS_MAX + 1) * NFP_FRAME_ROW_WORDS * sizeof(*rows));
 	struct nfp_code_scan scan = {.file = code,
 	                             .file_bytes = bytes,
 	                             .programs = program,
@@ -85,11 +87,15 @@ static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 	                             .functions = functions,
 	                             .count = FUNCTIONS,
 	                             .events = events,
-	                             .events_room = bytes + 1};
+	                             .events_room = bytes + 1,
+	                             .rows = rows,
+	                             .rows_room = NFP_FRAME_ROWS_MAX + 1,
+	                             .entry_bytes = 64};
 	int known = 0;
+	CHECK(rows);
 	while (scan.done < scan.count) {
 		uint64_t before = scan.done;
-		scan.events_count = 0;
+		scan.events_count = scan.rows_count = 0;
 		nfp_code_scan(&scan);
 		CHECK(scan.done > before && scan.events_count <= scan.events_room);
 		for (; before < scan.done; before++) {
@@ -100,6 +106,7 @@ static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 				CHECK(events[function->first_event + event].offset < function->bytes);
 		}
 	}
+	free(rows);
 	free(events);
 	return known;
 }

@@ -7,13 +7,14 @@ Called by analysis.py, tailcalls.py and arguments.py.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from iced_x86 import Code, Decoder, FlowControl, Register
 
+from otel_nfprobe.ehframe import Row
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets
 from otel_nfprobe.x86_64.scans import Scans, Ways
@@ -41,6 +42,14 @@ class ModuleScan:
     def at(self, index: int) -> FunctionScan:
         """The scan of the function at this index of the frame table."""
         return self._scans.at(index)
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules near a function's entry. Raises FrameError as Frame.rules does."""
+        return self._scans.entry_rows(index)
+
+    def head_of(self, index: int) -> tuple[int, ...]:
+        """The lengths of its first instructions: Scans.heads."""
+        return self._scans.heads[index]
 
     def index_of(self, address: int) -> int:
         """Index of the function whose range holds the address, or -1."""

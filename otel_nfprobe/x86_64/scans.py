@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.codescan import scan_code
-from otel_nfprobe.ehframe import Frame
+from otel_nfprobe.ehframe import ENTRY_BYTES, Frame, Row
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.x86_64.scan import (
     POPS_ARGUMENTS,
@@ -74,13 +74,15 @@ class Scans:
 
     Attributes:
         unknown: functions that the C core cannot scan.
+        heads: lengths of the instructions of each function that a jump would displace, behind an endbr64; empty
+            where one of them does more than to go on to the next.
     """
 
     def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
         self._image = image
         self._frames = frames
         self._known: dict[int, FunctionScan] = {}
-        functions, events = scan_code(image, frames)
+        functions, events, rows = scan_code(image, frames)
         self._kinds = events["kind"]
         self._targets = events["value"]
         self._functions = np.repeat(np.arange(len(functions)), functions["events"])
@@ -90,6 +92,22 @@ class Scans:
         self._troubles: list[int] = functions["trouble"].tolist()
         self._flags: list[int] = functions["flags"].tolist()
         self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
+
+        self._rows: list[list[int]] = rows.tolist()
+        self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
+        self.heads = [_lengths(head) for head in functions["head"].tolist()]
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules that begin in the first ENTRY_BYTES of a function.
+
+        Raises:
+            FrameError: its frame program is malformed.
+        """
+        rows = self._rows[self._row_bounds[index] : self._row_bounds[index + 1]]
+        if not rows:
+            frame = self._frames[index]
+            return frame.rules(frame.start + ENTRY_BYTES).rows
+        return [Row(*row) for row in rows]
 
     def at(self, index: int) -> FunctionScan:
         """The scan of one function."""
@@ -179,6 +197,11 @@ class Scans:
         others = [value for index in self.unknown for value in of_scan(self.at(index))]
         chosen = self._targets[np.isin(self._kinds, kinds)]
         return np.unique(np.concatenate((chosen, np.array(others, dtype=np.uint64))))
+
+
+@cache
+def _lengths(head: int) -> tuple[int, ...]:
+    return tuple(head >> shift & 15 for shift in range(0, head.bit_length(), 4))
 
 
 def _conditional(image: ElfImage, scan: FunctionScan, wanted: bool) -> Iterator[int]:

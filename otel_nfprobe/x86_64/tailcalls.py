@@ -120,9 +120,9 @@ class TailCalls:
     def _judge(self, module: Module, index: int) -> None:
         """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
         root = (id(module), index)
-        own = scan_module(module.image).at(index).trouble
-        if own:
-            self._known[root] = own
+        own = scan_module(module.image).at(index)
+        if own.trouble or not (own.jumps or own.slot_jumps or own.pointer_jumps):
+            self._known[root] = own.trouble
             return
         # A node is looked at once as it is, and once behind a jump that is proven to pass no stack arguments.
         seen: set[tuple[tuple[int, int], bool]] = {(root, False)}

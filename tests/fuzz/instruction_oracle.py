@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from iced_x86 import Code, Decoder, Instruction, OpKind, Register, RegisterExt
+from iced_x86 import Code, Decoder, Instruction, Mnemonic, OpKind, Register, RegisterExt
 from otel_nfprobe._core import ffi, lib
 
 from otel_nfprobe.x86_64 import scan
@@ -29,6 +29,7 @@ _KINDS = {
     scan._CALL_INDIRECT: lib.NFP_DECODED_CALL_INDIRECT,
     scan._INVALID: -1,
 }
+_TRAPS = (Mnemonic.INT, Mnemonic.INT3, Mnemonic.SYSCALL)
 _WIDE = (Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.LEA_R64_M)
 
 
@@ -63,6 +64,8 @@ def oracle_says(code: bytes, address: int = ADDRESS) -> Said:
     kind = _KINDS[scan._classify(item)]
     if item.code == Code.RETNQ_IMM16:
         kind = lib.NFP_DECODED_RETURN_POPPING
+    if kind == lib.NFP_DECODED_PLAIN and item.mnemonic in _TRAPS:
+        kind = lib.NFP_DECODED_TRAP
     is_next, base, displacement, target = False, lib.NFP_REGISTER_NONE, 0, 0
     has_memory = any(item.op_kind(number) == OpKind.MEMORY for number in range(item.op_count))
     if has_memory:

@@ -262,7 +262,39 @@ static bool has_plain_frame(const struct scanner *scanner)
 	return true;
 }
 
-static bool scan_function(const struct nfp_code_scan *scan, struct nfp_code_function *function)
+// Hands over the rows that begin near the function's entry.
+static void keep_rows(struct nfp_code_scan *scan, struct nfp_code_function *function, const int64_t *rows,
+                      int count)
+{
+	uint64_t until = function->start + scan->entry_bytes;
+	int64_t *kept = scan->rows + scan->rows_count * NFP_FRAME_ROW_WORDS;
+	for (int row = 0; row < count && (uint64_t)rows[row * NFP_FRAME_ROW_WORDS] <= until; row++)
+		function->rows++;
+	memcpy(kept, rows, function->rows * NFP_FRAME_ROW_WORDS * sizeof(*rows));
+}
+
+// The lengths of the first instructions, where a patch site would be.
+static void find_head(struct nfp_code_function *function, const uint8_t *code)
+{
+	static const uint8_t endbr[] = {0xf3, 0x0f, 0x1e, 0xfa};
+	struct nfp_decoded decoded;
+	uint64_t offset = 0, taken = 0;
+	if (function->bytes >= sizeof(endbr) && memcmp(code, endbr, sizeof(endbr)) == 0)
+		offset = sizeof(endbr);
+	uint32_t head = 0;
+	for (uint32_t shift = 0; taken < NFP_CODE_HEAD_BYTES; shift += 4, taken += decoded.bytes) {
+		uint64_t at = offset + taken;
+		if (at >= function->bytes ||
+		    !nfp_instruction_decode(code + at, function->bytes - at, function->start + at,
+		                            &decoded) ||
+		    decoded.kind > NFP_DECODED_POP)
+			return;
+		head |= (uint32_t)decoded.bytes << shift;
+	}
+	function->head = head;
+}
+
+static bool scan_function(struct nfp_code_scan *scan, struct nfp_code_function *function)
 {
 	int64_t rows[NFP_FRAME_ROWS_MAX * NFP_FRAME_ROW_WORDS];
 	if (!function->bytes || function->bytes > FUNCTION_BYTES_MAX || function->code > scan->file_bytes ||
@@ -286,6 +318,8 @@ static bool scan_function(const struct nfp_code_scan *scan, struct nfp_code_func
 	    nfp_frame_rows(scan->programs + function->program, function->program_bytes, &start, rows);
 	if (scanner.row_count <= 0 || !has_plain_frame(&scanner))
 		return false;
+	find_head(function, scan->file + function->code);
+	keep_rows(scan, function, rows, scanner.row_count);
 	if (rows[1] == DWARF_RSP && rows[2] == RETURN_BYTES)
 		function->flags |= NFP_CODE_OWN_ENTRY;
 	return scan_code(&scanner, scan->file + function->code);
@@ -296,17 +330,18 @@ void nfp_code_scan(struct nfp_code_scan *scan)
 	for (; scan->done < scan->count; scan->done++) {
 		struct nfp_code_function *function = scan->functions + scan->done;
 		// Two events at most for one instruction, and none for an instruction of one byte.
-		if (function->bytes > scan->events_room - scan->events_count)
+		if (function->bytes > scan->events_room - scan->events_count ||
+		    scan->rows_room - scan->rows_count < NFP_FRAME_ROWS_MAX)
 			return;
-		function->flags = 0;
-		function->events = 0;
+		function->flags = function->events = function->rows = function->head = 0;
 		function->first_event = scan->events_count;
-		if (scan_function(scan, function)) {
-			scan->events_count += function->events;
-		} else {
+		function->first_row = scan->rows_count;
+		if (!scan_function(scan, function)) {
 			function->trouble = NFP_CODE_UNKNOWN;
 			function->events = 0;
 		}
+		scan->events_count += function->events;
+		scan->rows_count += function->rows;
 	}
 }
 

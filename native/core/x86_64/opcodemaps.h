@@ -25,21 +25,23 @@ enum {
 	ADDRESS = 'l', // lea
 	PUSH_POP = 'p',
 	RETURN = 'e',
+	TRAP = 't', // syscall, int3
+	TRAP_BYTE = 'n', // int
 };
 
 static const char one_byte[] = // clang-format off
 	"mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--"
 	"----------------pppppppppppppppp---m----wzbi----jjjjjjjjjjjjjjjj"
 	"iz-immmmmvmv-l-g..........-.....----....bw......bbbbbbbbqqqqqqqq"
-	"iiee--gg-.--.b--mmmm----mxxxmxxxjjjj----JJ-j--------..gg......gg";
+	"iiee--gg-.--tn--mmmm----mxxxmxxxjjjj----JJ-j--------..gg......gg";
 
 // Behind 0f; by what stands before: nothing, 66, f3, f2.
 static const char two_bytes[4][257] = {
-	"-----.-----.-m--mmmMmmmMm------m--------mmmMmmmm....------------"
+	"-----t-----.-m--mmmMmmmMm------m--------mmmMmmmm....------------"
 	"mmmmmmmmmmmmmmmmrmmmmmmmmmmmmmmmmmmmmmmmmmmm--mmigggmmm.------mm"
 	"JJJJJJJJJJJJJJJJmmmmmmmmmmmmmmmm...mim--..-mimgmmm-m--mm--gmmmmm"
 	"mmiMisig........-mmmmm-rmmmmmmmmmmmmmm-Mmmmmmmmm-mmmmmmrmmmmmmm-",
-	"-----.-----.-m--mmMMmmMMm------m--------mmmMmmmm....------------"
+	"-----------.-m--mmMMmmMMm------m--------mmmMmmmm....------------"
 	"mmmmmmmmmmmmmmmmrm--mmmmmmmmmmmmmmmmmmmmmmmmmmmmigggmmm-----mmmm"
 	"----------------mmmmmmmmmmmmmmmm...mim--..-mim-mmm-m--mm--gmmmmm"
 	"mmi-isig........mmmmmmmrmmmmmmmmmmmmmmmMmmmmmmmm-mmmmmmrmmmmmmm-",

@@ -228,6 +228,11 @@ static void take_form(struct reader *reader, uint8_t opcode, char form)
 	case RETURN:
 		take_return(reader, opcode);
 		break;
+	case TRAP:
+	case TRAP_BYTE:
+		reader->out->kind = NFP_DECODED_TRAP;
+		skip(reader, form == TRAP_BYTE);
+		break;
 	case COPROCESSOR:
 		take_coprocessor(reader, opcode);
 		break;
