@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from iced_x86 import Code, Decoder, FlowControl, Register
 
 from otel_nfprobe.ehframe import Row
@@ -50,6 +51,10 @@ class ModuleScan:
     def head_of(self, index: int) -> tuple[int, ...]:
         """The lengths of its first instructions: Scans.heads."""
         return self._scans.heads[index]
+
+    def leads_of(self, index: int) -> list[int]:
+        """Scans.leads_of."""
+        return self._scans.leads_of(index)
 
     def index_of(self, address: int) -> int:
         """Index of the function whose range holds the address, or -1."""
@@ -94,9 +99,8 @@ class ModuleScan:
 
     def _reached(self, index: int, by_start: bool) -> Iterator[int]:
         """Functions that the one at this index jumps into."""
-        for target in self.at(index).jumps:
-            following = self.index_of(target)
-            if following < 0 or self.image.section_of(target).startswith(".plt"):
+        for target, following in zip(self.at(index).jumps, self.leads_of(index), strict=True):
+            if following < 0:
                 continue
             if by_start or self.starts[following] != target:
                 yield following
@@ -143,10 +147,13 @@ class ModuleScan:
     @cached_property
     def _entered(self) -> list[int]:
         """Where branches, calls and pointers lead, sorted."""
-        targets = [
-            target for low, high in self._gaps() for target in branch_targets(self.image.read(low, high - low), low)
-        ]
-        return sorted({*self._scans.entered().tolist(), *self.image.code_pointers, *targets})
+        targets = [target for low, high in self._gaps() for target in self._targets_between(low, high)]
+        more = np.array([*self.image.code_pointers, *targets], dtype=np.uint64)
+        entered: list[int] = np.unique(np.concatenate((self._scans.entered(), more))).tolist()
+        return entered
+
+    def _targets_between(self, low: int, high: int) -> list[int]:
+        return branch_targets(self.image.read(low, high - low), low)
 
     def _gaps(self) -> list[tuple[int, int]]:
         """Executable bytes that no frame describes: hand-written code, and padding."""

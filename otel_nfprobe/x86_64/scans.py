@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.codescan import scan_code
+from otel_nfprobe.columns import Rows
 from otel_nfprobe.ehframe import ENTRY_BYTES, Frame, Row
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.x86_64.scan import (
@@ -81,6 +82,7 @@ class Scans:
     def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
         self._image = image
         self._frames = frames
+        self._starts = [frame.start for frame in frames]
         self._known: dict[int, FunctionScan] = {}
         functions, events, rows = scan_code(image, frames)
         self._kinds = events["kind"]
@@ -93,9 +95,36 @@ class Scans:
         self._flags: list[int] = functions["flags"].tolist()
         self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
 
+        self._leads = self._find_leads(functions)
         self._rows: list[list[int]] = rows.tolist()
         self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
         self.heads = [_lengths(head) for head in functions["head"].tolist()]
+
+    def _find_leads(self, functions: Rows) -> list[int]:
+        """For each event, the function whose range holds its value, or -1: none, or an entry of a PLT."""
+        if not len(functions):
+            return []
+        found = np.searchsorted(functions["start"], self._targets, side="right") - 1
+        sizes = np.array([frame.size for frame in self._frames], dtype=np.uint64)
+        found[self._targets - functions["start"][found] >= sizes[found]] = -1
+        for name, low, size in self._image.sections:
+            if name.startswith(".plt") and low:
+                found[self._targets - np.uint64(low) < np.uint64(size)] = -1
+        leads: list[int] = found.tolist()
+        return leads
+
+    def leads_of(self, index: int) -> list[int]:
+        """For each jump out of a function the one that it leads into; -1: none, or an entry of a PLT."""
+        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
+            return [self._lead(target) for target in self.at(index).jumps]
+        low, high = self._bounds[index], self._bounds[index + 1]
+        events = zip(self._events[low:high], self._leads[low:high], strict=True)
+        return [lead for (kind, _, _), lead in events if kind in _JUMPS]
+
+    def _lead(self, address: int) -> int:
+        index = bisect_right(self._starts, address) - 1
+        inside = index >= 0 and address < self._starts[index] + self._frames[index].size
+        return index if inside and not self._image.section_of(address).startswith(".plt") else -1
 
     def entry_rows(self, index: int) -> Sequence[Row]:
         """The frame rules that begin in the first ENTRY_BYTES of a function.

@@ -183,11 +183,11 @@ class TailCalls:
     def _find_jumps(self, module: Module, index: int) -> Iterator[_Jump]:
         scan = scan_module(module.image)
         own = scan.at(index)
-        for site, address in zip(own.jump_sites, own.jumps, strict=True):
-            following = scan.index_of(address)
-            if following >= 0 and not module.image.section_of(address).startswith(".plt"):
-                is_call = _is_tail_call(scan, index, site, address)
-                yield _Jump(site, (module, following), "", is_call, functions_of(module)[following].name)
+        functions = functions_of(module) if own.jumps else ()
+        for site, address, following in zip(own.jump_sites, own.jumps, scan.leads_of(index), strict=True):
+            if following >= 0:
+                is_call = _is_tail_call(scan, index, site, address, following)
+                yield _Jump(site, (module, following), "", is_call, functions[following].name)
                 continue
             slot = stub_slot(module.image, address)
             if slot is None:
@@ -276,9 +276,12 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
     return False
 
 
-def _is_tail_call(scan: ModuleScan, index: int, site: int, address: int) -> bool:
-    """Whether a direct jump stands for a call and a return, not for a step into another part."""
-    following = scan.index_of(address)
+def _is_tail_call(scan: ModuleScan, index: int, site: int, address: int, following: int) -> bool:
+    """Whether a direct jump stands for a call and a return, not for a step into another part.
+
+    Args:
+        following: the function that it leads into.
+    """
     if scan.starts[following] != address or not scan.at(following).own_entry or not scan.is_called(address):
         return False
     try:

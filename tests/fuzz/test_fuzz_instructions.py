@@ -10,17 +10,22 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from iced_x86 import Decoder, FlowControl
 from instruction_oracle import core_says, oracle_says
 from mutate import Layout
 from seeds import seeds
 
+from otel_nfprobe.ehframe import ENTRY_BYTES, Frame
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.x86_64.relocate import JUMP_BYTES
 from otel_nfprobe.x86_64.scan import FunctionScan, scan_function
 from otel_nfprobe.x86_64.scans import Scans
+from otel_nfprobe.x86_64.sites import ENDBR
 
 MAPS = (b"", b"\x0f", b"\x0f\x38", b"\x0f\x3a")
 PREFIXES = (b"\x66", b"\xf2", b"\xf3", b"\xf0", b"\x67", b"\x2e", b"\x3e", b"\x64")
@@ -68,13 +73,25 @@ def test_random_instructions() -> None:
     assert known > 10_000
 
 
+def _check_head(image: ElfImage, frame: Frame, lengths: tuple[int, ...]) -> None:
+    """The first instructions, without endbr64, have these lengths and only go on to the next one."""
+    code = image.read(frame.start, frame.size)
+    skipped = len(ENDBR) if code.startswith(ENDBR) else 0
+    first = list(islice(Decoder(64, code[skipped:]), len(lengths)))
+    assert [item.len for item in first] == list(lengths)
+    assert all(item.flow_control == FlowControl.NEXT for item in first)
+    assert not lengths or sum(lengths) - lengths[-1] < JUMP_BYTES <= sum(lengths)
+
+
 def _compare(image: ElfImage) -> tuple[int, int]:
     """Compares all functions. Returns their number, and how many the C core knows."""
     frames = image.frames.frames
     scans = Scans(image, frames)
     unknown = set(scans.unknown)
     for index, frame in enumerate(frames):
+        _check_head(image, frame, scans.heads[index])
         if index not in unknown:
+            assert tuple(scans.entry_rows(index)) == frame.rules(frame.start + ENTRY_BYTES).rows
             found, expected = scans.at(index), scan_function(image, frame)
             for name in FIELDS:
                 assert getattr(found, name) == getattr(expected, name), f"{image.path} {frame.start:#x} {name}"
