@@ -35,7 +35,7 @@ FUNCTION = np.dtype(
         ("head", "<u4"),
     ]
 )
-EVENT = np.dtype([("value", "<u8"), ("offset", "<u4"), ("kind", "<u4")])
+EVENT = np.dtype([("value", "<u8"), ("offset", "<u4"), ("kind", "<u2"), ("frame_is_gone", "<u2")])
 EVENTS_MIN = 1 << 20  # there is room for
 ROWS_ROOM = 1 << 18
 ROW_WORDS = int(lib.NFP_FRAME_ROW_WORDS)

@@ -25,7 +25,8 @@ enum nfp_code_event_kind {
 struct nfp_code_event {
 	uint64_t value;
 	uint32_t offset; // of the instruction in its function
-	uint32_t kind; // enum nfp_code_event_kind
+	uint16_t kind; // enum nfp_code_event_kind
+	uint16_t frame_is_gone; // the stack pointer is what it was at the function's entry
 };
 
 enum nfp_code_trouble {

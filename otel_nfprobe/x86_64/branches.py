@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from iced_x86 import Code, Decoder, FlowControl, Register
@@ -171,19 +170,15 @@ class ModuleScan:
         return gaps
 
 
-_module_scans: WeakKeyDictionary[ElfImage, ModuleScan] = WeakKeyDictionary()
-
-
 def scan_module(image: ElfImage) -> ModuleScan:
     """The scan of an image, made once.
 
     Raises:
         NfprobeError: its `.eh_frame` is malformed.
     """
-    scan = _module_scans.get(image)
+    scan: ModuleScan | None = image.cache.get("scan")
     if scan is None:
-        scan = ModuleScan(image)
-        _module_scans[image] = scan
+        scan = image.cache["scan"] = ModuleScan(image)
     return scan
 
 

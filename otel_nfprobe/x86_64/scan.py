@@ -62,6 +62,7 @@ class FunctionScan:
     trouble: str = ""  # one of the reasons above, or ""
     jumps: list[int] = field(default_factory=list)  # direct jumps out of the range
     jump_sites: list[int] = field(default_factory=list)  # where those are
+    jumps_leave: list[bool] = field(default_factory=list)  # whether the frame is gone there: a call in tail position
     slot_jumps: list[int] = field(default_factory=list)  # jumps through these GOT slots
     slot_sites: list[int] = field(default_factory=list)
     pointer_jumps: list[int] = field(default_factory=list)  # jumps out through other pointers: where they are
@@ -321,6 +322,7 @@ class _Scanner:
         else:
             self.scan.jumps.append(target)
             self.scan.jump_sites.append(site)
+            self.scan.jumps_leave.append(bool(self.rows) and self._row(site)[1:] == (RSP, 8))
             self.scan.has_exit = True
 
     def _indirect(self, instruction: Instruction) -> None:

@@ -89,7 +89,8 @@ class Scans:
         self._targets = events["value"]
         self._functions = np.repeat(np.arange(len(functions)), functions["events"])
         self._sites = functions["start"][self._functions] + events["offset"]
-        self._events = list(zip(self._kinds.tolist(), self._targets.tolist(), self._sites.tolist(), strict=True))
+        columns = self._kinds, self._targets, self._sites, events["frame_is_gone"] != 0
+        self._events = list(zip(*(column.tolist() for column in columns), strict=True))
         self._bounds = list(accumulate(functions["events"].tolist(), initial=0))
         self._troubles: list[int] = functions["trouble"].tolist()
         self._flags: list[int] = functions["flags"].tolist()
@@ -119,7 +120,7 @@ class Scans:
             return [self._lead(target) for target in self.at(index).jumps]
         low, high = self._bounds[index], self._bounds[index + 1]
         events = zip(self._events[low:high], self._leads[low:high], strict=True)
-        return [lead for (kind, _, _), lead in events if kind in _JUMPS]
+        return [lead for event, lead in events if event[0] in _JUMPS]
 
     def _lead(self, address: int) -> int:
         index = bisect_right(self._starts, address) - 1
@@ -160,13 +161,14 @@ class Scans:
             reads_return=flags & lib.NFP_CODE_READS_RETURN != 0,
             own_entry=flags & lib.NFP_CODE_OWN_ENTRY != 0,
         )
-        for kind, value, site in self._events[self._bounds[index] : self._bounds[index + 1]]:
+        for kind, value, site, leaves in self._events[self._bounds[index] : self._bounds[index + 1]]:
             if kind == _CALL:
                 scan.calls.append(value)
                 scan.call_sites.append(site)
             elif kind in _JUMPS:
                 scan.jumps.append(value)
                 scan.jump_sites.append(site)
+                scan.jumps_leave.append(leaves)
             elif kind == _REFERENCE:
                 scan.references.append(value)
             elif kind == _NEAR:

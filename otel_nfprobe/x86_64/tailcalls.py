@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from otel_nfprobe.cursor import FrameError
-from otel_nfprobe.ehframe import RSP
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
@@ -184,9 +182,10 @@ class TailCalls:
         scan = scan_module(module.image)
         own = scan.at(index)
         functions = functions_of(module) if own.jumps else ()
-        for site, address, following in zip(own.jump_sites, own.jumps, scan.leads_of(index), strict=True):
+        jumps = zip(own.jump_sites, own.jumps, scan.leads_of(index), own.jumps_leave, strict=True)
+        for site, address, following, leaves in jumps:
             if following >= 0:
-                is_call = _is_tail_call(scan, index, site, address, following)
+                is_call = leaves and _begins_function(scan, address, following)
                 yield _Jump(site, (module, following), "", is_call, functions[following].name)
                 continue
             slot = stub_slot(module.image, address)
@@ -276,19 +275,9 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
     return False
 
 
-def _is_tail_call(scan: ModuleScan, index: int, site: int, address: int, following: int) -> bool:
-    """Whether a direct jump stands for a call and a return, not for a step into another part.
-
-    Args:
-        following: the function that it leads into.
-    """
-    if scan.starts[following] != address or not scan.at(following).own_entry or not scan.is_called(address):
-        return False
-    try:
-        row = [row for row in scan.frames[index].rules().rows if row.address <= site][-1]
-    except FrameError:
-        return False
-    return (row.register, row.offset) == (RSP, 8)
+def _begins_function(scan: ModuleScan, address: int, index: int) -> bool:
+    """Whether an address in the function at `index` is its start, and that no part of another one."""
+    return scan.starts[index] == address and scan.at(index).own_entry and scan.is_called(address)
 
 
 def _node_named(modules: list[Module], name: str) -> _Node | None:

@@ -37,14 +37,6 @@ struct scanner {
 	int64_t distances[REGISTERS]; // from the CFA to where those point
 };
 
-static void emit(struct scanner *scanner, enum nfp_code_event_kind kind, uint64_t value)
-{
-	struct nfp_code_event *event = scanner->events + scanner->function->events++;
-	event->value = value;
-	event->offset = scanner->offset;
-	event->kind = kind;
-}
-
 static void blame(struct scanner *scanner, enum nfp_code_trouble trouble)
 {
 	if (trouble == NFP_CODE_RETURN_ADDRESS)
@@ -66,6 +58,15 @@ static int64_t row_offset(const struct scanner *scanner)
 static bool frame_is_gone(const struct scanner *scanner)
 {
 	return row_register(scanner) == DWARF_RSP && row_offset(scanner) == RETURN_BYTES;
+}
+
+static void emit(struct scanner *scanner, enum nfp_code_event_kind kind, uint64_t value)
+{
+	struct nfp_code_event *event = scanner->events + scanner->function->events++;
+	event->value = value;
+	event->offset = scanner->offset;
+	event->kind = (uint16_t)kind;
+	event->frame_is_gone = frame_is_gone(scanner);
 }
 
 // Goes on to the row that holds at the instruction.
