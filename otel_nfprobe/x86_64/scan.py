@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine code of a module shows: branches, exits, and how functions use their caller's frame.
 
-Every function is decoded once. The in-stack call moves a function 16 bytes away from its stack arguments, so
+The in-stack call moves a function 16 bytes away from its stack arguments, so
 the question that matters is whether it, or what it jumps on to, ever looks at or above its canonical frame
-address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. Called by branches.py.
+address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. The C core (native/core/codescan.h)
+does the same for functions whose instructions it knows all; this is for the others. Called by scans.py and branches.py.
 """
 
 from __future__ import annotations
