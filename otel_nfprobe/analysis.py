@@ -239,12 +239,18 @@ class _Ladder:
         reason = self._loops()
         return self._refused(reason) if reason else self._at_site(ENTRY_ONLY)
 
+    def _rules(self) -> Sequence[Row] | None:
+        try:
+            return self.scan.entry_rows(self.index)
+        except FrameError:
+            return None
+
     def _at_site(self, strategy: str, words: int = 0) -> FunctionPlan:
         function = self.function
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
         site = find_site(function, moves_calls)
-        rules = () if strategy == RELOCATED_BODY else _rules(function)
-        rows = _rows(rules, site) if rules else rules
+        rules = () if strategy == RELOCATED_BODY else self._rules()
+        rows = _rows(rules, site) if rules else None if rules is None else ()
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
         if reason:
             return self._refused(reason)
@@ -266,13 +272,6 @@ class _Ladder:
         )
 
 
-def _rules(function: Function) -> tuple[Row, ...] | None:
-    try:
-        return function.frame.take_entry_rows()
-    except FrameError:
-        return None
-
-
 def _sets_frame_pointer(rules: Sequence[Row] | None) -> bool:
     return any((row.register, row.offset) == (RBP, 16) for row in rules or ())
 
@@ -280,8 +279,11 @@ def _sets_frame_pointer(rules: Sequence[Row] | None) -> bool:
 def _rows(rules: Sequence[Row], site: Site) -> tuple[tuple[int, int, int], ...] | None:
     found: list[tuple[int, int, int]] = []
     before = (RSP, 8)
+    position, last = 0, len(rules) - 1
     for offset in site.boundaries:
-        row = [row for row in rules if row.address <= site.offset + offset][-1]
+        while position < last and rules[position + 1].address <= site.offset + offset:
+            position += 1
+        row = rules[position]
         if row.register < 0:
             return None
         if (row.register, row.offset) != before:

@@ -73,6 +73,15 @@ class CommonEntry:
             self._initial = state
         return self._initial
 
+    def quick_start(self) -> tuple[int, int] | None:
+        """Register and offset that frame programs begin with; None: the C core cannot run them."""
+        try:
+            initial = self.initial_state()
+        except FrameError:
+            return None
+        is_plain = self.code_alignment == 1 and initial.register >= 0 and not initial.undefined_return
+        return (initial.register, initial.offset) if is_plain and 0 <= initial.offset <= _OFFSET_MAX else None
+
 
 @dataclass(slots=True)
 class Frame:
@@ -83,7 +92,6 @@ class Frame:
     common: CommonEntry
     instructions: bytes = field(repr=False)
     has_lsda: bool
-    _at_entry: tuple[Row, ...] | None = field(default=None, repr=False)
 
     def rules(self, until: int | None = None) -> FrameRules:
         """Runs the frame program.
@@ -94,14 +102,11 @@ class Frame:
         Raises:
             FrameError: the program is malformed.
         """
-        initial = self.common.initial_state()
-        quick = None
-        if self.common.code_alignment == 1 and initial.register >= 0 and not initial.undefined_return:
-            quick = quick_rows(self.instructions, self.start, until, initial.register, initial.offset)
-        rules = FrameRules(tuple(map(Row._make, quick)), False) if quick is not None else self._run(initial, until)
-        if until is None:
-            self._at_entry = tuple(row for row in rules.rows if row.address <= self.start + ENTRY_BYTES)
-        return rules
+        start = self.common.quick_start()
+        quick = None if start is None else quick_rows(self.instructions, self.start, until, *start)
+        if quick is not None:
+            return FrameRules(tuple(map(Row._make, quick)), False)
+        return self._run(self.common.initial_state(), until)
 
     def _run(self, initial: _State, until: int | None) -> FrameRules:
         """The rules of a program that is out of the ordinary."""
@@ -111,15 +116,6 @@ class Frame:
         state.initial = initial
         state.run(self.instructions, self.start, until)
         return FrameRules(tuple(state.rows), state.undefined_return)
-
-    def take_entry_rows(self) -> tuple[Row, ...]:
-        """The rows that begin in the first ENTRY_BYTES of the function, which are not kept any longer.
-
-        Raises:
-            FrameError: the program is malformed.
-        """
-        rows, self._at_entry = self._at_entry, None
-        return self.rules(self.start + ENTRY_BYTES).rows if rows is None else rows
 
     def steps(self) -> list[tuple[int, bytes]]:
         """The frame program in pieces: from which address on which instructions hold, without the advances.

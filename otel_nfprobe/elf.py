@@ -84,6 +84,7 @@ class ElfImage:
     def __init__(self, path: str, data: bytes) -> None:
         self.path = path
         self.data = data
+        self.cache: dict[str, Any] = {}  # what others worked out about the file
         _check_header(path, data)
         parsed: Any = lief.ELF.parse(io.BytesIO(data))
         if parsed is None:

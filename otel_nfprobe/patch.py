@@ -100,10 +100,10 @@ class Patcher:
             entry.armed = 1
         slots = [probe.id for probe in probes if probe.request.plan.is_slot]
         code = [probe for probe in probes if not probe.request.plan.is_slot]
-        single = [probe.id for probe in code if self._is_single(probe.id)]
+        single = [probe.id for probe in code if probe.request.plan.single]
         left, failed = self._change_live(single, True)
         moves = {probe.id: probe.moves for probe in code}
-        stopped = left + [probe.id for probe in code if not self._is_single(probe.id)]
+        stopped = left + [probe.id for probe in code if not probe.request.plan.single]
         reasons = dict.fromkeys(failed, BYTES_DIFFER)
         if self.no_stop:
             reasons |= dict.fromkeys(stopped, f"{self.live.refusal or NEEDS_STOP}, and --no-stop was given")

@@ -118,6 +118,7 @@ class Session:
         except BaseException:
             os.close(self._fd)
             raise
+        self._probes = ffi.cast("struct nfp_probe *", self._fixed_buffer + PROBE_TABLE_OFFSET)
         self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
         self._rings: Any = None
         self._positions: dict[int, Any] = {}
@@ -219,7 +220,7 @@ class Session:
         """The probe table entry at `index`, writable (struct nfp_probe)."""
         if not 0 <= index < PROBE_COUNT:
             raise IndexError(index)
-        return ffi.cast("struct nfp_probe *", self._fixed_buffer + PROBE_TABLE_OFFSET) + index
+        return self._probes + index
 
     @property
     def probe_count(self) -> int:

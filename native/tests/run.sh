@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,shown,detail,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c)
+sources=("$core"/{drain,counters,chosen,shown,detail,calltree,batch,deliver,outside,packet,message,turn,topics,settle,pipeline,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,codescan}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -24,4 +24,5 @@ run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
 run framerows address,undefined test_framerows.c
+run codescan address,undefined test_codescan.c
 run otlp-fuzz address,undefined test_otlp_fuzz.c

@@ -76,13 +76,13 @@ class Arguments:
         if self._stub_sites is None:
             self._stub_sites = {}
             names = self._scan.image.slot_names
-            for target, sites in self._scan.all_call_sites().items():
+            for target in self._scan.calls.targets:
                 if self._scan.image.section_of(target).startswith(".plt"):
                     slot = stub_slot(self._scan.image, target)
                     symbol = self._scan.image.exports.get(names.get(slot, "")) if slot is not None else None
                     if symbol is not None:
-                        self._stub_sites.setdefault(symbol.address, []).extend(sites)
-        return self._scan.all_call_sites().get(start, []) + self._stub_sites.get(start, [])
+                        self._stub_sites.setdefault(symbol.address, []).extend(self._scan.calls.sites_of(target))
+        return self._scan.calls.sites_of(start) + self._stub_sites.get(start, [])
 
     def _format_fits(self, before: list[Instruction], position: int) -> bool:
         """Whether the format is a constant that asks for no more arguments than registers hold."""

@@ -122,9 +122,9 @@ def _find_members(scan: ModuleScan, index: int) -> list[int]:
     while waiting:
         member = waiting.pop()
         part = scan.at(member)
-        for site, target in zip(part.jump_sites, part.jumps, strict=True):
+        for target, frame_is_gone in zip(part.jumps, part.jumps_leave, strict=True):
             following = scan.index_of(target)
-            if following in members or _leaves(scan, member, site, target):
+            if following in members or _leaves(scan, target, frame_is_gone):
                 continue
             members.append(following)
             waiting.append(following)
@@ -133,14 +133,13 @@ def _find_members(scan: ModuleScan, index: int) -> list[int]:
     return members
 
 
-def _leaves(scan: ModuleScan, member: int, site: int, target: int) -> bool:
+def _leaves(scan: ModuleScan, target: int, frame_is_gone: bool) -> bool:
     """Whether a jump ends the call: the frame is gone, and it goes to where a call would.
 
     Raises:
         RefusedError: it goes into another function with the frame still there.
     """
     following = scan.index_of(target)
-    frame_is_gone = frame_at(scan.frames[member], site) == (RSP, 8)
     if following < 0 or scan.image.section_of(target).startswith(".plt"):
         if not frame_is_gone:
             raise RefusedError(SHARES_CODE)

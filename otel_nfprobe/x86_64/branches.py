@@ -1,52 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 """All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only.
 
-Every function is decoded once, when it is first asked for; questions about the whole module decode all of it.
 Called by analysis.py, tailcalls.py and arguments.py.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
+import numpy as np
 from iced_x86 import Code, Decoder, FlowControl, Register
 
+from otel_nfprobe.ehframe import Row
 from otel_nfprobe.elf import ElfImage
-from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets, scan_function
-from otel_nfprobe.x86_64.scancache import load_scans, store_scans
+from otel_nfprobe.x86_64.scan import FunctionScan, branch_targets
+from otel_nfprobe.x86_64.scans import Scans, Ways
 
 if TYPE_CHECKING:
     from otel_nfprobe.x86_64.body import Exit
 
 
 class ModuleScan:
-    """All functions of an image, each decoded when it is first asked for."""
+    """All functions of an image."""
 
     def __init__(self, image: ElfImage) -> None:
         self.image = image
         self.frames = image.frames.frames
         self.starts = image.frames.starts
-        self._scans: list[FunctionScan | None] = [None] * len(self.frames)
-        self._entered: list[int] | None = None
-        self._entries: frozenset[int] = frozenset()
-        self._branched: frozenset[int] = frozenset()  # entered by conditional branches only
-        self._jumpers: dict[int, list[int]] = {}  # who jumps there, as indexes of the frame table
-        self._callers: dict[int, list[int]] | None = None
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
         self.members: dict[int, list[int]] = {}  # body.py: the parts of functions that are copied
         self.exits: dict[int, list[Exit]] = {}  # and their ways out
 
+    @cached_property
+    def _scans(self) -> Scans:
+        return Scans(self.image, self.frames)
+
     def at(self, index: int) -> FunctionScan:
         """The scan of the function at this index of the frame table."""
-        scan = self._scans[index]
-        if scan is None:
-            scan = scan_function(self.image, self.frames[index])
-            self._scans[index] = scan
-        return scan
+        return self._scans.at(index)
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules near a function's entry. Raises FrameError as Frame.rules does."""
+        return self._scans.entry_rows(index)
+
+    def head_of(self, index: int) -> tuple[int, ...]:
+        """The lengths of its first instructions: Scans.heads."""
+        return self._scans.heads[index]
+
+    def leads_of(self, index: int) -> list[int]:
+        """Scans.leads_of."""
+        return self._scans.leads_of(index)
 
     def index_of(self, address: int) -> int:
         """Index of the function whose range holds the address, or -1."""
@@ -57,9 +64,8 @@ class ModuleScan:
 
     def enters(self, low: int, high: int) -> bool:
         """Whether any code of the module branches to an address in [low, high)."""
-        entered = self._complete()
-        position = bisect_left(entered, low)
-        return position < len(entered) and entered[position] < high
+        position = bisect_left(self._entered, low)
+        return position < len(self._entered) and self._entered[position] < high
 
     def points_into(self, low: int, high: int) -> bool:
         """Whether data of the module holds an address in [low, high)."""
@@ -70,7 +76,6 @@ class ModuleScan:
 
     def is_called(self, address: int) -> bool:
         """Whether something calls the address, takes it, or exports it."""
-        self._complete()
         return address in self._entries
 
     def is_part(self, index: int, is_named: bool) -> bool:
@@ -88,28 +93,21 @@ class ModuleScan:
         inside = {place for place in self._reached(index, False) if place != index}
         return any(
             entering in inside or not inside.isdisjoint(self._reached(entering, True))
-            for entering in self._jumpers.get(start, ())
+            for entering in self._jumps.functions_of(start)
         )
 
     def _reached(self, index: int, by_start: bool) -> Iterator[int]:
         """Functions that the one at this index jumps into."""
-        for target in self.at(index).jumps:
-            following = self.index_of(target)
-            if following < 0 or self.image.section_of(target).startswith(".plt"):
+        for target, following in zip(self.at(index).jumps, self.leads_of(index), strict=True):
+            if following < 0:
                 continue
             if by_start or self.starts[following] != target:
                 yield following
 
-    def all_call_sites(self) -> dict[int, list[int]]:
-        """Where direct calls are, by the address that they call."""
-        if self._callers is None:
-            self._complete()
-            self._callers = {}
-            for index in range(len(self.frames)):
-                scan = self.at(index)
-                for target, site in zip(scan.calls, scan.call_sites, strict=True):
-                    self._callers.setdefault(target, []).append(site)
-        return self._callers
+    @cached_property
+    def calls(self) -> Ways:
+        """All direct calls."""
+        return self._scans.calls()
 
     def slots_only_called(self) -> frozenset[int]:
         """GOT slots that code uses for nothing but calls and jumps.
@@ -130,43 +128,31 @@ class ModuleScan:
             self._only_called = frozenset(called - read)
         return self._only_called
 
-    def _scan_all(self) -> None:
-        known = load_scans(self.image, self.frames)
-        if known is not None:
-            self._scans = list(known)
-        else:
-            store_scans(self.image, self.frames, [self.at(index) for index in range(len(self.frames))])
+    @cached_property
+    def _jumps(self) -> Ways:
+        return self._scans.jumps()
 
-    def _complete(self) -> list[int]:
-        if self._entered is None:
-            self._scan_all()
-            entered: list[int] = list(self.image.code_pointers)
-            entries: set[int] = {symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name}
-            entries.update(self.image.code_pointers)
-            branched: set[int] = set()
-            jumped: set[int] = set()
-            jumpers: dict[int, list[int]] = {}
-            for index in range(len(self.frames)):
-                scan = self.at(index)
-                for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
-                    (branched if self._is_conditional(site) else jumped).add(target)
-                    jumpers.setdefault(target, []).append(index)
-                entered += scan.jumps
-                entered += scan.calls
-                entered += scan.near
-                entries.update(scan.calls)
-                entries.update(scan.references)
-            for low, high in self._gaps():
-                entered += branch_targets(self.image.read(low, high - low), low)
-            self._entered = sorted(set(entered))
-            self._entries = frozenset(entries)
-            self._branched = frozenset(branched - jumped)
-            self._jumpers = jumpers
-        return self._entered
+    @cached_property
+    def _branched(self) -> frozenset[int]:
+        """What is entered by conditional branches only."""
+        return frozenset(self._scans.branched().tolist())
 
-    def _is_conditional(self, site: int) -> bool:
-        opcode = self.image.read(site, 2)
-        return opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)
+    @cached_property
+    def _entries(self) -> frozenset[int]:
+        """What is called, taken or exported."""
+        named = [symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name]
+        return frozenset(self._scans.entries().tolist()).union(named, self.image.code_pointers)
+
+    @cached_property
+    def _entered(self) -> list[int]:
+        """Where branches, calls and pointers lead, sorted."""
+        targets = [target for low, high in self._gaps() for target in self._targets_between(low, high)]
+        more = np.array([*self.image.code_pointers, *targets], dtype=np.uint64)
+        entered: list[int] = np.unique(np.concatenate((self._scans.entered(), more))).tolist()
+        return entered
+
+    def _targets_between(self, low: int, high: int) -> list[int]:
+        return branch_targets(self.image.read(low, high - low), low)
 
     def _gaps(self) -> list[tuple[int, int]]:
         """Executable bytes that no frame describes: hand-written code, and padding."""
@@ -184,19 +170,15 @@ class ModuleScan:
         return gaps
 
 
-_module_scans: WeakKeyDictionary[ElfImage, ModuleScan] = WeakKeyDictionary()
-
-
 def scan_module(image: ElfImage) -> ModuleScan:
     """The scan of an image, made once.
 
     Raises:
         NfprobeError: its `.eh_frame` is malformed.
     """
-    scan = _module_scans.get(image)
+    scan: ModuleScan | None = image.cache.get("scan")
     if scan is None:
-        scan = ModuleScan(image)
-        _module_scans[image] = scan
+        scan = image.cache["scan"] = ModuleScan(image)
     return scan
 
 

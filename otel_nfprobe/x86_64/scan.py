@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine code of a module shows: branches, exits, and how functions use their caller's frame.
 
-Every function is decoded once. The in-stack call moves a function 16 bytes away from its stack arguments, so
+The in-stack call moves a function 16 bytes away from its stack arguments, so
 the question that matters is whether it, or what it jumps on to, ever looks at or above its canonical frame
-address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. Called by branches.py.
+address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. The C core (native/core/codescan.h)
+does the same for functions whose instructions it knows all; this is for the others. Called by scans.py and branches.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ POINTER_TAIL = "ends in a jump through a pointer, whose target may take stack ar
 NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this near to the start
 FUNCTION_BYTES_MAX = 16 << 20
 ALIAS_REACH_BYTES = 64  # copies of the stack pointer that point this near below the CFA are followed
+_LONGEST_INSTRUCTION_BYTES = 15
 ENTRY_ALIAS = -8  # the stack pointer at entry: it points at the return address
 
 # Kinds of instructions; PLAIN ones matter only for their memory operand.
@@ -61,6 +63,7 @@ class FunctionScan:
     trouble: str = ""  # one of the reasons above, or ""
     jumps: list[int] = field(default_factory=list)  # direct jumps out of the range
     jump_sites: list[int] = field(default_factory=list)  # where those are
+    jumps_leave: list[bool] = field(default_factory=list)  # whether the frame is gone there: a call in tail position
     slot_jumps: list[int] = field(default_factory=list)  # jumps through these GOT slots
     slot_sites: list[int] = field(default_factory=list)
     pointer_jumps: list[int] = field(default_factory=list)  # jumps out through other pointers: where they are
@@ -229,8 +232,7 @@ class _Scanner:
     def _touch(self, instruction: Instruction, kind: int, base: int, distance: int) -> None:
         if distance >= 0:
             self._blame(STACK_ARGUMENTS)
-            end = distance + max(8, MemorySizeExt.size(instruction.memory_size))
-            self.scan.argument_words = max(self.scan.argument_words, -(-end // 8))
+            self.scan.argument_words = max(self.scan.argument_words, _argument_words(instruction, distance))
             if instruction.memory_index != Register.NONE:
                 self.scan.takes_address = True
         elif distance >= -8 and not (base == self.realigned and instruction.mnemonic == Mnemonic.PUSH):
@@ -321,6 +323,7 @@ class _Scanner:
         else:
             self.scan.jumps.append(target)
             self.scan.jump_sites.append(site)
+            self.scan.jumps_leave.append(bool(self.rows) and self._row(site)[1:] == (RSP, 8))
             self.scan.has_exit = True
 
     def _indirect(self, instruction: Instruction) -> None:
@@ -330,27 +333,57 @@ class _Scanner:
             self.scan.has_exit = True
             return
         row = self._row(instruction.ip) if self.rows else None
-        if row is not None and (row.register, row.offset) == (RSP, 8) and not self._is_table(instruction):
+        is_table = (
+            row is None or row[1:] != (RSP, 8) or _is_table(self.image, self.scan.frame, instruction, self.previous)
+        )
+        if not is_table:
             self.scan.has_exit = True
             self.scan.pointer_jumps.append(int(instruction.ip))
         else:
             self.scan.has_table = True
 
-    def _is_table(self, instruction: Instruction) -> bool:
-        """Whether an indirect jump goes through a jump table of its own function."""
-        if instruction.segment_prefix == Register.DS:  # notrack
-            return True
-        previous = self.previous
-        if instruction.op0_kind == OpKind.MEMORY:
-            return instruction.memory_base == Register.NONE and self._own_word(instruction)
-        if previous is None or previous.op0_kind != OpKind.REGISTER:
-            return False
-        if previous.op0_register != instruction.op0_register:
-            return False
-        if previous.mnemonic == Mnemonic.ADD:
-            return True
-        return previous.mnemonic == Mnemonic.MOV and previous.memory_index != Register.NONE and self._own_word(previous)
 
-    def _own_word(self, instruction: Instruction) -> bool:
-        word = self.image.read(int(instruction.memory_displacement), 8)
-        return self.low <= int.from_bytes(word, "little") < self.high
+def count_argument_words(image: ElfImage, site: int, distance: int) -> int:
+    """Words of stack arguments up to the end of the operand of the instruction at `site`, `distance` from the CFA."""
+    return _argument_words(_decode_at(image, site), distance)
+
+
+def _argument_words(instruction: Instruction, distance: int) -> int:
+    return -(-(distance + max(8, MemorySizeExt.size(instruction.memory_size))) // 8)
+
+
+def is_table_jump(image: ElfImage, frame: Frame, site: int, before: int) -> bool:
+    """Whether the indirect jump at `site` goes through a jump table of its own function.
+
+    Args:
+        before: where the instruction before it is; `site` for none.
+    """
+    previous = _decode_at(image, before) if before != site else None
+    return _is_table(image, frame, _decode_at(image, site), previous)
+
+
+def _decode_at(image: ElfImage, address: int) -> Instruction:
+    return Decoder(64, image.read(address, _LONGEST_INSTRUCTION_BYTES), ip=address).decode()
+
+
+def _is_table(image: ElfImage, frame: Frame, instruction: Instruction, previous: Instruction | None) -> bool:
+    if instruction.segment_prefix == Register.DS:  # notrack
+        return True
+    if instruction.op0_kind == OpKind.MEMORY:
+        return instruction.memory_base == Register.NONE and _reads_own_address(image, frame, instruction)
+    if previous is None or previous.op0_kind != OpKind.REGISTER:
+        return False
+    if previous.op0_register != instruction.op0_register:
+        return False
+    if previous.mnemonic == Mnemonic.ADD:
+        return True
+    return (
+        previous.mnemonic == Mnemonic.MOV
+        and previous.memory_index != Register.NONE
+        and _reads_own_address(image, frame, previous)
+    )
+
+
+def _reads_own_address(image: ElfImage, frame: Frame, instruction: Instruction) -> bool:
+    word = image.read(int(instruction.memory_displacement), 8)
+    return frame.start <= int.from_bytes(word, "little") < frame.start + frame.size

@@ -12,6 +12,8 @@ to is taken. Reads bytes only. Called by analysis.py.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,6 +36,7 @@ SHORT_REACH = (-128, 127)  # from the end of the short jump
 PADDING_BYTES_MAX = 64
 _PADDING_READ_BYTES = 16
 _LONGEST_INSTRUCTION_BYTES = 15
+HEADS_MAX = 1 << 14  # sequences of lengths: most functions begin with one of a few hundred
 
 _TRAPS = frozenset((Mnemonic.SYSENTER, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT3, Mnemonic.INTO))
 _CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)
@@ -61,6 +64,22 @@ class Site(NamedTuple):
     reason: str = ""
 
 
+class _Taken(NamedTuple):
+    """Whole instructions at the beginning of a function.
+
+    Attributes:
+        instructions: how many they are.
+        length: their bytes.
+        boundaries: as Site has them.
+        reason: why they cannot be displaced, or "".
+    """
+
+    instructions: int
+    length: int
+    boundaries: tuple[int, ...]
+    reason: str
+
+
 def find_site(function: Function, catches: bool) -> Site:
     """The best patch site of a function.
 
@@ -69,64 +88,65 @@ def find_site(function: Function, catches: bool) -> Site:
     """
     image, start = function.module.image, function.offset
     scan = scan_module(image)
-    end = start + function.size
+    index = scan.index_of(start)
+    head = scan.head_of(index) if scan.starts[index] == start else ()
     skipped = len(ENDBR) if image.read(start, len(ENDBR)) == ENDBR else 0
-    site = _at(scan, function, start + skipped, end, catches)
+    site = _at(scan, function, start + skipped, catches, head)
     if not site.reason and site.length >= JUMP_BYTES and site.single:
         return site
-    short = _short(scan, function, start + skipped, end, catches)
+    short = _short(scan, function, index, start + skipped, catches, head)
     if not short.reason:
         return short
     if skipped:  # no thread of this kernel's programs is made to land on it: Linux has no user mode IBT
-        short = _short(scan, function, start, end, catches)
+        short = _short(scan, function, index, start, catches, (skipped,))
         if not short.reason:
             return short
     return site
 
 
-def _at(scan: ModuleScan, function: Function, address: int, end: int, catches: bool) -> Site:
+def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head: tuple[int, ...]) -> Site:
     """A site with room for the long jump."""
-    taken, length = _take(scan.image, address, end, JUMP_BYTES)
-    reason = _refuse_taken(function, taken, length, JUMP_BYTES, catches)
+    taken = _take_plain(head) if head else _take(scan.image, function, address, JUMP_BYTES, JUMP_BYTES, catches)
+    reason, length = taken.reason, taken.length
     if not reason and length < JUMP_BYTES:
+        end = function.offset + function.size
         reason = _refuse_padding(scan.image, address + length, end, JUMP_BYTES - length)
     changed = max(length, JUMP_BYTES)
     if not reason and scan.enters(address + 1, address + changed):
         reason = BRANCH_INSIDE
-    single = len(taken) == 1 and length >= JUMP_BYTES
-    return _site(scan.image, address, changed, taken, length, single, 0, reason)
+    single = taken.instructions == 1 and length >= JUMP_BYTES
+    return Site(address, changed, scan.image.read(address, length), taken.boundaries, single, 0, reason)
 
 
-def _short(scan: ModuleScan, function: Function, address: int, end: int, catches: bool) -> Site:
+def _short(
+    scan: ModuleScan, function: Function, index: int, address: int, catches: bool, head: tuple[int, ...]
+) -> Site:
     """A site with room for the short jump, and padding for the long one."""
-    taken, length = _take(scan.image, address, end, 1)
-    reason = _refuse_taken(function, taken, length, SHORT_JUMP_BYTES, catches)
+    taken = _take_plain(head[:1]) if head else _take(scan.image, function, address, 1, SHORT_JUMP_BYTES, catches)
+    reason, length = taken.reason, taken.length
     if not reason and (length < SHORT_JUMP_BYTES or scan.enters(address + 1, address + length)):
         reason = TOO_SHORT
-    island = 0 if reason else islands_of(scan).near(scan.index_of(function.offset), address)
+    island = 0 if reason else islands_of(scan).near(index, address)
     if not reason and not island:
         reason = TOO_SHORT
-    return _site(scan.image, address, SHORT_JUMP_BYTES, taken, length, True, island, reason)
+    displaced = scan.image.read(address, length)
+    return Site(address, SHORT_JUMP_BYTES, displaced, taken.boundaries, True, island, reason)
 
 
-def _site(
-    image: ElfImage,
-    address: int,
-    changed: int,
-    taken: list[Instruction],
-    length: int,
-    single: bool,
-    island: int,
-    reason: str,
-) -> Site:
-    boundaries = [int(instruction.ip) - address for instruction in taken]
-    if taken and not ends_flow(taken[-1]):
-        boundaries.append(int(taken[-1].next_ip) - address)
-    return Site(address, changed, image.read(address, length), tuple(boundaries), single, island, reason)
+@lru_cache(maxsize=HEADS_MAX)
+def _take_plain(lengths: tuple[int, ...]) -> _Taken:
+    """Instructions of these lengths that only go on to the next one."""
+    boundaries = tuple(accumulate(lengths, initial=0))
+    return _Taken(len(lengths), boundaries[-1], boundaries, "")
 
 
-def _take(image: ElfImage, address: int, end: int, at_least: int) -> tuple[list[Instruction], int]:
-    """Whole instructions from the address on, `at_least` bytes of them if the function has so many."""
+def _take(image: ElfImage, function: Function, address: int, at_least: int, room: int, catches: bool) -> _Taken:
+    """Instructions from the address on, `at_least` bytes of them if the function has so many.
+
+    Args:
+        room: bytes that will be changed at least.
+    """
+    end = function.offset + function.size
     code = image.read(address, min(at_least + _LONGEST_INSTRUCTION_BYTES, max(0, end - address)))
     taken: list[Instruction] = []
     length = 0
@@ -135,7 +155,10 @@ def _take(image: ElfImage, address: int, end: int, at_least: int) -> tuple[list[
             break
         taken.append(instruction)
         length += instruction.len
-    return taken, length
+    boundaries = [int(instruction.ip) - address for instruction in taken]
+    if taken and not ends_flow(taken[-1]):
+        boundaries.append(length)
+    return _Taken(len(taken), length, tuple(boundaries), _refuse_taken(function, taken, length, room, catches))
 
 
 def _refuse_taken(function: Function, taken: list[Instruction], length: int, room: int, catches: bool) -> str:
@@ -185,6 +208,11 @@ def _padding_bytes(code: bytes, address: int) -> int:
     return covered
 
 
+def _first_length(code: bytes) -> int:
+    first = next(iter(Decoder(64, code)), None)
+    return first.len if first is not None else 0
+
+
 class Islands:
     """Who gets which five bytes of padding in one module.
 
@@ -204,14 +232,16 @@ class Islands:
         return self._wanted.get((index, address), 0)
 
     def _settle(self, index: int) -> None:
-        image, start = self._scan.image, self._scan.starts[index]
-        head = image.read(start, len(ENDBR) + _LONGEST_INSTRUCTION_BYTES)
-        skipped = len(ENDBR) if head.startswith(ENDBR) else 0
-        first = next(iter(Decoder(64, head[skipped:], ip=start + skipped)), None)
-        if first is None or first.len >= JUMP_BYTES:
+        start, head = self._scan.starts[index], self._scan.head_of(index)
+        if head and head[0] >= JUMP_BYTES:
             return
-        address = start + skipped if first.len >= SHORT_JUMP_BYTES else start
-        if first.len < SHORT_JUMP_BYTES and not skipped:
+        code = self._scan.image.read(start, len(ENDBR) + _LONGEST_INSTRUCTION_BYTES)
+        skipped = len(ENDBR) if code.startswith(ENDBR) else 0
+        length = head[0] if head else _first_length(code[skipped:])
+        if not 0 < length < JUMP_BYTES:
+            return
+        address = start + skipped if length >= SHORT_JUMP_BYTES else start
+        if length < SHORT_JUMP_BYTES and not skipped:
             return
         for gap in (index - 1, index):
             for island in self._islands_behind(gap):

@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from otel_nfprobe.cursor import FrameError
-from otel_nfprobe.ehframe import RSP
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
@@ -120,9 +118,9 @@ class TailCalls:
     def _judge(self, module: Module, index: int) -> None:
         """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
         root = (id(module), index)
-        own = scan_module(module.image).at(index).trouble
-        if own:
-            self._known[root] = own
+        own = scan_module(module.image).at(index)
+        if own.trouble or not (own.jumps or own.slot_jumps or own.pointer_jumps):
+            self._known[root] = own.trouble
             return
         # A node is looked at once as it is, and once behind a jump that is proven to pass no stack arguments.
         seen: set[tuple[tuple[int, int], bool]] = {(root, False)}
@@ -183,11 +181,12 @@ class TailCalls:
     def _find_jumps(self, module: Module, index: int) -> Iterator[_Jump]:
         scan = scan_module(module.image)
         own = scan.at(index)
-        for site, address in zip(own.jump_sites, own.jumps, strict=True):
-            following = scan.index_of(address)
-            if following >= 0 and not module.image.section_of(address).startswith(".plt"):
-                is_call = _is_tail_call(scan, index, site, address)
-                yield _Jump(site, (module, following), "", is_call, functions_of(module)[following].name)
+        functions = functions_of(module) if own.jumps else ()
+        jumps = zip(own.jump_sites, own.jumps, scan.leads_of(index), own.jumps_leave, strict=True)
+        for site, address, following, leaves in jumps:
+            if following >= 0:
+                is_call = leaves and _begins_function(scan, address, following)
+                yield _Jump(site, (module, following), "", is_call, functions[following].name)
                 continue
             slot = stub_slot(module.image, address)
             if slot is None:
@@ -276,16 +275,9 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
     return False
 
 
-def _is_tail_call(scan: ModuleScan, index: int, site: int, address: int) -> bool:
-    """Whether a direct jump stands for a call and a return, not for a step into another part."""
-    following = scan.index_of(address)
-    if scan.starts[following] != address or not scan.at(following).own_entry or not scan.is_called(address):
-        return False
-    try:
-        row = [row for row in scan.frames[index].rules().rows if row.address <= site][-1]
-    except FrameError:
-        return False
-    return (row.register, row.offset) == (RSP, 8)
+def _begins_function(scan: ModuleScan, address: int, index: int) -> bool:
+    """Whether an address in the function at `index` is its start, and that no part of another one."""
+    return scan.starts[index] == address and scan.at(index).own_entry and scan.is_called(address)
 
 
 def _node_named(modules: list[Module], name: str) -> _Node | None:

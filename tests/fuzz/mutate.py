@@ -39,9 +39,10 @@ class Layout:
             kind, offset, size = struct.unpack_from("<4xI16xQQ", data, place)
             if kind in INTERESTING and size and offset + size <= len(data):
                 self.ranges.append((kind, offset, size))
-        self.frames = self._named(".eh_frame")
+        self.frames = self.named(".eh_frame")
 
-    def _named(self, name: str) -> tuple[int, int]:
+    def named(self, name: str) -> tuple[int, int]:
+        """Offset and bytes of a section; zeros when there is none."""
         (names,) = struct.unpack_from("<H", self.data, 62)
         (text,) = struct.unpack_from("<Q", self.data, self.sections + 64 * names + 24)
         for index in range(self.section_count):

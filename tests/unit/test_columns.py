@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe import columns
+from otel_nfprobe import codescan, columns
 from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
 
 
@@ -37,6 +37,15 @@ def test_layout(struct: str, dtype: np.dtype) -> None:
         scalar = field.type.item if field.type.kind == "array" else field.type
         if scalar.cname != "char":
             assert (name, kind.base.kind, kind.base.itemsize) == (name, "u", ffi.sizeof(scalar))
+    assert dtype.itemsize == ffi.sizeof(f"struct {struct}")
+
+
+@pytest.mark.parametrize(
+    ("struct", "dtype"), [("nfp_code_function", codescan.FUNCTION), ("nfp_code_event", codescan.EVENT)]
+)
+def test_layout_of_scans(struct: str, dtype: np.dtype) -> None:
+    found = [(name, field.offset, ffi.sizeof(field.type)) for name, field in ffi.typeof(f"struct {struct}").fields]
+    assert found == [(name, dtype.fields[name][1], dtype[name].itemsize) for name in dtype.names]
     assert dtype.itemsize == ffi.sizeof(f"struct {struct}")
 
 

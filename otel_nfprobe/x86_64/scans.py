@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scans of all functions of a module: by the C core, and by scan.py where that one does not know an instruction
+or a frame rule. Reads bytes only. Called by branches.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.codescan import scan_code
+from otel_nfprobe.columns import Rows
+from otel_nfprobe.ehframe import ENTRY_BYTES, Frame, Row
+from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.x86_64.scan import (
+    POPS_ARGUMENTS,
+    RETURN_ADDRESS,
+    STACK_ARGUMENTS,
+    FunctionScan,
+    count_argument_words,
+    is_table_jump,
+    scan_function,
+)
+
+_REASONS = {
+    int(lib.NFP_CODE_NO_TROUBLE): "",
+    int(lib.NFP_CODE_STACK_ARGUMENTS): STACK_ARGUMENTS,
+    int(lib.NFP_CODE_RETURN_ADDRESS): RETURN_ADDRESS,
+    int(lib.NFP_CODE_POPS_ARGUMENTS): POPS_ARGUMENTS,
+}
+_JUMP, _CONDITIONAL_JUMP = int(lib.NFP_CODE_JUMP), int(lib.NFP_CODE_CONDITIONAL_JUMP)
+_JUMPS = (_JUMP, _CONDITIONAL_JUMP)
+_CALL, _REFERENCE, _NEAR = int(lib.NFP_CODE_CALL), int(lib.NFP_CODE_REFERENCE), int(lib.NFP_CODE_NEAR)
+_SLOT_JUMP, _POINTER_JUMP = int(lib.NFP_CODE_SLOT_JUMP), int(lib.NFP_CODE_POINTER_JUMP)
+Addresses = NDArray[np.uint64]
+
+
+class Ways:
+    """Direct jumps or calls of a module.
+
+    Args:
+        targets: where they lead.
+        sites: where they are.
+        functions: in which function each is.
+    """
+
+    def __init__(self, targets: Addresses, sites: Addresses, functions: NDArray[np.int64]) -> None:
+        order = np.lexsort((sites, targets))
+        self._targets: list[int] = targets[order].tolist()
+        self._sites: list[int] = sites[order].tolist()
+        self._functions: list[int] = functions[order].tolist()
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Where they lead, each address once, sorted."""
+        return list(dict.fromkeys(self._targets))
+
+    def sites_of(self, target: int) -> list[int]:
+        """Where those are that lead to an address, sorted."""
+        return self._sites[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
+
+    def functions_of(self, target: int) -> list[int]:
+        """The functions that hold those, once for each."""
+        return self._functions[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
+
+
+class Scans:
+    """Functions are indexes of the image's frame table.
+
+    Attributes:
+        unknown: functions that the C core cannot scan.
+        heads: lengths of the instructions of each function that a jump would displace, behind an endbr64; empty
+            where one of them does more than to go on to the next.
+    """
+
+    def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
+        self._image = image
+        self._frames = frames
+        self._starts = [frame.start for frame in frames]
+        self._known: dict[int, FunctionScan] = {}
+        functions, events, rows = scan_code(image, frames)
+        self._kinds = events["kind"]
+        self._targets = events["value"]
+        self._functions = np.repeat(np.arange(len(functions)), functions["events"])
+        self._sites = functions["start"][self._functions] + events["offset"]
+        columns = self._kinds, self._targets, self._sites, events["frame_is_gone"] != 0
+        self._events = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._bounds = list(accumulate(functions["events"].tolist(), initial=0))
+        self._troubles: list[int] = functions["trouble"].tolist()
+        self._flags: list[int] = functions["flags"].tolist()
+        self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
+
+        self._leads = self._find_leads(functions)
+        self._rows: list[list[int]] = rows.tolist()
+        self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
+        self.heads = [_lengths(head) for head in functions["head"].tolist()]
+
+    def _find_leads(self, functions: Rows) -> list[int]:
+        """For each event, the function whose range holds its value, or -1: none, or an entry of a PLT."""
+        if not len(functions):
+            return []
+        found = np.searchsorted(functions["start"], self._targets, side="right") - 1
+        sizes = np.array([frame.size for frame in self._frames], dtype=np.uint64)
+        found[self._targets - functions["start"][found] >= sizes[found]] = -1
+        for name, low, size in self._image.sections:
+            if name.startswith(".plt") and low:
+                found[self._targets - np.uint64(low) < np.uint64(size)] = -1
+        leads: list[int] = found.tolist()
+        return leads
+
+    def leads_of(self, index: int) -> list[int]:
+        """For each jump out of a function the one that it leads into; -1: none, or an entry of a PLT."""
+        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
+            return [self._lead(target) for target in self.at(index).jumps]
+        low, high = self._bounds[index], self._bounds[index + 1]
+        events = zip(self._events[low:high], self._leads[low:high], strict=True)
+        return [lead for event, lead in events if event[0] in _JUMPS]
+
+    def _lead(self, address: int) -> int:
+        index = bisect_right(self._starts, address) - 1
+        inside = index >= 0 and address < self._starts[index] + self._frames[index].size
+        return index if inside and not self._image.section_of(address).startswith(".plt") else -1
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules that begin in the first ENTRY_BYTES of a function.
+
+        Raises:
+            FrameError: its frame program is malformed.
+        """
+        rows = self._rows[self._row_bounds[index] : self._row_bounds[index + 1]]
+        if not rows:
+            frame = self._frames[index]
+            return frame.rules(frame.start + ENTRY_BYTES).rows
+        return [Row(*row) for row in rows]
+
+    def at(self, index: int) -> FunctionScan:
+        """The scan of one function."""
+        scan = self._known.get(index)
+        if scan is None:
+            is_unknown = self._troubles[index] == lib.NFP_CODE_UNKNOWN
+            scan = scan_function(self._image, self._frames[index]) if is_unknown else self._make(index)
+            self._known[index] = scan
+        return scan
+
+    def _make(self, index: int) -> FunctionScan:
+        """From what the C core found."""
+        flags = self._flags[index]
+        scan = FunctionScan(
+            self._frames[index],
+            _REASONS[self._troubles[index]],
+            has_exit=flags & lib.NFP_CODE_HAS_EXIT != 0,
+            exits_elsewhere=flags & lib.NFP_CODE_EXITS_ELSEWHERE != 0,
+            has_table=flags & lib.NFP_CODE_HAS_TABLE != 0,
+            takes_address=flags & lib.NFP_CODE_TAKES_ADDRESS != 0,
+            reads_return=flags & lib.NFP_CODE_READS_RETURN != 0,
+            own_entry=flags & lib.NFP_CODE_OWN_ENTRY != 0,
+        )
+        for kind, value, site, leaves in self._events[self._bounds[index] : self._bounds[index + 1]]:
+            if kind == _CALL:
+                scan.calls.append(value)
+                scan.call_sites.append(site)
+            elif kind in _JUMPS:
+                scan.jumps.append(value)
+                scan.jump_sites.append(site)
+                scan.jumps_leave.append(leaves)
+            elif kind == _REFERENCE:
+                scan.references.append(value)
+            elif kind == _NEAR:
+                scan.near.append(value)
+            else:
+                self._finish(scan, kind, value, site)
+        return scan
+
+    def _finish(self, scan: FunctionScan, kind: int, value: int, site: int) -> None:
+        """What needs an instruction's full decoding, and rare ones."""
+        if kind == _SLOT_JUMP:
+            scan.slot_jumps.append(value)
+            scan.slot_sites.append(site)
+        elif kind == _POINTER_JUMP:
+            if is_table_jump(self._image, scan.frame, site, value):
+                scan.has_table = True
+            else:
+                scan.has_exit = True
+                scan.pointer_jumps.append(site)
+        else:
+            words = count_argument_words(self._image, site, value)
+            scan.argument_words = max(scan.argument_words, words)
+
+    def jumps(self) -> Ways:
+        """Direct jumps out of functions."""
+        return self._ways(_JUMPS, lambda scan: zip(scan.jumps, scan.jump_sites, strict=True))
+
+    def calls(self) -> Ways:
+        """Direct calls."""
+        return self._ways((_CALL,), lambda scan: zip(scan.calls, scan.call_sites, strict=True))
+
+    def _ways(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[tuple[int, int]]]) -> Ways:
+        chosen = np.isin(self._kinds, kinds)
+        others = [(*way, index) for index in self.unknown for way in of_scan(self.at(index))]
+        targets, sites, functions = np.array(others, dtype=np.uint64).reshape(-1, 3).T
+        return Ways(
+            np.concatenate((self._targets[chosen], targets)),
+            np.concatenate((self._sites[chosen], sites)),
+            np.concatenate((self._functions[chosen], functions.astype(np.int64))),
+        )
+
+    def entered(self) -> Addresses:
+        """Where direct branches and calls lead; of those inside a function only to places near its start."""
+        return self._values((*_JUMPS, _CALL, _NEAR), lambda scan: (*scan.jumps, *scan.calls, *scan.near))
+
+    def entries(self) -> Addresses:
+        """What is called, and what code takes the address of."""
+        return self._values((_CALL, _REFERENCE), lambda scan: (*scan.calls, *scan.references))
+
+    def branched(self) -> Addresses:
+        """Where conditional branches out of functions lead and nothing else jumps."""
+        conditional = [_CONDITIONAL_JUMP], lambda scan: _conditional(self._image, scan, True)
+        others = [_JUMP], lambda scan: _conditional(self._image, scan, False)
+        return np.setdiff1d(self._values(*conditional), self._values(*others))
+
+    def _values(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[int]]) -> Addresses:
+        others = [value for index in self.unknown for value in of_scan(self.at(index))]
+        chosen = self._targets[np.isin(self._kinds, kinds)]
+        return np.unique(np.concatenate((chosen, np.array(others, dtype=np.uint64))))
+
+
+@cache
+def _lengths(head: int) -> tuple[int, ...]:
+    return tuple(head >> shift & 15 for shift in range(0, head.bit_length(), 4))
+
+
+def _conditional(image: ElfImage, scan: FunctionScan, wanted: bool) -> Iterator[int]:
+    """Targets of the jumps out of a function that are conditional, or of the others."""
+    for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
+        opcode = image.read(site, 2)
+        if wanted == (opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)):
+            yield target

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C core's instructions and scans are those of iced-x86, byte for byte, or it says that it does not know.
+
+NFPROBE_FUZZ_SECONDS=600 pytest tests/fuzz/test_fuzz_instructions.py looks at more of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from iced_x86 import Decoder, FlowControl
+from instruction_oracle import core_says, oracle_says
+from mutate import Layout
+from seeds import seeds
+
+from otel_nfprobe.ehframe import ENTRY_BYTES, Frame
+from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.x86_64.relocate import JUMP_BYTES
+from otel_nfprobe.x86_64.scan import FunctionScan, scan_function
+from otel_nfprobe.x86_64.scans import Scans
+from otel_nfprobe.x86_64.sites import ENDBR
+
+MAPS = (b"", b"\x0f", b"\x0f\x38", b"\x0f\x3a")
+PREFIXES = (b"\x66", b"\xf2", b"\xf3", b"\xf0", b"\x67", b"\x2e", b"\x3e", b"\x64")
+REX = (b"", b"\x40", b"\x41", b"\x42", b"\x44", b"\x48", b"\x4c", b"\x4f")
+TAIL = bytes((0x24, 0x82, 0x33, 0x84, 0x55, 0x66, 0x77, 0x88, 0x99, 0xAA, 0xBB, 0xCC, 0xDD, 0xEE))
+FIELDS = [field.name for field in fields(FunctionScan)]
+
+
+def _check(codes: Iterator[bytes]) -> int:
+    """Returns how many of the instructions the C core knows."""
+    known = 0
+    for code in codes:
+        said = core_says(code)
+        if said is not None:
+            known += 1
+            assert said == oracle_says(code), code.hex()
+    return known
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\x66", b"\xf2", b"\xf3"], ids=["none", "66", "f2", "f3"])
+def test_every_opcode(prefix: bytes) -> None:
+    """With every form of operand, without and with REX.W."""
+    known = _check(
+        (prefix + rex + escape + bytes((opcode, modrm)) + TAIL)[:15]
+        for rex in (b"", b"\x48")
+        for escape in MAPS
+        for opcode in range(256)
+        for modrm in range(0, 256, 1 if escape == b"" else 3)
+    )
+    assert known > 4000
+
+
+def _random_code(chance: random.Random) -> bytes:
+    """Prefixes, an opcode, and anything."""
+    prefixes = b"".join(chance.choices(PREFIXES, k=chance.choice((0, 0, 1, 1, 2, 3))))
+    return (prefixes + chance.choice(REX) + chance.choice(MAPS) + chance.randbytes(15))[: chance.choice((15, 15, 9, 4))]
+
+
+def test_random_instructions() -> None:
+    known = 0
+    for seed in seeds(20):
+        chance = random.Random(seed)
+        known += _check(_random_code(chance) for _ in range(3000))
+        known += _check(chance.randbytes(15) for _ in range(1000))
+    assert known > 10_000
+
+
+def _check_head(image: ElfImage, frame: Frame, lengths: tuple[int, ...]) -> None:
+    """The first instructions, without endbr64, have these lengths and only go on to the next one."""
+    code = image.read(frame.start, frame.size)
+    skipped = len(ENDBR) if code.startswith(ENDBR) else 0
+    first = list(islice(Decoder(64, code[skipped:]), len(lengths)))
+    assert [item.len for item in first] == list(lengths)
+    assert all(item.flow_control == FlowControl.NEXT for item in first)
+    assert not lengths or sum(lengths) - lengths[-1] < JUMP_BYTES <= sum(lengths)
+
+
+def _compare(image: ElfImage) -> tuple[int, int]:
+    """Compares all functions. Returns their number, and how many the C core knows."""
+    frames = image.frames.frames
+    scans = Scans(image, frames)
+    unknown = set(scans.unknown)
+    for index, frame in enumerate(frames):
+        _check_head(image, frame, scans.heads[index])
+        if index not in unknown:
+            assert tuple(scans.entry_rows(index)) == frame.rules(frame.start + ENTRY_BYTES).rows
+            found, expected = scans.at(index), scan_function(image, frame)
+            for name in FIELDS:
+                assert getattr(found, name) == getattr(expected, name), f"{image.path} {frame.start:#x} {name}"
+    return len(frames), len(frames) - len(unknown)
+
+
+@pytest.mark.parametrize("name", ["libc.so.6", "libz.so.1", "libstdc++.so.6"])
+def test_functions_of_libraries(name: str) -> None:
+    library = next(Path("/usr/lib").glob(f"*/{name}"))
+    functions, known = _compare(ElfImage(str(library), library.read_bytes()))
+    assert known > functions * 0.9
+
+
+def test_functions_with_damage() -> None:
+    """Code and frame rules of a library, with random bytes among them."""
+    library = next(Path("/usr/lib").glob("*/libz.so.1"))
+    good = library.read_bytes()
+    text, rows = Layout(good).named(".text"), Layout(good).named(".eh_frame")
+    known = 0
+    for seed in seeds(12):
+        chance, data = random.Random(seed), bytearray(good)
+        for offset, size in [text] * 400 + [rows] * 3:
+            data[offset + chance.randrange(size)] = chance.randrange(256)
+        with suppress(NfprobeError):  # it has no frames any more
+            known += _compare(ElfImage(f"{library} with seed {seed}", bytes(data)))[1]
+    assert known > 100
