@@ -157,8 +157,9 @@ static int save(struct nfp_seized *thread, struct saved *saved)
 	saved->vector_bytes = area.iov_len;
 	if (ptrace(PTRACE_GETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0)
 		return -errno;
-	uint64_t all = ~(uint64_t)0;
-	return ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(all), &all) == 0 ? 0 : -errno;
+	// Not SIGTRAP: the bootstrap returns to an int3, and where that is blocked the kernel takes the handler away.
+	uint64_t others = ~(1ull << (SIGTRAP - 1));
+	return ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(others), &others) == 0 ? 0 : -errno;
 }
 
 static int restore(struct nfp_seized *thread, struct saved *saved)

@@ -16,6 +16,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,6 +42,9 @@ __attribute__((visibility("default"))) void *nfp_helper_main(struct nfp_boot *bo
 static void leave_dataplane(const struct nfp_boot *boot)
 {
 	struct sched_param normal = {0};
+	uint64_t trap =
+	    1ull << (SIGTRAP - 1); // the others are blocked since the thread was made (native/core/inject.c)
+	syscall(SYS_rt_sigprocmask, SIG_BLOCK, &trap, NULL, sizeof(trap));
 	syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &normal); // musl's function does nothing
 	syscall(SYS_sched_setaffinity, 0, sizeof(boot->cpus), boot->cpus);
 	prctl(PR_SET_NAME, "nfprobe");

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import wait_until
+from probed import Talker, wait_until
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.inject import inject
@@ -111,3 +111,11 @@ def test_the_chosen_thread_notices_nothing(
         inject_and_leave(process.pid)
     assert process.wait(120) == 0, process.stdout.read()
     assert process.stdout.read() == "equal\n"
+
+
+def test_trap_handler_stays(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """The bootstrap ends in an int3: the kernel takes the handler of a program that blocks SIGTRAP there."""
+    talker = Talker(spawn(compile_target("patching"), stdin=subprocess.PIPE))
+    assert talker.ask("handler") == "installed"
+    inject_and_leave(talker.pid)
+    assert talker.ask("handled") == "mine"
