@@ -30,7 +30,13 @@ ROOM_BYTES = 4096
 ALIGNMENT_BYTES = 64
 NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
 RETURN = b"\xc3"
-COPIED_SHAPE = lib.NFP_SHAPE_COPY_8
+SHAPES: Mapping[str, int] = {
+    IN_STACK_CALL: lib.NFP_SHAPE_CALL,
+    RELOCATED_BODY: lib.NFP_SHAPE_ENTER,
+    COPIED_ARGUMENTS: lib.NFP_SHAPE_COPY_8,
+    GOT_SLOT: lib.NFP_SHAPE_CALL,
+    ENTRY_ONLY: lib.NFP_SHAPE_MARK,
+}
 
 
 class Cost(NamedTuple):
@@ -58,7 +64,7 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
         address = int(entry.address) + start
         bare = NOTHING + RETURN
         code = bare.ljust(ALIGNMENT_BYTES, b"\xcc")
-        code += _probed(session, strategy, address + len(code), address)
+        code += write_probed(session, SHAPES[strategy], address + len(code), address, strategy == GOT_SLOT)
         arenas.mapping(arena)[start : start + len(code)] = code
         entry.used = start + len(code)  # nobody else may take it until the helper thread is through
         try:
@@ -74,22 +80,29 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
     return costs
 
 
-def _probed(session: Session, strategy: str, address: int, bare: int) -> bytes:
-    """A function that does nothing at `address`, probed; for a GOT slot the way to the one at `bare`."""
-    values = template_values(session, 0)
-    if strategy == GOT_SLOT:
-        return fill_template(lib.NFP_SHAPE_CALL, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
+def write_probed(
+    session: Session, shape: int, address: int, bare: int = 0, is_slot: bool = False, program: int = 0
+) -> bytes:
+    """A function at `address` that does nothing, probed by a template.
+
+    Args:
+        shape: enum nfp_shape.
+        bare: address of a function without probe, for a GOT slot: the way to it is given then.
+        program: capture program index of a transmit or drop function.
+    """
+    values = template_values(session, 0, program=program)
+    if is_slot:
+        return fill_template(shape, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
     trampoline = address + ALIGNMENT_BYTES
     site = address
-    if strategy == RELOCATED_BODY:
+    if shape in (lib.NFP_SHAPE_ENTER, lib.NFP_SHAPE_ENTER_VALUE):
         way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + RETURN
-        enter = fill_template(lib.NFP_SHAPE_ENTER, values) + NOTHING
+        enter = fill_template(shape, values) + NOTHING
         entry = trampoline + len(way_out)
         code = way_out + enter + encode_jump(entry + len(enter), trampoline)
     else:
-        shapes = {ENTRY_ONLY: lib.NFP_SHAPE_MARK, COPIED_ARGUMENTS: COPIED_SHAPE}
         entry = trampoline
-        code = fill_template(shapes.get(strategy, lib.NFP_SHAPE_CALL), values) + NOTHING
+        code = fill_template(shape, values) + NOTHING
         code += encode_jump(trampoline + len(code), site + len(NOTHING))
     return (encode_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
 

@@ -8,7 +8,7 @@ the drain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
@@ -101,7 +101,10 @@ CALL_COUNTERS = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-"""What was counted in a call; calls without a row were not counted."""
+"""What was counted in a call, without its probes; calls without a row were not counted."""
+
+COUNTER_COST = np.dtype([("inside", "<i4", (6,)), ("whole", "<i4", (6,))])
+"""What one probed call counts by itself, by counter: of its own counts, and of those around it."""
 
 MESSAGE = np.dtype([("body_bytes", "<u4"), ("topic_bytes", "<u4")])
 """What a message, a packet of `ip_version` MESSAGE_VERSION, holds in the first bytes of `source`."""
@@ -206,6 +209,16 @@ class Columns:
             return ""
         topic = self.topics[row]
         return bytes(topic["text"][: int(topic["size"])]).decode("utf-8", "replace")
+
+
+def counter_cost_rows(costs: Mapping[int, tuple[Sequence[int], Sequence[int]]]) -> Rows:
+    """Dtype COUNTER_COST by function id, of what a call counts by itself: of its own counts and in all."""
+    rows = np.zeros(max(costs, default=-1) + 1, COUNTER_COST)
+    for id, pair in costs.items():
+        for name, counts in zip(("inside", "whole"), pair, strict=True):
+            some = np.clip(counts[: rows[name].shape[1]], -(1 << 31), (1 << 31) - 1)
+            rows[name][id][: len(some)] = some
+    return rows
 
 
 def concatenate(parts: Iterable[Columns]) -> Columns:

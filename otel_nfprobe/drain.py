@@ -88,6 +88,7 @@ class NewFunctions:
         roles: of all function ids.
         names: of all function ids.
         costs: what a probed call of each function id costs (dtype COST).
+        counter_costs: what it counts by itself (dtype COUNTER_COST).
         known: set when records of theirs may come.
     """
 
@@ -95,6 +96,7 @@ class NewFunctions:
     roles: NDArray[np.uint8]
     names: Sequence[str]
     costs: Rows
+    counter_costs: Rows
     known: threading.Event = field(default_factory=threading.Event)
 
 
@@ -197,6 +199,9 @@ class Drain:
     def _learn(self, functions: NewFunctions) -> None:
         self.pipeline.set_roles(functions.roles)
         self.pipeline.set_costs(functions.costs)
+        self.pipeline.set_counter_costs(functions.counter_costs)
+        if self.counter_sums is not None:
+            self.counter_sums.costs = functions.counter_costs
         self.statistics.set_costs(functions.costs)
         self.write(lambda recording: recording.functions(functions.added))
         if self.spans is not None:

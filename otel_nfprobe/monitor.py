@@ -22,7 +22,9 @@ from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
 from otel_nfprobe.codemap import CodePart
 from otel_nfprobe.collection import collection_paused
+from otel_nfprobe.columns import Rows
 from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.compensation import Compensation, costs_of
 from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.counters.threads import ThreadCounters
@@ -91,6 +93,8 @@ class Monitor:
     software_counters: tuple[Counter, ...] = ()  # that are read at intervals
     profile_hertz: int = 0  # how often the kernel looks where threads are; 0: never
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
+    compensation: Compensation = field(default_factory=Compensation)  # what a probed call counts by itself
+    counter_costs: Rows = field(default_factory=lambda: costs_of((), Compensation()))  # the same by function id
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _parts: list[CodePart] = field(default_factory=list)  # code of ours in the target
     _abandoned: bool = True  # nothing of ours is in the target
@@ -166,6 +170,7 @@ class Monitor:
         self._begin_to_follow(trampolines)
 
     def _begin_to_follow(self, trampolines: Trampolines) -> None:
+        self._arenas = trampolines.arenas
         self.follower = Follower(
             self.target,
             self._presence,
@@ -252,6 +257,7 @@ class Monitor:
                 probe.request.plan.name_source,
                 probe.request.plan.strategy or "",
                 *self.costs.get(probe.request.plan.strategy or "", unknown),
+                *(self.compensation.of(probe) or ()),
             )
             for probe in probes
         ]
@@ -269,7 +275,8 @@ class Monitor:
         known = {probe.id: probe for probe in [*self.probes, *added]}
         self.probes = list(known.values())
         costs = costs_by_id(self.probes, self.costs)
-        functions = NewFunctions(self._infos(added), self.roles_by_id(), self.names_by_id(), costs)
+        counts = costs_of(self.probes, self.compensation)
+        functions = NewFunctions(self._infos(added), self.roles_by_id(), self.names_by_id(), costs, counts)
         self.drain.introduce(functions)
         while not functions.known.wait(STEP_S):
             if self.stopping.is_set() or self._presence.is_gone:
@@ -283,6 +290,7 @@ class Monitor:
         costs = costs_by_id(self.probes, self.costs)
         pipeline.set_costs(costs)
         statistics.set_costs(costs)
+        self._begin_to_count(pipeline)
         self.drain = Drain(self.session, clock, pipeline, statistics, recording, spans, names)
         self.drain.repeats = self.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
@@ -292,15 +300,22 @@ class Monitor:
         self.session.write_message(self.purpose)
         if self.counters:
             counters = self.counters
-            self.drain.counter_sums = CounterSums([c.name for c in counters], [c.scale for c in counters])
-        self.counting = ThreadCounters(self.session, self.counters, self.say)
-        self.counting.begin()
+            sums = CounterSums([c.name for c in counters], [c.scale for c in counters], self.counter_costs)
+            self.drain.counter_sums = sums
         self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         gates = choose_detail(self.session, self.detail, clock)
         self.drain.slow_batches = follow_slow_batches(self.session, self.detail)
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
+
+    def _begin_to_count(self, pipeline: Pipeline) -> None:
+        self.counting = ThreadCounters(self.session, self.counters, self.say)
+        if self.counting.begin():
+            module = self.probes[0].request.plan.module
+            self.compensation = self.counting.calibrate(self._arenas, module)
+            self.counter_costs = costs_of(self.probes, self.compensation)
+            pipeline.set_counter_costs(self.counter_costs)
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:

@@ -15,7 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import BATCH, CALL, CALL_COUNTERS, COST, PACKET, RECORD, TOPIC, Columns, Rows, order_topics
+from otel_nfprobe.columns import (
+    BATCH,
+    CALL,
+    CALL_COUNTERS,
+    COST,
+    COUNTER_COST,
+    PACKET,
+    RECORD,
+    TOPIC,
+    Columns,
+    Rows,
+    order_topics,
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,17 @@ class Pipeline:
         """
         rows = np.ascontiguousarray(costs, COST)
         if lib.nfp_pipeline_costs(self._pipeline, ffi.cast("struct nfp_cost *", rows.ctypes.data), len(rows)):
+            raise MemoryError("no memory for the costs of the functions")
+
+    def set_counter_costs(self, costs: Rows) -> None:
+        """Set what a probed call of each function counts by itself (dtype COUNTER_COST, by function id).
+
+        Raises:
+            MemoryError: there is none.
+        """
+        rows = np.ascontiguousarray(costs, COUNTER_COST)
+        pointer = ffi.cast("struct nfp_counter_cost *", rows.ctypes.data)
+        if lib.nfp_pipeline_counter_costs(self._pipeline, pointer, len(rows)):
             raise MemoryError("no memory for the costs of the functions")
 
     def feed(self, thread: int, records: Rows) -> None:

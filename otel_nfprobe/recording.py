@@ -70,7 +70,8 @@ class ThreadInfo:
 class FunctionInfo:
     """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
 
-    The last two are what a probed call costs by itself, between its time stamps and in all; 0: not known.
+    The last four are what a probed call costs by itself, between its time stamps and in all, and what it counts by
+    itself, of its own counts and in all; 0 or empty: not known.
     """
 
     id: int
@@ -83,6 +84,8 @@ class FunctionInfo:
     strategy: str
     probe_inside_ticks: float = 0.0
     probe_whole_ticks: float = 0.0
+    probe_inside_counts: tuple[int, ...] = ()
+    probe_whole_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -397,6 +400,8 @@ def _function_of(item: Any) -> FunctionInfo:
         item.strategy,
         item.probe_inside_ticks,
         item.probe_whole_ticks,
+        tuple(item.probe_inside_counts),
+        tuple(item.probe_whole_counts),
     )
 
 

@@ -38,7 +38,9 @@ class Function(_message.Message):
         "name",
         "name_source",
         "offset",
+        "probe_inside_counts",
         "probe_inside_ticks",
+        "probe_whole_counts",
         "probe_whole_ticks",
         "role",
         "size",
@@ -49,7 +51,9 @@ class Function(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAME_SOURCE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PROBE_INSIDE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     PROBE_INSIDE_TICKS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_WHOLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     PROBE_WHOLE_TICKS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -59,7 +63,9 @@ class Function(_message.Message):
     name: str
     name_source: str
     offset: int
+    probe_inside_counts: _containers.RepeatedScalarFieldContainer[int]
     probe_inside_ticks: float
+    probe_whole_counts: _containers.RepeatedScalarFieldContainer[int]
     probe_whole_ticks: float
     role: int
     size: int
@@ -76,6 +82,8 @@ class Function(_message.Message):
         strategy: _Optional[str] = ...,
         probe_inside_ticks: _Optional[float] = ...,
         probe_whole_ticks: _Optional[float] = ...,
+        probe_inside_counts: _Optional[_Iterable[int]] = ...,
+        probe_whole_counts: _Optional[_Iterable[int]] = ...,
     ) -> None: ...
 
 class Functions(_message.Message):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from otel_nfprobe import recording
 from otel_nfprobe.arrivals import Matches
 from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals
+from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import (
     Block,
@@ -79,6 +79,12 @@ class RecordingFacts:
             ticks = np.nan_to_num([function.probe_inside_ticks, function.probe_whole_ticks])
             rows[id] = tuple(np.clip(np.round(ticks), 0, 0xFFFF))
         return rows
+
+    @property
+    def counter_costs(self) -> Rows:
+        """What a probed call of each function counts by itself (dtype COUNTER_COST), by function id."""
+        items = self.functions.values()
+        return counter_cost_rows({item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in items})
 
     @property
     def ticks_per_second(self) -> float:

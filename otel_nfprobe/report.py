@@ -101,9 +101,11 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: Recordi
     statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
     captured, sample, undetailed = CapturedValues(), BatchSample(), 0
     sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
+    sums.costs = facts.counter_costs
     statistics.set_costs(facts.costs)
     with Pipeline(facts.roles) as pipeline:
         pipeline.set_costs(facts.costs)
+        pipeline.set_counter_costs(facts.counter_costs)
         for columns in replay(reader, facts, pipeline):
             statistics.add(columns)
             captured.add(columns)

@@ -39,7 +39,7 @@ RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 2
+VERSION = 3
 
 GATE_OUTER = 1
 GATE_INNER = 2
@@ -192,6 +192,11 @@ class Session:
     def close_gates(self) -> None:
         """Makes every probe silent."""
         self.ask(lib.NFP_COMMAND_CLOSE)
+
+    @property
+    def helper_tid(self) -> int:
+        """Thread id of the helper thread, as the monitor sees it."""
+        return self._threads.outer(int(self.header.helper_tid))
 
     @property
     def helper_is_there(self) -> bool:

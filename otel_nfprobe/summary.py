@@ -71,6 +71,7 @@ def _describe_counters(monitor: Monitor) -> dict[str, Any]:
     if sums is None:
         return found
     found |= {"names": list(sums.names), **sums.count_calls(), "refused": monitor.counting.refused}
+    found["compensated"] = sums.are_compensated
     return found | sums.of_batches()
 
 

@@ -41,6 +41,12 @@ struct nfp_cost {
 	uint16_t whole_ticks;
 };
 
+// What one probed call counts by itself, by the number of the counter.
+struct nfp_counter_cost {
+	int32_t inside[6]; // between its two readings, less what calls and returns count
+	int32_t whole[6];
+};
+
 enum nfp_batch_flags {
 	NFP_BATCH_FULL = 1,      // its poll returned as many packets as were asked for
 	NFP_BATCH_LOSSY = 2,     // records were lost inside it
@@ -125,7 +131,7 @@ struct nfp_topic {
 struct nfp_call_counters {
 	uint32_t call;  // index in the calls array
 	uint32_t flags; // enum nfp_counters_flags
-	uint64_t inclusive[6];
+	uint64_t inclusive[6]; // without what the probes count, where that is known
 	uint64_t self[6]; // without the calls inside it
 	uint32_t inside;  // counted calls in it, at any depth, whose probes it contains
 	uint32_t reserved;
@@ -159,6 +165,7 @@ _Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout")
 _Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_counter_cost) == 48, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_message) <= sizeof(((struct nfp_packet *)0)->source), "it stands there");
 _Static_assert(sizeof(((struct nfp_topic *)0)->text) == NFP_TOPIC_TEXT_BYTES, "the array's length");
 #endif

@@ -64,11 +64,35 @@ static struct nfp_counted *around(const struct nfp_counted_calls *calls, const s
 	return parent == NFP_NONE ? NULL : find(calls, log->items[parent].thread);
 }
 
+static const struct nfp_counter_cost *cost_of(const struct nfp_counted_calls *calls, uint32_t function)
+{
+	static const struct nfp_counter_cost unknown;
+	return function < calls->costs.count ? &calls->costs.items[function] : &unknown;
+}
+
+// The probe of a call, and those of the calls inside it, count in the call around it.
+static void charge(struct nfp_counted *outer, const struct nfp_counter_cost *cost,
+                   const struct nfp_counted *counted)
+{
+	for (uint32_t i = 0; i < NFP_COUNTED_COUNTERS; i++)
+		outer->probes[i] += cost->whole[i] + (counted ? counted->probes[i] : 0);
+}
+
+void nfp_counted_mark(struct nfp_counted_calls *calls, struct nfp_log *log, uint32_t row)
+{
+	struct nfp_counted *counted = find(calls, log->items[row].thread), *outer = around(calls, log, row);
+	if (counted)
+		counted->number = 0;
+	if (outer)
+		charge(outer, cost_of(calls, log->items[row].function), NULL);
+}
+
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp)
 {
 	const struct nfp_call *call = &log->items[row];
 	struct nfp_counted *counted = find(calls, call->thread), *outer = around(calls, log, row);
+	const struct nfp_counter_cost *cost = cost_of(calls, call->function);
 	uint32_t difference[NFP_COUNTED_COUNTERS] = {0};
 	int valid =
 	    counted && readings->rsp == rsp &&
@@ -77,14 +101,16 @@ void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *rea
 	if (outer) {
 		outer->torn |= !valid || counted->torn;
 		outer->inside += 1 + (counted ? counted->inside : 0);
+		charge(outer, cost, counted);
 	}
 	if (!valid)
 		return;
 	counted->flags = NFP_COUNTERS_VALID | (counted->torn ? 0 : NFP_COUNTERS_SELF_VALID);
 	for (uint32_t i = 0; i < NFP_COUNTED_COUNTERS; i++) {
-		counted->inclusive[i] = difference[i];
+		int64_t net = (int64_t)difference[i] - cost->inside[i] - counted->probes[i];
+		counted->inclusive[i] = net > 0 ? (uint64_t)net : 0;
 		if (outer)
-			outer->inner[i] += difference[i];
+			outer->inner[i] += counted->inclusive[i];
 	}
 }
 
@@ -109,5 +135,6 @@ void nfp_counted_deinit(struct nfp_counted_calls *calls)
 {
 	free(calls->items);
 	free(calls->given.items);
+	free(calls->costs.items);
 	*calls = (struct nfp_counted_calls){0};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counters: judges the readings of a call's entry and exit, and gives each call what was counted in it and what in it
-// alone. Called by pipeline.c with the readings that stand before an entry or exit, and by delivery. Pure.
+// alone, without what the probes count by themselves. Called by pipeline.c with the readings that stand before an entry or exit, and by delivery. Pure.
 //
 // A row of a log that was counted has the number of its reading, from 1, in `thread`, which has no meaning before
 // delivery. The numbers go on for ever; the memory of a reading is used again after NFP_COUNTED_CALLS others, and a call
@@ -42,13 +42,19 @@ struct nfp_counted {
 	uint32_t flags; // enum nfp_counters_flags, once the call has ended
 	uint32_t inside;
 	uint32_t torn; // a call inside it was not counted
-	uint64_t inclusive[NFP_COUNTED_COUNTERS];
-	uint64_t inner[NFP_COUNTED_COUNTERS]; // of the calls directly inside it
+	uint64_t inclusive[NFP_COUNTED_COUNTERS]; // without its probe and those inside it
+	uint64_t inner[NFP_COUNTED_COUNTERS]; // the same of the calls directly inside it
+	int64_t probes[NFP_COUNTED_COUNTERS]; // of all calls inside it, counted by their probes
 };
 
 struct nfp_counted_calls {
 	struct nfp_counted *items; // NFP_COUNTED_CALLS, or NULL: nothing was ever counted
 	uint32_t last; // number given out
+	struct {
+		struct nfp_counter_cost *items; // by function id
+		uint32_t count;
+		uint32_t capacity;
+	} costs;
 	struct {
 		struct nfp_call_counters *items;
 		uint32_t count;
@@ -64,6 +70,8 @@ void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *rea
 // It has ended.
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp);
+// It is a mark: only its entry was measured, and it has no counts.
+void nfp_counted_mark(struct nfp_counted_calls *calls, struct nfp_log *log, uint32_t row);
 // It becomes call `index` of the columns.
 void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call *row, uint32_t index);
 void nfp_counted_deinit(struct nfp_counted_calls *calls);

@@ -83,6 +83,16 @@ int nfp_pipeline_costs(struct nfp_pipeline *pipeline, const struct nfp_cost *cos
 	return 0;
 }
 
+int nfp_pipeline_counter_costs(struct nfp_pipeline *pipeline, const struct nfp_counter_cost *costs,
+                               uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->counted.costs, functions + 1))
+		return -1;
+	memcpy(pipeline->counted.costs.items, costs, functions * sizeof(*costs));
+	pipeline->counted.costs.count = functions;
+	return 0;
+}
+
 static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 {
 	if (thread >= NFP_THREAD_COUNT)
@@ -173,7 +183,10 @@ static void read_mark(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->rsp);
 	if (index == NFP_NONE)
 		return; // no memory: counted
+	uint32_t row = stream->tree.items[index].row;
 	nfp_calltree_leave(&stream->tree, stream->log, index, ticks_of(stream, record), NFP_CALL_MARK);
+	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
+		nfp_counted_mark(&pipeline->counted, stream->log, row);
 	stream->tree.paired--;
 	pipeline->counts.marked++;
 }

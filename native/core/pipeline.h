@@ -45,6 +45,10 @@ int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint
 // What a probed call of each function costs by itself; calls that end later carry it in cost_ticks.
 int nfp_pipeline_costs(struct nfp_pipeline *pipeline, const struct nfp_cost *costs, uint32_t functions);
 
+// What a probed call of each function counts by itself; it is taken off the counts of calls that end later.
+int nfp_pipeline_counter_costs(struct nfp_pipeline *pipeline, const struct nfp_counter_cost *costs,
+                               uint32_t functions);
+
 // thread: index in the thread table. 0, or -1 when it is not one or there is no memory.
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
                       uint64_t count);

@@ -3,26 +3,32 @@
 // trampoline, by the helper thread, into a ring of its own that nobody reads. The time between the two stamps
 // is what the function itself would be billed for; the rest of what is added is billed to its caller.
 // Called by helper.c; otel_nfprobe/calibration.py makes the code.
-#include "library.h"
+#include "calibrate.h"
 #include <errno.h>
 
 enum { RING_BYTES = 1 << 14, CALLS = 64, ROUNDS = 101, REPEATS = 5 };
 
 static uint8_t ring[RING_BYTES] __attribute__((aligned(64)));
 static struct nfp_thread_shared shared;
-static struct nfp_thread scratch;
+struct nfp_thread nfp_calibrated_thread = {.shared = &shared};
 
-static void call(uint64_t function)
+void nfp_calibration_prepare(void)
 {
-	// Any register may be used by what is called, as by any function.
-	__asm__ volatile("call *%0" : : "r"(function) : "memory", "cc", "rax", "rcx", "rdx", "r11");
+	struct nfp_thread *thread = &nfp_calibrated_thread;
+	thread->gate = NFP_GATE_OUTER | NFP_GATE_INNER;
+	thread->limit = thread->room = UINT64_MAX;
+	thread->base = ring;
+	thread->mask = RING_BYTES - 1;
+	thread->ring_bytes = RING_BYTES;
+	thread->packets_entry = (void *)nfp_packets_entry_thunk;
+	thread->packets_exit = (void *)nfp_packets_exit_thunk;
 }
 
 static uint32_t calls_ticks(uint64_t function)
 {
 	uint64_t start = nfp_ticks();
 	for (int i = 0; i < CALLS; i++)
-		call(function);
+		nfp_call_any(function);
 	return (uint32_t)(nfp_ticks() - start);
 }
 
@@ -30,7 +36,7 @@ static uint32_t calls_ticks(uint64_t function)
 static uint32_t inside_ticks(uint64_t position)
 {
 	uint64_t sum = 0, entry = 0;
-	for (; position < scratch.position; position += NFP_RECORD_BYTES) {
+	for (; position < nfp_calibrated_thread.position; position += NFP_RECORD_BYTES) {
 		const struct nfp_record *record = (const void *)(ring + (position & (RING_BYTES - 1)));
 		uint32_t kind = nfp_record_kind(record);
 		if (kind == NFP_ENTRY)
@@ -63,7 +69,7 @@ static void measure(uint64_t bare, uint64_t probed, uint32_t *inside, uint32_t *
 	static uint32_t bare_ticks[ROUNDS], probed_ticks[ROUNDS], between[ROUNDS];
 	for (int round = 0; round < ROUNDS; round++) {
 		bare_ticks[round] = calls_ticks(bare);
-		uint64_t position = scratch.position;
+		uint64_t position = nfp_calibrated_thread.position;
 		probed_ticks[round] = calls_ticks(probed);
 		between[round] = inside_ticks(position);
 	}
@@ -78,15 +84,9 @@ long nfp_calibrate(uint64_t bare, uint64_t probed)
 	struct nfp_thread **word = nfp_thread_word(), *before = *word;
 	if (!bare || !probed)
 		return -EINVAL;
-	scratch = (struct nfp_thread){.gate = NFP_GATE_OUTER | NFP_GATE_INNER,
-	                              .limit = UINT64_MAX,
-	                              .room = UINT64_MAX,
-	                              .base = ring,
-	                              .mask = RING_BYTES - 1,
-	                              .ring_bytes = RING_BYTES,
-	                              .shared = &shared};
+	nfp_calibration_prepare();
 	uint32_t best_inside = UINT32_MAX, best_added = UINT32_MAX;
-	*word = &scratch;
+	*word = &nfp_calibrated_thread;
 	for (int repeat = 0; repeat < REPEATS; repeat++) {
 		uint32_t inside, added;
 		measure(bare, probed, &inside, &added);

@@ -105,13 +105,28 @@ void nfp_limit_set(struct nfp_thread *thread)
 	} while (counted != __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST));
 }
 
+// How far the ring may be written, looked at before each record: a probe that looked only where it has to would count
+// more at that one than at the others, and what probes count could not be taken off exactly. Returns whether what is
+// lost has been marked and the readings of `count` counters fit with their record.
+static inline __attribute__((always_inline)) int has_room(struct nfp_thread *thread, uint32_t count)
+{
+	// Partner: nfp_drain_publish, as in make_room of thread.c.
+	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE);
+	uint64_t lost = thread->lost_pending[0] | thread->lost_pending[1] | thread->lost_pending[2];
+	uint64_t room = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
+	if (lost || tail > thread->position)
+		return 0;
+	thread->room = room;
+	return thread->position + (PAIRS(count) + 1) * NFP_RECORD_BYTES <= room;
+}
+
 // As nfp_thread_slow, for a thread whose counters are read. A signal handler that comes before the record has taken its
 // slot makes the template come here once more; readings without their record are recognised by rsp and left out.
 __attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thread, uint32_t loss,
                                                           uint32_t rsp)
 {
 	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
-	if (count == 0 || thread->position + (PAIRS(count) + 1) * NFP_RECORD_BYTES > thread->room) {
+	if (__builtin_expect(count == 0 || !has_room(thread, count), 0)) {
 		thread = nfp_thread_slow(thread, loss);
 		if (!thread || !__atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE))
 			return thread;

@@ -6,7 +6,7 @@
 // kernel lets a process execute rdpmc as long as it has one counter mapped, and a thread may be held up just before that
 // instruction: so the first counter stays mapped for good, stopped.
 #define _GNU_SOURCE
-#include "library.h"
+#include "calibrate.h"
 #include "counter.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 enum { PAGE_BYTES = 4096, DISABLE = 0x2401, GROUP = 1 };
 
-struct nfp_counter_pages nfp_counter_pages[NFP_THREAD_COUNT];
+struct nfp_counter_pages nfp_counter_pages[NFP_THREAD_COUNT + 1]; // the last one is of the helper thread
 static const struct nfp_counter_page not_counting;
 static int channel[2] = {-1, -1}; // the helper's end, the monitor's end
 static int key_descriptor = -1; // of the group whose first page stays
@@ -91,9 +91,14 @@ static long map_pages(uint32_t count, const void **pages)
 	return error;
 }
 
+static struct nfp_thread *thread_at(uint32_t index)
+{
+	return index == NFP_THREAD_COUNT ? &nfp_calibrated_thread : &nfp_library.threads[index];
+}
+
 static void stop(uint32_t index)
 {
-	struct nfp_thread *thread = &nfp_library.threads[index];
+	struct nfp_thread *thread = thread_at(index);
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];
 	__atomic_store_n(&thread->counted, 0, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->slow, (void *)nfp_slow_thunk, __ATOMIC_SEQ_CST);
@@ -110,10 +115,10 @@ static void stop(uint32_t index)
 long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
 {
 	const void *pages[NFP_COUNTERS_MAX];
-	if (index >= NFP_THREAD_COUNT || count > NFP_COUNTERS_MAX)
+	if (index > NFP_THREAD_COUNT || count > NFP_COUNTERS_MAX)
 		return -EINVAL;
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];
-	struct nfp_thread *thread = &nfp_library.threads[index];
+	struct nfp_thread *thread = thread_at((uint32_t)index);
 	long error = 0;
 	if (count && given)
 		__builtin_memcpy(pages, (const void *)given, count * sizeof(*pages));
@@ -135,8 +140,8 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
 
 void nfp_counters_end(void)
 {
-	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
-		if (nfp_library.threads[i].counter_pages)
+	for (uint32_t i = 0; i <= NFP_THREAD_COUNT; i++)
+		if (thread_at(i)->counter_pages)
 			stop(i);
 	if (key_descriptor >= 0)
 		ioctl(key_descriptor, DISABLE, GROUP); // its group may be one that a killed monitor has left

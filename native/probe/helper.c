@@ -305,6 +305,8 @@ static int carry_out(struct nfp_session_header *header)
 		return (int)nfp_counters_set(header->argument[0], header->argument[1], header->argument[2]);
 	case NFP_COMMAND_CALIBRATE:
 		return (int)nfp_calibrate(header->argument[0], header->argument[1]);
+	case NFP_COMMAND_CALIBRATE_COUNTERS:
+		return (int)nfp_calibrate_counters(header->argument[0], header->argument[1]);
 	default:
 		return -ENOSYS;
 	}

@@ -90,6 +90,9 @@ long nfp_sync(uint64_t what);
 // Measures the probe on the function at `probed` beside the same function without one, at `bare`. The answer is in
 // the session's header. Returns 0 or -errno.
 long nfp_calibrate(uint64_t bare, uint64_t probed);
+// The same for what calls of a function count, in so many rounds. Returns 0 or -errno; -EAGAIN: the counters were never
+// undisturbed.
+long nfp_calibrate_counters(uint64_t function, uint64_t rounds);
 
 // counter.c. Writes the readings of a thread's counters, for the ENTRY or EXIT at `rsp` that follows.
 void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp);

@@ -119,6 +119,7 @@ class _Export:
         exporter = Exporter(where, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
+                pipeline.set_counter_costs(self.facts.counter_costs)
                 explainer = Explainer(self.sampler, self.encoder, self.facts.ticks_per_second)
                 repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
                 for step in replay_steps(self.reader, self.facts, pipeline, repeats):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import NONE, CallFlag, Columns, CountersFlag
+from otel_nfprobe.columns import COUNTER_COST, NONE, CallFlag, Columns, CountersFlag, Rows
 from otel_nfprobe.counters.bundles import derive, per_packet
 from otel_nfprobe.counters.choice import COUNTERS_MAX, read_names
 
@@ -32,10 +32,12 @@ class CounterSums:
     Attributes:
         names: of the counters, in the order of the readings.
         scales: what each is multiplied by.
+        costs: what was taken off for the probe of each function (dtype COUNTER_COST, by function id).
     """
 
     names: Sequence[str]
     scales: Sequence[int] = ()
+    costs: Rows = field(default_factory=lambda: np.zeros(0, COUNTER_COST))
     batches: int = 0
     packets: int = 0
     invalid_batches: int = 0
@@ -106,8 +108,20 @@ class CounterSums:
                 "calls": counted,
                 "self_calls": own,
                 "invalid": invalid,
+                "probe": self._probe(function, place, scale),
             }
         return found | derive(sums)
+
+    @property
+    def are_compensated(self) -> bool:
+        """Whether what the probes count is taken off."""
+        return bool(len(self.costs)) and bool(self.costs["whole"].any())
+
+    def _probe(self, function: int, place: int, scale: int) -> dict[str, int]:
+        """What was taken off for each call: of its own counts, and of those around it the whole."""
+        if function >= len(self.costs):
+            return {"inside": 0, "whole": 0}
+        return {name: int(self.costs[name][function, place]) * scale for name in ("inside", "whole")}
 
     def count_calls(self) -> dict[str, int]:
         """Calls that were counted, and those whose readings cannot be compared."""

@@ -18,12 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.arena import Arenas
 from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.compensation import Compensation, calibrate_counters
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.session import Session
+from otel_nfprobe.modules import Module
+from otel_nfprobe.session import THREAD_COUNT, Session
 
 PIDFD_GETFD = 438  # the number of the system call on x86-64
+HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, while it calibrates
 LOOK_S = 1.0  # how often groups are looked at for their error state
 
 
@@ -70,6 +74,23 @@ class ThreadCounters:
             return False
         return True
 
+    def calibrate(self, arenas: Arenas, module: Module) -> Compensation:
+        """What the probes themselves count, measured on the helper thread; nothing where that cannot be, which is said.
+
+        Args:
+            module: any that trampolines lie near.
+        """
+        group = _Group(self.session.helper_tid, [])
+        try:
+            self._count(HELPER, group)
+            return calibrate_counters(self.session, arenas, module, len(self.counters))
+        except (OSError, NfprobeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.sentence
+            self.say(f"What the probes themselves count is not taken off: {reason}.")
+            return Compensation()
+        finally:
+            self._take_back(HELPER, group)
+
     def follow(self) -> None:
         """Gives counters to threads that have none yet, and takes those of ended threads back."""
         if self._channel is None:
@@ -99,17 +120,20 @@ class ThreadCounters:
     def _open(self, index: int, tid: int) -> None:
         group = self._groups[index] = _Group(tid, [])
         try:
-            cpus = os.sched_getaffinity(tid)
-            for counter in self.counters:
-                leader = group.descriptors[0] if group.descriptors else -1
-                group.descriptors.append(self.kernel.open(counter, counter.event_for(cpus), tid, leader))
-            self._hand_over(index, group)
-            self.kernel.enable(group.descriptors[0])
+            self._count(index, group)
         except ProcessLookupError:
             self._close(group)
         except OSError as error:
             self._close(group)
             self._refuse(error.strerror or "unknown error")
+
+    def _count(self, index: int, group: _Group) -> None:
+        cpus = os.sched_getaffinity(group.tid)
+        for counter in self.counters:
+            leader = group.descriptors[0] if group.descriptors else -1
+            group.descriptors.append(self.kernel.open(counter, counter.event_for(cpus), group.tid, leader))
+        self._hand_over(index, group)
+        self.kernel.enable(group.descriptors[0])
 
     def _hand_over(self, index: int, group: _Group) -> None:
         assert self._channel is not None
@@ -133,14 +157,16 @@ class ThreadCounters:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _release(self, index: int) -> None:
-        group = self._groups[index]
+        self._take_back(index, self._groups[index])
+        del self._groups[index]
+
+    def _take_back(self, index: int, group: _Group) -> None:
         if group.descriptors:
             # Stopped first: the page that stays mapped must hold no counter.
             with suppress(OSError):
                 self.kernel.disable(group.descriptors[0])
             self.session.ask(lib.NFP_COMMAND_COUNT, index, 0)
         self._close(group)
-        del self._groups[index]
 
     def _close(self, group: _Group) -> None:
         for descriptor in reversed(group.descriptors):

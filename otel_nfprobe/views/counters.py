@@ -29,7 +29,9 @@ def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
     derived = list(dict.fromkeys(ratios))
     counted = [function for function in functions if function.get("counters")]
     counted.sort(key=lambda function: -(function["counters"].get(names[0], {}).get("total") or 0))
-    rows = [["counters per call", "counted", "not counted", *names, *(name.replace("_", " ") for name in derived)]]
+    is_compensated = any(function["counters"][names[0]].get("probe", {}).get("whole") for function in counted)
+    title = "counters per call, without the probes" if is_compensated else "counters per call"
+    rows = [[title, "counted", "not counted", *names, *(name.replace("_", " ") for name in derived)]]
     for function in counted:
         counters = function["counters"]
         first = counters[names[0]]

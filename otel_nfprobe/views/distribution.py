@@ -56,7 +56,9 @@ def _counters(counters: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             invalid = f", {format_count(value['invalid'])} calls not counted" if value["invalid"] else ""
             mean = "not counted" if value["mean"] is None else f"{value['mean']:,.1f} a call"
-            lines.append(f"{name}: {mean}{invalid}")
+            own = value.get("probe", {}).get("inside")
+            taken_off = f" (without {own:,} of its probe)" if own else ""
+            lines.append(f"{name}: {mean}{taken_off}{invalid}")
         else:
             lines.append(f"{name}: {value:.3f}")
     return [*lines, ""]

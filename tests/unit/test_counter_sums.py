@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from span_expectation import attributes_of, make_clock
 from synthetic_columns import START_TICKS, make_columns
 
-from otel_nfprobe.columns import CALL_COUNTERS, RECORD, Columns, CountersFlag, concatenate
+from otel_nfprobe.columns import CALL_COUNTERS, RECORD, Columns, CountersFlag, concatenate, counter_cost_rows
 from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
@@ -42,10 +44,11 @@ class Thread:
         self.now += 100
         self.records.append((self.now, kind << 24 | function, rsp))
 
-    def columns(self, pieces: int = 1) -> Columns:
+    def columns(self, pieces: int = 1, costs: Mapping[int, tuple[list[int], list[int]]] | None = None) -> Columns:
         rows = np.array(self.records, RECORD)
         taken = []
         with Pipeline(np.zeros(8, np.uint8)) as pipeline:
+            pipeline.set_counter_costs(counter_cost_rows(costs or {}))
             for part in np.array_split(rows, pieces):
                 pipeline.feed(0, part)
                 taken.append(pipeline.take())
@@ -78,6 +81,28 @@ def test_inclusive_and_self(pieces: int) -> None:
     assert rows[1]["self"].tolist() == [1005, 501, 0, 0, 0, 0]
     assert (rows[1]["inside"], rows[1]["flags"]) == (1, BOTH)
     assert rows[2]["self"].tolist() == rows[2]["inclusive"].tolist() == [30, 20, 0, 0, 0, 0]
+
+
+def test_what_probes_count_is_taken_off() -> None:
+    """Of a call what its own probe counts between its readings, of those around it all that a probe counts."""
+    costs = {1: ([100, 10], [180, 25]), 2: ([7, 3], [20, 5]), 3: ([0, 0], [40, 1])}
+    thread = Thread()
+    thread.add(ENTRY, 1, 8000)
+    thread.work(1000, 500)
+    thread.add(ENTRY, 2, 7000)
+    thread.work(30, 2)
+    thread.add(MARK, 3, 6000)
+    thread.add(EXIT, 2, 7000)
+    thread.add(EXIT, 1, 8000)
+    rows = by_function(thread.columns(costs=costs))
+    assert set(rows) == {1, 2}
+    assert rows[2]["inclusive"].tolist()[:2] == [0, 0]  # never below
+    assert rows[1]["inclusive"].tolist()[:2] == [1030 - 100 - 20 - 40, 502 - 10 - 5 - 1]
+    assert rows[1]["self"].tolist() == rows[1]["inclusive"].tolist()
+    later = by_function(nested().columns(costs={2: ([10, 5], [20, 6]), 9: ([1], [1])}))
+    assert later[2]["inclusive"].tolist()[:2] == [20, 15]
+    assert later[1]["inclusive"].tolist()[:2] == [1015, 515]
+    assert later[1]["self"].tolist()[:2] == [995, 500]
 
 
 def test_a_switch_inside_spoils_what_is_around_it() -> None:
@@ -131,7 +156,8 @@ def test_sums_of_functions() -> None:
     sums.add(nested().columns())
     found = sums.of_function(1)
     assert found["cycles"] == {
-        "total": 2 * 1035 * 6, "mean": 1035 * 6, "self": 2 * 1005 * 6, "calls": 2, "self_calls": 2, "invalid": 0
+        "total": 2 * 1035 * 6, "mean": 1035 * 6, "self": 2 * 1005 * 6, "calls": 2, "self_calls": 2, "invalid": 0,
+        "probe": {"inside": 0, "whole": 0},
     }  # fmt: skip
     assert found["ipc"] == pytest.approx(521 / (1035 * 6))
     assert sums.of_function(2)["instructions"]["invalid"] == 1
@@ -141,6 +167,12 @@ def test_sums_of_functions() -> None:
     assert rows[0] == ["counters per call", "counted", "not counted", "cycles", "instructions", "ipc"]
     assert rows[1] == ["outer", "2", "0", "6,210.0", "521.0", "0.084"]
     assert counter_rows([{"name": "none", "counters": {}}]) == []
+    assert not sums.are_compensated
+    sums.costs = counter_cost_rows({1: ([4], [9])})
+    assert sums.are_compensated
+    found = sums.of_function(1)
+    assert found["cycles"]["probe"] == {"inside": 4 * 6, "whole": 9 * 6}
+    assert counter_rows([{"name": "outer", "counters": found}])[0][0] == "counters per call, without the probes"
 
 
 def counted_columns() -> Columns:

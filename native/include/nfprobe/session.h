@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 2
+#define NFP_SESSION_VERSION 3
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -91,6 +91,9 @@ enum nfp_command {
 	NFP_COMMAND_REGISTER_CODE = 7, // argument: address, bytes of an ELF object. result: 0 or -errno
 	NFP_COMMAND_CALIBRATE =
 	    8, // argument: address of a function without probe, and of one with. result: 0 or -errno
+	// argument: address of a function, probed or not; rounds. What its calls count, by the counters that were given to thread
+	// table index NFP_THREAD_COUNT, which is the helper thread. result: 0 or -errno
+	NFP_COMMAND_CALIBRATE_COUNTERS = 18,
 };
 enum nfp_sync {
 	NFP_SYNC_REGISTER = 0, // for the next one; -errno where the kernel has none
@@ -149,6 +152,12 @@ struct nfp_session_header {
 		uint64_t bytes;
 		uint64_t used;
 	} arena[64];
+	// Answer to NFP_COMMAND_CALIBRATE_COUNTERS: in so many calls, what each counter counted in all, and between the
+	// readings of their probes.
+	uint32_t counted_calls;
+	uint32_t counted_reserved;
+	uint64_t counted_in_all[6];
+	uint64_t counted_between[6];
 };
 
 enum nfp_thread_state { NFP_THREAD_FREE = 0, NFP_THREAD_USED = 1 };

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What calibrate.c and calibrate_counters.c share: a thread block with a small ring that nobody reads, in which the
+// helper thread is while it calls probed functions.
+#ifndef NFPROBE_CALIBRATE_H
+#define NFPROBE_CALIBRATE_H
+#include "library.h"
+
+extern struct nfp_thread nfp_calibrated_thread;
+
+// Opens its gate and gives it its ring; its counters stay as they are.
+void nfp_calibration_prepare(void);
+
+static inline void nfp_call_any(uint64_t function)
+{
+	// Any register may be used by what is called, as by any function.
+	__asm__ volatile("call *%0" : : "r"(function) : "memory", "cc", "rax", "rcx", "rdx", "r11");
+}
+#endif

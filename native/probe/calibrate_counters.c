@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a probe counts by itself: calls a function from the helper thread while that thread has the counters of the
+// session, its probe writing into the ring of calibrate.c. Of a probed function and of functions without probe
+// otel_nfprobe/counters/compensation.py makes what is taken off. Called by helper.c.
+//
+// One round is a reading, some calls, a reading. What lies between the readings but not in the calls is the same for
+// every function, so that differences between functions are exact. A round in which the kernel changed anything about
+// the counters is left out.
+#include "calibrate.h"
+#include "counter.h"
+#include <errno.h>
+
+enum { CALLS = 16, ROUNDS_MAX = 32, PAIRS_MAX = NFP_COUNTERS_MAX / 2 };
+
+struct reading {
+	uint32_t low[NFP_COUNTERS_MAX];
+	uint32_t check[PAIRS_MAX]; // as in counter.c
+};
+struct round {
+	uint64_t in_all[NFP_COUNTERS_MAX];
+	uint64_t between[NFP_COUNTERS_MAX]; // readings of entries and of their exits
+};
+
+static void take(struct reading *reading, const struct nfp_record *record)
+{
+	uint32_t pair = nfp_record_kind(record) - NFP_COUNTERS;
+	reading->low[2 * pair] = (uint32_t)record->word;
+	reading->low[2 * pair + 1] = (uint32_t)(record->word >> 32);
+	reading->check[pair] = record->tag & NFP_FUNCTION_MASK;
+}
+
+static int is_comparable(const struct reading *first, const struct reading *second)
+{
+	for (int pair = 0; pair < PAIRS_MAX; pair++)
+		if (first->check[pair] != second->check[pair] || first->check[pair] & NFP_COUNTERS_OFF)
+			return 0;
+	return 1;
+}
+
+static void add(uint64_t *sums, const struct reading *first, const struct reading *second)
+{
+	for (int i = 0; i < NFP_COUNTERS_MAX; i++)
+		sums[i] += (uint32_t)(second->low[i] - first->low[i]);
+}
+
+// What the records from `start` on say. Returns 0 when they cannot be compared.
+static int sum_up(const struct nfp_thread *thread, uint64_t start, struct round *round)
+{
+	struct reading first = {{0}, {0}}, entry = first, now = first;
+	int readings = 0;
+	*round = (struct round){{0}, {0}};
+	for (uint64_t at = start; at < thread->position; at += NFP_RECORD_BYTES) {
+		const struct nfp_record *record = (const void *)(thread->base + (at & thread->mask));
+		uint32_t kind = nfp_record_kind(record);
+		if (kind >= NFP_COUNTERS && kind < NFP_COUNTERS + PAIRS_MAX) {
+			take(&now, record);
+			readings++;
+		} else if (readings && !is_comparable(&first, &now)) {
+			return 0;
+		} else if (kind == NFP_ENTRY) {
+			entry = now;
+		} else if (kind == NFP_EXIT) {
+			add(round->between, &entry, &now);
+		}
+		if (readings == ((int)thread->counted + 1) / 2)
+			first = now;
+	}
+	add(round->in_all, &first, &now);
+	return is_comparable(&first, &now);
+}
+
+static int run(struct nfp_thread *thread, uint64_t function, struct round *round)
+{
+	struct nfp_counter_pages *counters = thread->counter_pages;
+	uint64_t start = thread->position;
+	thread->shared->tail = start; // nobody else reads this ring
+	counters->write(thread, 0);
+	for (int i = 0; i < CALLS; i++)
+		nfp_call_any(function);
+	counters->write(thread, 0);
+	return sum_up(thread, start, round);
+}
+
+static uint64_t median(uint64_t *values, int count)
+{
+	for (int i = 1; i < count; i++) {
+		uint64_t value = values[i];
+		int at = i;
+		for (; at > 0 && values[at - 1] > value; at--)
+			values[at] = values[at - 1];
+		values[at] = value;
+	}
+	return values[count / 2];
+}
+
+long nfp_calibrate_counters(uint64_t function, uint64_t wanted)
+{
+	static struct round rounds[ROUNDS_MAX];
+	struct nfp_session_header *header = nfp_library.header;
+	struct nfp_thread **word = nfp_thread_word(), *before = *word, *thread = &nfp_calibrated_thread;
+	uint64_t values[ROUNDS_MAX];
+	int valid = 0;
+	if (!function || !thread->counted)
+		return -EINVAL;
+	nfp_calibration_prepare();
+	nfp_limit_set(thread);
+	*word = thread;
+	for (uint64_t i = 0; i < wanted && i < ROUNDS_MAX; i++)
+		valid += run(thread, function, &rounds[valid]);
+	*word = before;
+	if (!valid)
+		return -EAGAIN;
+	header->counted_calls = CALLS;
+	for (int counter = 0; counter < NFP_COUNTERS_MAX; counter++) {
+		for (int i = 0; i < valid; i++)
+			values[i] = rounds[i].in_all[counter];
+		header->counted_in_all[counter] = median(values, valid);
+		for (int i = 0; i < valid; i++)
+			values[i] = rounds[i].between[counter];
+		header->counted_between[counter] = median(values, valid);
+	}
+	return 0;
+}

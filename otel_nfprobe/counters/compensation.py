@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compensation: what the probes themselves count, measured in the target with the session's own counters.
+
+The helper thread gets the counters for a moment and calls functions that do nothing, with and without a probe, through
+each real template. Of what a probe adds, `inside` lies between its two readings and is taken off the function's own
+counts; the rest up to `whole` is taken off those of the calls around it (native/core/counters.h).
+
+What belongs to a function: its instructions, its return among them, as a processor would count without probes. Of an
+event that calls and returns have together one half is the return's, which is exact for instructions and branches.
+Called by threads.py; `calibrate_counters` is the only function here that does anything to a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.arena import Arenas
+from otel_nfprobe.calibration import ALIGNMENT_BYTES, NOTHING, RETURN, ROOM_BYTES, write_probed
+from otel_nfprobe.columns import Rows, counter_cost_rows
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.session import PROGRAM_COUNT, Session
+from otel_nfprobe.trampoline import COPY_SHAPES, NO_ARGUMENT, Probe
+from otel_nfprobe.x86_64.relocate import encode_jump
+
+SPARE_PROGRAM = PROGRAM_COUNT - 1
+ROUNDS = 21  # whose median is taken
+# All templates that read counters. A receive function's does not.
+SHAPES: Sequence[int] = (
+    lib.NFP_SHAPE_CALL,
+    lib.NFP_SHAPE_ENTER,
+    lib.NFP_SHAPE_MARK,
+    lib.NFP_SHAPE_COPY_0,
+    *COPY_SHAPES.values(),
+    lib.NFP_SHAPE_CALL_VALUE,
+    lib.NFP_SHAPE_ENTER_VALUE,
+    lib.NFP_SHAPE_PACKETS,
+)
+Counts = tuple[int, ...]  # one for each counter
+
+
+class CounterCost(NamedTuple):
+    """What one probed call counts by itself: between its two readings, and in all."""
+
+    inside: Counts
+    whole: Counts
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """What each template counts.
+
+    Attributes:
+        by_shape: enum nfp_shape.
+        jump: what the jump at a patch site counts.
+    """
+
+    by_shape: Mapping[int, CounterCost] = field(default_factory=dict)
+    jump: Counts = ()
+
+    def of(self, probe: Probe) -> CounterCost | None:
+        """What a call of the probe's function counts by itself; None: not known."""
+        cost = self.by_shape.get(probe.request.template)
+        if cost is None:
+            return None
+        plan = probe.request.plan
+        jumps = -1 if plan.is_slot else 1 if plan.island else 0  # a slot has no jump, an island one more
+        whole = tuple(total + jumps * jump for total, jump in zip(cost.whole, self.jump, strict=True))
+        return CounterCost(cost.inside, whole)
+
+
+def costs_of(probes: Iterable[Probe], compensation: Compensation) -> Rows:
+    """What a call of each function counts by itself (dtype COUNTER_COST, by function id); 0 where it is not known."""
+    known = {probe.id: compensation.of(probe) for probe in probes}
+    return counter_cost_rows({id: cost for id, cost in known.items() if cost is not None})
+
+
+def calibrate_counters(
+    session: Session,
+    arenas: Arenas,
+    module: Module,
+    count: int,
+    shapes: Iterable[int] = SHAPES,
+    rounds: int = ROUNDS,
+) -> Compensation:
+    """Measures the templates on the helper thread, which has the counters meanwhile.
+
+    Args:
+        module: any that trampolines lie near.
+        count: how many counters it has.
+        shapes: enum nfp_shape.
+        rounds: whose median is taken.
+
+    Raises:
+        NfprobeError: nothing can be measured.
+    """
+    arena = arenas.near(module, ROOM_BYTES, in_file=False)
+    entry = arenas.entry(arena)
+    used = int(entry.used)
+    start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    address = int(entry.address) + start
+    entry.used = start + ROOM_BYTES  # nobody else may take it until the helper thread is through
+
+    def measure(code: bytes) -> tuple[Counts, Counts]:
+        # What one call counts in all, and between the readings of its probe.
+        place = start + ALIGNMENT_BYTES
+        arenas.mapping(arena)[place : place + len(code)] = code
+        return _measure(session, address + ALIGNMENT_BYTES, count, rounds)
+
+    _give_program(session)
+    try:
+        bare = NOTHING + RETURN
+        arenas.mapping(arena)[start : start + len(bare)] = bare
+        alone, _ = measure(bare)
+        own = _own(alone, measure(NOTHING + bare)[0], measure(_encode_call(-ALIGNMENT_BYTES) + RETURN)[0])
+        hop, _ = measure(encode_jump(address + ALIGNMENT_BYTES, address))
+        by_shape = {}
+        for shape in shapes:
+            probed = write_probed(session, shape, address + ALIGNMENT_BYTES, program=SPARE_PROGRAM)
+            in_all, between = measure(probed)
+            has_exit = shape != lib.NFP_SHAPE_MARK
+            inside = _minus(between, own) if has_exit else (0,) * count
+            by_shape[shape] = CounterCost(inside, _minus(in_all, alone))
+        return Compensation(by_shape, _minus(hop, alone))
+    finally:
+        entry.used = used
+        session.program(SPARE_PROGRAM).role = 0
+
+
+def _measure(session: Session, address: int, count: int, rounds: int) -> tuple[Counts, Counts]:
+    result = session.ask(lib.NFP_COMMAND_CALIBRATE_COUNTERS, address, rounds)
+    header = session.header
+    if result != 0 or not header.counted_calls:
+        raise NfprobeError("they did not count undisturbed for long enough")
+    calls = int(header.counted_calls)
+    return (
+        tuple(round(int(header.counted_in_all[i]) / calls) for i in range(count)),
+        tuple(round(int(header.counted_between[i]) / calls) for i in range(count)),
+    )
+
+
+def _own(bare: Counts, twice: Counts, nested: Counts) -> Counts:
+    """What the function that does nothing counts without a probe.
+
+    Args:
+        bare: a call of it.
+        twice: of the same with its only instruction twice.
+        nested: of a function that does no more than call it.
+    """
+    return tuple(two - one + (more - one) // 2 for one, two, more in zip(bare, twice, nested, strict=True))
+
+
+def _minus(first: Counts, second: Counts) -> Counts:
+    return tuple(one - other for one, other in zip(first, second, strict=True))
+
+
+def _encode_call(distance: int) -> bytes:
+    """A call of what lies `distance` bytes from the call's own first byte."""
+    return b"\xe8" + (distance - 5).to_bytes(4, "little", signed=True)
+
+
+def _give_program(session: Session) -> None:
+    # Counts nothing and reads no packet: what is left is what every transmit or drop probe does.
+    program = session.program(SPARE_PROGRAM)
+    program.role = lib.NFP_ROLE_TRANSMIT
+    program.count_from = lib.NFP_COUNT_FIXED
+    program.count_argument = 0
+    program.requested_argument = program.pointers_argument = NO_ARGUMENT
+    program.count_width = program.verdict = 0
