@@ -33,6 +33,7 @@ from opentelemetry.util.types import AttributeValue
 
 from otel_nfprobe.calibration import ticks_per_call
 from otel_nfprobe.counted import Attributes, Counted, Span, read_counted
+from otel_nfprobe.counters.sums import CountedFunction
 from otel_nfprobe.exemplars import ExemplarKeeper, Exemplars
 from otel_nfprobe.explicit import make_durations, make_sizes
 from otel_nfprobe.exponential import make_exponential
@@ -45,6 +46,7 @@ from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.summary import count_lost, count_packets
 
 NAME_BYTES_MAX = 512  # as in spans
+By = tuple[tuple[str, str], ...]  # attributes of a point
 DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
 
 
@@ -66,6 +68,7 @@ class Snapshot:
         overhead: of a core, by the probes, since the session began.
         probes: in place now.
         exemplars: of what was exported since the last snapshot.
+        counted: what performance counters say of functions.
     """
 
     unix_ns: int
@@ -81,6 +84,7 @@ class Snapshot:
     overhead: float
     probes: int
     exemplars: Exemplars
+    counted: Sequence[CountedFunction] = ()
 
 
 class SnapshotTaker:
@@ -110,7 +114,7 @@ class SnapshotTaker:
         threads = monitor.session.thread_counts()
         calls = monitor.drain.pipeline.counts().calls
         elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
-        packets = count_packets(monitor)
+        packets, sums = count_packets(monitor), monitor.drain.counter_sums
         known = ("transmitted", "dropped", *(["unknown"] if is_last else []))
         return Snapshot(
             unix_ns=time.time_ns(),
@@ -126,6 +130,7 @@ class SnapshotTaker:
             overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
             probes=len(monitor.follower.placed),
             exemplars=self._exemplars.take(),
+            counted=() if sums is None else sums.counted_functions(),
         )
 
     def _find_busy(self, threads: Sequence[ThreadCounts], elapsed_s: float) -> list[tuple[int, str, float]]:
@@ -206,6 +211,7 @@ class MetricsMaker:
         yield self._make_sum("nf.record.lost", "Records lost, by class", "{record}", "nf.record.class", snapshot.lost)
         yield self._make_sum("nf.span.exported", "Spans delivered", "{span}", "", {"": snapshot.exported})
         yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
+        yield from self._make_counters(snapshot)
         yield from self._make_gauges(snapshot)
 
     def _make_functions(self, snapshot: Snapshot) -> Iterator[DurationPoint]:
@@ -248,15 +254,37 @@ class MetricsMaker:
         exponential = cast(Sequence[ExponentialHistogramDataPoint], points)
         return Metric(name, about, "s", ExponentialHistogram(exponential, temporality))
 
+    def _make_counters(self, snapshot: Snapshot) -> Iterator[Metric]:
+        """What performance counters say; functions of one name together."""
+        counts: dict[By, int] = {}
+        calls: dict[By, int] = {}
+        for item in snapshot.counted:
+            name = _shorten(snapshot.names[item.function]) if item.function < len(snapshot.names) else ""
+            function = ("code.function.name", name)
+            for key, number in (("yes", item.calls), ("no", item.invalid)):
+                place = (function, ("nf.counter.counted", key))
+                calls[place] = calls.get(place, 0) + number
+            for counter, count in item.counts.items():
+                place = (function, ("nf.counter.name", counter))
+                counts[place] = counts.get(place, 0) + count
+        about = "What performance counters counted in calls of a function, without its probes"
+        yield self._make_sums("nf.function.counter", about, "{event}", counts)
+        yield self._make_sums("nf.function.counted", "Calls by whether their counters say something", "{call}", calls)
+
     def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
         """A counter, by the values of one attribute; "" for none."""
+        keys: list[By] = [((attribute, key),) if attribute else () for key in values]
+        return self._make_sums(name, about, unit, dict(zip(keys, values.values(), strict=True)))
+
+    def _make_sums(self, name: str, about: str, unit: str, values: Mapping[By, int]) -> Metric:
+        """A counter, by attributes."""
         delta = self._temporality.sums_delta
         span, points = self._span(delta), []
-        for key, value in values.items():
-            before = self._before.get((name, key), 0) if delta else 0
+        for by, value in values.items():
+            attributes = dict(by)
+            before = self._before.get((name, str(by)), 0) if delta else 0
             assert isinstance(before, int)
-            self._made[name, key] = value
-            attributes = {attribute: key} if attribute else {}
+            self._made[name, str(by)] = value
             points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before))
         return Metric(name, about, unit, Sum(points, _temporality(delta), is_monotonic=True))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,15 @@ Words = NDArray[np.uint64]
 
 def _rows(width: int = COUNTERS_MAX) -> Words:
     return np.zeros((0, width), np.uint64)
+
+
+class CountedFunction(NamedTuple):
+    """What was counted in all calls of a function, by counter; calls that were counted, and those that were not."""
+
+    function: int
+    counts: dict[str, int]
+    calls: int
+    invalid: int
 
 
 @dataclass
@@ -122,6 +131,16 @@ class CounterSums:
         if function >= len(self.costs):
             return {"inside": 0, "whole": 0}
         return {name: int(self.costs[name][function, place]) * scale for name in ("inside", "whole")}
+
+    def counted_functions(self) -> list[CountedFunction]:
+        """Of each function that was called while counters were read."""
+        found = []
+        for function in np.flatnonzero(self._calls.any(axis=1)).tolist():
+            calls, _, invalid = (int(number) for number in self._calls[function])
+            sums = (int(number) for number in self._inclusive[function])
+            counts = {name: total * scale for (name, scale), total in zip(self._counters(), sums, strict=False)}
+            found.append(CountedFunction(function, counts, calls, invalid))
+        return found
 
     def count_calls(self) -> dict[str, int]:
         """Calls that were counted, and those whose readings cannot be compared."""

@@ -161,6 +161,9 @@ def test_sums_of_functions() -> None:
     }  # fmt: skip
     assert found["ipc"] == pytest.approx(521 / (1035 * 6))
     assert sums.of_function(2)["instructions"]["invalid"] == 1
+    functions = sums.counted_functions()
+    assert [(item.function, item.calls, item.invalid) for item in functions] == [(1, 2, 0), (2, 2, 1)]
+    assert functions[0].counts == {"cycles": 2 * 1035 * 6, "instructions": 2 * 521}
     assert sums.of_function(5) == sums.of_function(99) == {}
     assert sums.count_calls() == {"calls": 4, "invalid_calls": 1}
     rows = counter_rows([{"name": "outer", "counters": found}, {"name": "none", "counters": {}}])

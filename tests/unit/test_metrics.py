@@ -18,6 +18,7 @@ from synthetic_columns import make_columns
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import CALL, NONE, Columns, latency_ticks
 from otel_nfprobe.counted import Span, lowers_of, read_counted
+from otel_nfprobe.counters.sums import CountedFunction
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.exemplars import ExemplarEncoder, Exemplars
 from otel_nfprobe.explicit import make_durations, make_sizes
@@ -149,6 +150,11 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
         overhead=0.01,
         probes=4,
         exemplars=Exemplars([], {}),
+        counted=[
+            CountedFunction(0, {"cycles": 10 * received, "LLC-loads": 2}, received, 1),
+            CountedFunction(2, {"cycles": 5, "LLC-loads": 0}, 1, 0),
+            CountedFunction(9, {"cycles": 1, "LLC-loads": 0}, 1, 0),
+        ],
     )
 
 
@@ -184,6 +190,24 @@ def test_temporality() -> None:
     metrics = {metric.name: metric for metric in first.resource_metrics[0].scope_metrics[0].metrics}
     assert metrics["nf.packet.received"].data.aggregation_temporality is AggregationTemporality.DELTA
     assert metrics["nf.function.duration"].unit == "s"
+
+
+def test_counters() -> None:
+    maker = MetricsMaker({}, START_NS, TICKS_PER_SECOND, Temporality(sums_delta=True))
+    first = points(maker.make(snapshot(1, Statistics(), 100)))
+    maker.confirm()
+    second = points(maker.make(snapshot(2, Statistics(), 130)))
+    assert first["nf.function.counter:first:cycles"].value == 1005
+    assert first["nf.function.counter:first:LLC-loads"].value == 2
+    assert first["nf.function.counted:first:yes"].value == 101
+    assert first["nf.function.counted:first:no"].value == 1
+    assert first["nf.function.counter::cycles"].value == 1
+    assert second["nf.function.counter:first:cycles"].value == 300
+    assert second["nf.function.counter:first:cycles"].attributes == {
+        "code.function.name": "first",
+        "nf.counter.name": "cycles",
+    }
+    assert second["nf.function.counted:first:no"].value == 0
 
 
 def test_settings() -> None:

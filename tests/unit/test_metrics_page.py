@@ -61,6 +61,12 @@ def test_the_page_says_what_was_counted(read: object) -> None:
     info = families["target" if openmetrics else "target_info"].samples[0]
     assert (info.labels["service_name"], info.labels["process_pid"]) == ("dpdk-testpmd", "7")
     assert families["nf_thread_busy_ratio"].samples[0].value == 0.25
+    (cycles,) = [
+        sample
+        for sample in families["nf_function_counter"].samples
+        if (sample.labels["code_function_name"], sample.labels["nf_counter_name"]) == ("first", "cycles")
+    ]
+    assert (cycles.name, cycles.value) == ("nf_function_counter_total", 1505)
     functions = [
         s for s in families["nf_function_duration_seconds"].samples if s.labels["code_function_name"] == "second"
     ]

@@ -29,7 +29,9 @@ from otel_nfprobe.report import build_report
 RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
 HEADER = RecordingHeader("0.1.0", "s1", 42, "/bin/nf", "host", 123, 2.6e9, {"service.name": "nf"}, {"packets": "all"})
-FUNCTION = FunctionInfo(0, 1, "/bin/nf", 0x1000, 64, "fw_receive", "dynsym", "in-stack call")
+FUNCTION = FunctionInfo(
+    0, 1, "/bin/nf", 0x1000, 64, "fw_receive", "dynsym", "in-stack call", 1.5, 2.5, (300, -2), (450, 0)
+)
 COUNTERS = recording.ThreadCounters(0, 5, 6, 7, 8, 9, 10, 11, 12, (1, 2, 3))
 SUMMARY = {"pid": 42, "records": {"read": 300}}
 
