@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the kernel's counters (perf_event_open) and reads them. The only place that does so for counting."""
+"""The kernel's counters: their attributes, and what is done with them once they are open (perfring.py opens them)."""
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -12,10 +11,9 @@ from contextlib import suppress
 
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
+from otel_nfprobe.perfring import open_event
 
-PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
 ATTRIBUTE_BYTES = 112
-CLOEXEC = 8
 DISABLED, PINNED, EXCLUDE_USER, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1, 1 << 2, 1 << 4, 1 << 5, 1 << 6
 TIMES = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING
 ENABLE, DISABLE = 0x2400, 0x2401
@@ -48,14 +46,7 @@ class Kernel:
         struct.pack_into("<IIQ", attribute, 0, event.type, ATTRIBUTE_BYTES, event.config)
         struct.pack_into("<QQ", attribute, 32, TIMES, flags)
         struct.pack_into("<QQ", attribute, 56, event.config1, event.config2)
-        pointer = (ctypes.c_char * ATTRIBUTE_BYTES).from_buffer(attribute)
-        libc = ctypes.CDLL(None, use_errno=True)
-        numbers = (ctypes.c_int(tid), ctypes.c_int(-1), ctypes.c_int(group), ctypes.c_ulong(CLOEXEC))
-        descriptor = int(libc.syscall(ctypes.c_long(PERF_EVENT_OPEN), pointer, *numbers))
-        if descriptor < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return descriptor
+        return open_event(bytes(attribute), tid, group)
 
     def enable(self, leader: int) -> None:
         """Starts a group."""
