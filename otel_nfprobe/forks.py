@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from otel_nfprobe._core import ffi
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.copies import COPY, ENDED, Family, Search
+from otel_nfprobe.counters.compensation import Compensation
 from otel_nfprobe.drain import PAUSE_S, SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.monitor import Monitor
@@ -81,12 +82,16 @@ class ChildMonitor(Monitor):
         self._source = source
         self._turn = turn
         self.costs = source.costs
+        self.counters, self.software_counters = source.counters, source.software_counters
         self.uncovered = source.uncovered
 
     def attach(self) -> None:
         """As Monitor.attach, when it is this child's turn."""
         with self._turn:
             super().attach()
+
+    def _calibrate_counters(self) -> Compensation:
+        return self._source.compensation  # its trampolines are the parent's
 
     def _disarm(self) -> None:
         with self._turn:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import TRANSMIT, NumberingAdapter
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
@@ -310,12 +311,18 @@ class Monitor:
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _begin_to_count(self, pipeline: Pipeline) -> None:
-        self.counting = ThreadCounters(self.session, self.counters, self.say)
+        forbidden = self.target.counters_forbidden
+        self.counting = ThreadCounters(self.session, self.counters, self.say, forbidden)
         if self.counting.begin():
-            module = self.probes[0].request.plan.module
-            self.compensation = self.counting.calibrate(self._arenas, module)
+            self.compensation = self._calibrate_counters()
             self.counter_costs = costs_of(self.probes, self.compensation)
             pipeline.set_counter_costs(self.counter_costs)
+            polled = [_name(probe) for probe in self.probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
+            if polled:
+                self.say(f"The polls of {', '.join(polled)} are timed and not counted.")
+
+    def _calibrate_counters(self) -> Compensation:
+        return self.counting.calibrate(self._arenas, self.probes[0].request.plan.module)
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:

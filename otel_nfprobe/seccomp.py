@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
 from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.x86_64.calls import CHECK_CALLS, PROBE_CALLS, SYNC_CORE_CALLS, Call, Need, injection_calls
+from otel_nfprobe.x86_64.calls import (
+    CHECK_CALLS,
+    COUNTER_CALLS,
+    PROBE_CALLS,
+    SYNC_CORE_CALLS,
+    Call,
+    Need,
+    injection_calls,
+)
 
 if TYPE_CHECKING:
     from otel_nfprobe.target import Target
@@ -152,6 +160,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             continue
         if programs is None:
             target.may_check_memory = False
+            target.counters_forbidden = "its seccomp filter cannot be read by this user and may forbid what they need"
             return [
                 f"Process {target.pid} has a seccomp filter that this user cannot read (that takes CAP_SYS_ADMIN, "
                 "and no filter on nfprobe itself); if it forbids a call that is needed, the library does not load."
@@ -162,6 +171,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             known[key] = first_forbidden(programs, calls)
             may_sync_cores &= first_forbidden(programs, SYNC_CORE_CALLS) is None
             target.may_check_memory &= first_forbidden(programs, CHECK_CALLS) is None
+            _note_counters(target, first_forbidden(programs, COUNTER_CALLS))
         forbidden = known[key]
         if forbidden is not None:
             unfit[tid] = forbidden
@@ -187,6 +197,12 @@ def _registers_rseq(target: Target) -> bool:
         if symbol is not None:
             return any(target.read(module.base + symbol.address, 4))
     return False
+
+
+def _note_counters(target: Target, forbidden: tuple[Call, Verdict] | None) -> None:
+    if forbidden is not None:
+        call, verdict = forbidden
+        target.counters_forbidden = f"its seccomp filter {verdict.describe()} {call.label}"
 
 
 def _refuse(target: Target, forbidden: tuple[Call, Verdict] | None) -> None:

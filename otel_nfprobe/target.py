@@ -87,6 +87,7 @@ class Target:
         self._memory: Any = None
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
+        self.counters_forbidden = ""  # why its seccomp filters do not allow COUNTER_CALLS of x86_64/calls.py
         self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
         self._seen_maps = ""  # what the modules were found in
         self._seen_modules: list[Module] = []

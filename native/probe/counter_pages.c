@@ -23,9 +23,23 @@ static const struct nfp_counter_page not_counting;
 static int channel[2] = {-1, -1}; // the helper's end, the monitor's end
 static int key_descriptor = -1; // of the group whose first page stays
 static const void *key_page;
+static long counting_pid; // whose all this is: a forked child has its parent's numbers and none of its pages
+
+// What a child has from the process that forked it is forgotten and not closed: it may be something else by now.
+static void forget_parent(void)
+{
+	if (counting_pid == nfp_library.pid)
+		return;
+	counting_pid = nfp_library.pid;
+	channel[0] = channel[1] = key_descriptor = -1;
+	key_page = NULL;
+	for (uint32_t i = 0; i <= NFP_THREAD_COUNT; i++)
+		nfp_counter_pages[i] = (struct nfp_counter_pages){.pages = {NULL}};
+}
 
 long nfp_counters_begin(void)
 {
+	forget_parent();
 	if (channel[0] >= 0)
 		close(channel[0]);
 	if (channel[1] >= 0)
@@ -117,6 +131,7 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
 	const void *pages[NFP_COUNTERS_MAX];
 	if (index > NFP_THREAD_COUNT || count > NFP_COUNTERS_MAX)
 		return -EINVAL;
+	forget_parent();
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];
 	struct nfp_thread *thread = thread_at((uint32_t)index);
 	long error = 0;
@@ -140,6 +155,8 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
 
 void nfp_counters_end(void)
 {
+	if (counting_pid != nfp_library.pid)
+		return; // nothing was ever counted in this process
 	for (uint32_t i = 0; i <= NFP_THREAD_COUNT; i++)
 		if (thread_at(i)->counter_pages)
 			stop(i);

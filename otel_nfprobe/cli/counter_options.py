@@ -10,6 +10,7 @@ from typing import Any
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.target import Target
 
 
 def add_counter_options(group: Any) -> None:
@@ -42,3 +43,14 @@ def find_counters(arguments: argparse.Namespace) -> CounterChoice:
     for sentence in sentences:
         print(f"nfprobe: {sentence}", file=sys.stderr)
     return choice
+
+
+def check_target(target: Target, choice: CounterChoice) -> None:
+    """Refuses counters that were asked for by name and that this target cannot have. It has been checked.
+
+    Raises:
+        NfprobeError: its seccomp filter forbids what handing them over needs.
+    """
+    if choice.hardware and not choice.auto and target.counters_forbidden:
+        sentence = f"Process {target.pid} cannot be given counters: {target.counters_forbidden}."
+        raise NfprobeError(sentence, f"nfprobe attach {target.pid} --counters auto")

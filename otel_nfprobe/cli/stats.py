@@ -12,7 +12,7 @@ import numpy as np
 from otel_nfprobe.calibration import Cost, costs_by_id
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.attach import StopSignals
-from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
+from otel_nfprobe.cli.counter_options import add_counter_options, check_target, find_counters
 from otel_nfprobe.cli.kernel_stats import is_kernel, measure_kernel, refuse_options
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.measure import say
@@ -73,6 +73,7 @@ class StatsCommand:
             target = Target(arguments.pid)
             target.check()
             refuse_second(target)
+            check_target(target, chosen)
             monitor = Monitor(
                 target, choose_one(arguments, target), arguments.ring_size, NONE, say, stopping=signals.stopping
             )

@@ -45,12 +45,14 @@ class ThreadCounters:
     Attributes:
         counters: what is counted, in the order of the readings.
         say: tells a person, once for each reason.
+        forbidden: why the target's seccomp filter does not let it be counted, or "".
         refused: threads without counters, by reason.
     """
 
     session: Session
     counters: tuple[Counter, ...]
     say: Callable[[str], None]
+    forbidden: str = ""
     kernel: Kernel = field(default_factory=Kernel)
     refused: dict[str, int] = field(default_factory=dict)
     _groups: dict[int, _Group] = field(default_factory=dict)  # by thread table index
@@ -62,8 +64,8 @@ class ThreadCounters:
         if not self.counters:
             return False
         try:
-            if _is_filtered(self.session.pid):
-                raise OSError(errno.EPERM, "it has a seccomp filter, which may forbid what handing them over needs")
+            if self.forbidden:
+                raise OSError(errno.EPERM, self.forbidden)
             descriptor = self.session.ask(lib.NFP_COMMAND_COUNTERS)
             if descriptor < 0:
                 raise OSError(-descriptor, os.strerror(-descriptor))
@@ -172,12 +174,6 @@ class ThreadCounters:
         for descriptor in reversed(group.descriptors):
             self.kernel.close(descriptor)
         group.descriptors = []
-
-
-def _is_filtered(pid: int) -> bool:
-    with suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-        return any(line.split() == ["Seccomp:", "2"] for line in status)
-    return False
 
 
 def _take_descriptor(pid: int, descriptor: int) -> int:

@@ -55,6 +55,17 @@ SYNC_CORE_CALLS = (
 # By threads of the target in probes on functions that somebody described: what is described is not checked where
 # filters do not allow it.
 CHECK_CALLS = (Call("process_vm_readv", 310, (1, ADDRESS, 1, ADDRESS, 1, 0)),)
+# By the helper thread, for the counters of the other threads: without them there are none.
+COUNTER_CALLS = (
+    Call("socketpair", 53, (1, 0x80805, 0, ADDRESS)),
+    Call("recvmsg", 47, (DESCRIPTOR, ADDRESS, 0x40000000)),
+    Call("mmap", 9, (0, 4096, R, SHARED, DESCRIPTOR, 0)),
+    Call("mmap", 9, (ADDRESS, 4096, R, PRIVATE | ANONYMOUS | FIXED, NOWHERE, 0)),
+    Call("munmap", 11, (ADDRESS, 4096)),
+    Call("fcntl(F_DUPFD_CLOEXEC)", 72, (DESCRIPTOR, 1030, 0)),
+    Call("ioctl", 16, (DESCRIPTOR, 0x2401, 1)),
+    Call("close", 3, (DESCRIPTOR,)),
+)
 PROBE_CALLS = (
     Call("restart_syscall", 219),
     Call("mmap", 9, (0, 1 << 24, RW, SHARED, DESCRIPTOR, FILE_OFFSET)),

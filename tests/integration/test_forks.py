@@ -14,6 +14,7 @@ from forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
 from probed import Probed, Talker, wait_until
 
 from otel_nfprobe import forks
+from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -56,6 +57,28 @@ def test_children_and_grandchildren(talker: Talker, globs: list[str], strategy: 
         assert is_as_before(pid, before)
     assert {child["parent"] for child in probed.children.values()} == {talker.pid, *children}
     assert talker.ask("go 10") == talker.ask("end") == "right"
+
+
+def test_counters_of_children(talker: Talker) -> None:
+    """Counters of the kernel that no processor counts: each process has its own pages, and none takes another's."""
+    probed = Following(talker.pid, OWN)
+    probed.monitor.counters = choose_counters("task-clock,page-faults").counters
+
+    def pages(pid: int) -> int:
+        return Path(f"/proc/{pid}/maps").read_text().count("[perf_event]")
+
+    with probed:
+        children = fork(talker, "fork 2")
+        probed.wait_for(children)
+        for pid in children:
+            assert wait_until(lambda pid=pid: talker.ask("go 100") == "right" and pages(pid) >= 2, PATIENCE_S)
+        assert fork(talker, "grow")
+        assert talker.ask("go 100") == "right"
+        assert [pages(pid) for pid in children] == [2, 2]
+    probed.assert_exact()
+    assert all(probed.children[pid]["exact"] == (0, 0, 0, 0) for pid in children)
+    assert [pages(pid) for pid in children] == [1, 1]  # so that rdpmc stays allowed
+    assert talker.ask("end") == "right"
 
 
 def test_other_programs_and_short_lives(talker: Talker) -> None:

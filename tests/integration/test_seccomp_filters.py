@@ -13,19 +13,23 @@ from typing import Any
 import pytest
 from filters import ALLOW, KILL_PROCESS, LOG, allow_only, answer, container_profile, forbid_only, install
 from other_user import run_as
+from probed import Probed, wait_until
 from rooms import Room, compile_musl
 
 from otel_nfprobe.bpf import SystemCall
-from otel_nfprobe.errors import RefusedError
+from otel_nfprobe.cli.counter_options import check_target
+from otel_nfprobe.counters.choice import Counter, CounterChoice, choose_counters
+from otel_nfprobe.counters.devices import Event
+from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.seccomp import judge, read_filters
 from otel_nfprobe.target import Target
-from otel_nfprobe.x86_64.calls import injection_calls
+from otel_nfprobe.x86_64.calls import COUNTER_CALLS, injection_calls
 
 pytestmark = pytest.mark.integration
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 TRACE, TRAP, ASK_USER = 0x7FF00000, 0x00030000, 0x7FC00000
-MMAP, MPROTECT, CLONE, MEMFD_CREATE, CLONE3, RSEQ, BRK = 9, 10, 56, 319, 435, 334, 12
+MMAP, MPROTECT, CLONE, MEMFD_CREATE, CLONE3, RSEQ, BRK, SOCKETPAIR = 9, 10, 56, 319, 435, 334, 12, 53
 # What tests/targets/where.c needs itself: its input and output, its threads' semaphores and end.
 OWN_CALLS = {0, 1, 3, 5, 12, 14, 20, 56, 60, 202, 218, 231, 262, 273, 334, 435}
 
@@ -127,3 +131,44 @@ def test_filters_as_the_kernel_gives_them(where: Path, spawn: Spawn, tmp_path: P
     assert judge(programs, SystemCall(165, ())).error == errno.EPERM  # mount
     assert judge(programs, SystemCall(CLONE, (0x10000000,))).error == errno.EPERM  # CLONE_NEWUSER
     assert judge(programs, SystemCall(CLONE, (0x3D0F00,))).is_allowed
+
+
+def probe_with_counters(room: Room) -> tuple[Probed, int]:
+    """A whole session with counters of the kernel that no processor counts, and how many of their pages there were."""
+    probed = Probed(room.pid, ["*:step"])
+    probed.monitor.counters = choose_counters("task-clock,page-faults").counters
+    pages = 0
+    with probed:
+        room.call(50)
+        if not probed.target.counters_forbidden:
+            assert wait_until(lambda: room.maps().count("[perf_event]") >= 2)
+        room.call(50)
+        pages = room.maps().count("[perf_event]")
+    probed.assert_exact()
+    return probed, pages
+
+
+def test_counters_where_the_filter_allows_them(where: Path, spawn: Spawn, tmp_path: Path) -> None:
+    calls = (*injection_calls(False, True), *COUNTER_CALLS)
+    path = allow_only(tmp_path / "filter", {call.number for call in calls} | OWN_CALLS, KILL_PROCESS)
+    room = Room(spawn, [where, path])
+    for _ in range(2):
+        probed, pages = probe_with_counters(room)
+        assert pages >= 2
+        assert not any("handed" in said for said in probed.said)
+
+
+def test_counters_that_the_filter_forbids(where: Path, spawn: Spawn, tmp_path: Path, nfprobe: Any) -> None:
+    """One sentence, and the session goes on; whoever asked for them by name is refused before anything is touched."""
+    room = Room(spawn, [where, forbid_only(tmp_path / "filter", SOCKETPAIR, KILL_PROCESS)])
+    probed, pages = probe_with_counters(room)
+    assert pages == 0
+    reason = "its seccomp filter kills it for socketpair"
+    assert [said for said in probed.said if "counters" in said] == [
+        f"The counters cannot be handed to process {room.pid}: {reason}. Times only."
+    ]
+    target = Target(room.pid)
+    target.check()
+    with pytest.raises(NfprobeError, match=reason):
+        check_target(target, CounterChoice(counters=(Counter("cycles", (Event(0),)),)))
+    check_target(target, CounterChoice(auto=True, counters=(Counter("cycles", (Event(0),)),)))
