@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from otel_nfprobe.counters.choice import Counter, CounterChoice
-from otel_nfprobe.counters.devices import SYSFS, core_devices, read_devices
+from otel_nfprobe.counters.devices import SYSFS, core_devices, is_core_name, read_devices
 from otel_nfprobe.counters.perf import Kernel
 
 PROC = Path("/proc")
@@ -99,6 +100,22 @@ def find_refusal(
             kernel.close(descriptor)
 
 
+def explain_thread(
+    error: OSError, counter: Counter, in_group: bool, cpus: Iterable[int], kernel: Kernel, around: Surroundings
+) -> Refusal:
+    """Why a thread of the target cannot have a counter that nfprobe's own thread can.
+
+    Args:
+        in_group: others were opened before it.
+        cpus: on which the thread may run.
+    """
+    if not counter.is_counted_on(cpus):
+        return Refusal(f"the cores that it may run on cannot count {counter.name}", "perf list")
+    if error.errno in _FORBIDDEN:
+        return Refusal("this user may not count in it, which has another user or more rights", "sudo nfprobe attach")
+    return _explain(error, counter, in_group, kernel, around)
+
+
 def _explain(error: OSError, counter: Counter, in_group: bool, kernel: Kernel, around: Surroundings) -> Refusal:
     number = error.errno or 0
     if number == errno.ENOSYS:
@@ -111,6 +128,9 @@ def _explain(error: OSError, counter: Counter, in_group: bool, kernel: Kernel, a
         return Refusal("too many files are open", "ulimit -n 65536")
     if number not in _NOT_THERE:
         return Refusal(f"perf_event_open says {os.strerror(number)}")
+    device = counter.name.partition("/")[0] if "/" in counter.name else ""
+    if device and not is_core_name(device):
+        return Refusal(f"{device} counts what all of the machine does, not what a thread does", "perf stat -a")
     if not around.has_counters():
         where = "this virtual machine's hypervisor shows none" if around.is_hypervised() else "the kernel shows none"
         return Refusal(f"there is no performance monitoring unit: {where}")

@@ -50,9 +50,16 @@ class Counter:
 
     def event_for(self, cpus: Iterable[int]) -> Event:
         """The event for a thread that may run on these CPUs."""
-        allowed = frozenset(cpus)
-        fitting = [event for event in self.events if not event.cpus or allowed & event.cpus]
+        fitting = self._fitting(cpus)
         return fitting[0] if fitting else self.events[0]
+
+    def is_counted_on(self, cpus: Iterable[int]) -> bool:
+        """Whether any of these CPUs has an event for it."""
+        return bool(self._fitting(cpus))
+
+    def _fitting(self, cpus: Iterable[int]) -> list[Event]:
+        allowed = frozenset(cpus)
+        return [event for event in self.events if not event.cpus or allowed & event.cpus]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Device:
     @property
     def is_core(self) -> bool:
         """Whether it counts what a processor core does for a thread."""
-        return _CORE.match(self.name) is not None
+        return is_core_name(self.name)
 
     def resolve(self, terms: str) -> Event:
         """The event that a list of terms means, such as `event=0xcd,umask=1` or `mem-loads,ldlat=30`.
@@ -185,6 +185,11 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_core_name(name: str) -> bool:
+    """Whether a device of this name counts for threads."""
+    return _CORE.match(name) is not None
 
 
 def core_devices(devices: list[Device]) -> list[Device]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.arena import Arenas
+from otel_nfprobe.counters.availability import Surroundings, explain_thread
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.compensation import Compensation, calibrate_counters
 from otel_nfprobe.counters.perf import Kernel
@@ -54,6 +55,7 @@ class ThreadCounters:
     say: Callable[[str], None]
     forbidden: str = ""
     kernel: Kernel = field(default_factory=Kernel)
+    around: Surroundings = field(default_factory=Surroundings)
     refused: dict[str, int] = field(default_factory=dict)
     _groups: dict[int, _Group] = field(default_factory=dict)  # by thread table index
     _channel: socket.socket | None = None
@@ -126,8 +128,18 @@ class ThreadCounters:
         except ProcessLookupError:
             self._close(group)
         except OSError as error:
+            opened = len(group.descriptors)
             self._close(group)
-            self._refuse(error.strerror or "unknown error")
+            self._refuse(self._explain(error, tid, opened))
+
+    def _explain(self, error: OSError, tid: int, opened: int) -> str:
+        cpus: set[int] = set()
+        with suppress(ProcessLookupError):
+            cpus = os.sched_getaffinity(tid)
+        if opened == len(self.counters) or not cpus:  # not the kernel: handing them over
+            return error.strerror or "unknown error"
+        refusal = explain_thread(error, self.counters[opened], opened > 0, cpus, self.kernel, self.around)
+        return f"{refusal.reason} (next: {refusal.advice})"
 
     def _count(self, index: int, group: _Group) -> None:
         cpus = os.sched_getaffinity(group.tid)

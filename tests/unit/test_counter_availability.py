@@ -94,6 +94,13 @@ def test_one_event_is_absent(around: Surroundings) -> None:
     assert found == "the processor cannot count b (a virtual machine may have some counters only) -> perf list"
 
 
+def test_a_device_that_counts_for_nobody(around: Surroundings) -> None:
+    choice = CounterChoice(counters=(Counter("uncore_imc_0/clockticks/", (Event(13, 0xFF),)),))
+    refusal = find_refusal(choice, FakeKernel(errors={0xFF: errno.EINVAL}), around)
+    assert refusal is not None
+    assert refusal.reason == "uncore_imc_0 counts what all of the machine does, not what a thread does"
+
+
 def test_more_than_fit(around: Surroundings) -> None:
     assert "so many at a time: c does not fit beside the others" in reason(FakeKernel(room=2), around)
 

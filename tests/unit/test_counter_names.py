@@ -139,6 +139,35 @@ def test_hybrid_names_mean_one_event_for_each_kind_of_core(hybrid: Path) -> None
     assert "cpu_core and cpu_atom" in choice.notes[0]
 
 
+def test_three_kinds_of_cores_and_fields_in_pieces(tmp_path: Path) -> None:
+    """As on processors with low-power cores, whose unit masks have eight more bits elsewhere in the word."""
+    pieces = INTEL_FORMAT | {"umask": "config:8-15,40-47", "eq": "config:36", "snoop_rsp": "config1:0-63"}
+    for name, kind, cpus in (("cpu_core", 4, "0-5"), ("cpu_atom", 10, "6-13"), ("cpu_lowpower", 11, "14,15")):
+        make_device(tmp_path, name, kind, pieces, {"instructions": "event=0xc0"}, cpus=cpus, rdpmc="1")
+    make_device(tmp_path, "msr", 12, {"event": "config:0-63"}, {"tsc": "event=0x00"})
+    choice = choose_counters("cpu_lowpower/event=0xa4,umask=0x1ff,eq/,branches,LLC-load-misses", tmp_path, "")
+    slashed, branches, misses = choice.counters
+    assert slashed.events == (Event(11, 0x110_0000_FFA4, cpus=frozenset((14, 15))),)
+    assert [event.config for event in branches.events] == [4 << 32 | 4, 10 << 32 | 4, 11 << 32 | 4]
+    assert [event.type for event in misses.events] == [3, 3, 3]
+    assert branches.event_for([15]).config >> 32 == 11
+    assert "cpu_core and cpu_atom and cpu_lowpower" in choice.notes[0]
+    assert not slashed.is_counted_on([0, 6])
+    assert slashed.is_counted_on([6, 14])
+
+
+def test_zen(amd: Path) -> None:
+    """Events have twelve bits in two places; the device of the third level cache is another one."""
+    make_device(amd, "amd_l3", 17, {"event": "config:0-7", "umask": "config:8-15", "slicemask": "config:48-51"}, {})
+    events = {"cpu/event=0x1a2,umask=0x2,cmask=3/": 0x1_0300_02A2, "cpu/event=0xfff/": 0xF_0000_00FF}
+    for name, config in events.items():
+        assert only_event(choose_counters(name, amd, "")) == Event(4, config)
+    assert only_event(choose_counters("amd_l3/event=0x4,umask=0xff,slicemask=0xf/", amd, "")).type == 17
+    assert only_event(choose_counters("stalled-cycles-frontend", amd, "")) == Event(0, 7)
+    with pytest.raises(UsageError, match="event of cpu has 12 bits"):
+        choose_counters("cpu/event=0x1000/", amd, "")
+
+
 def test_modes_and_bundles(intel: Path) -> None:
     choice = choose_counters("branch,instructions,cycles:k,instructions:uk", intel, INTEL_INFO)
     names = [counter.name for counter in choice.counters]
