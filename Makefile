@@ -60,6 +60,7 @@ bench: build ## the cost of a probe and of a probed network function, beside the
 	$(BIN)/python tests/benchmarks/bench_recording.py --json build/bench/recording.json
 	$(BIN)/python tests/benchmarks/bench_probe.py --json build/bench/probe.json
 	$(BIN)/python tests/benchmarks/bench_calibration.py --json build/bench/calibration.json
+	$(BIN)/python tests/benchmarks/bench_counters.py --json build/bench/counters.json
 	$(BIN)/python tests/benchmarks/bench_attach.py --json build/bench/attach.json
 	$(BIN)/python tests/benchmarks/bench_snippet.py
 	$(BIN)/python tests/benchmarks/bench_poll.py --json build/bench/poll.json

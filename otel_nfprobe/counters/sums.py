@@ -73,10 +73,11 @@ class CounterSums:
         self._make_room(int(functions.max(initial=-1)) + 1)
         valid = (rows["flags"] & CountersFlag.VALID) != 0
         own = (rows["flags"] & CountersFlag.SELF_VALID) != 0
-        np.add.at(self._inclusive, functions[valid], rows["inclusive"][valid])
-        np.add.at(self._self, functions[own], rows["self"][own])
+        columns_used = len(self._counters())
+        _add_up(self._inclusive, functions[valid], rows["inclusive"][valid], columns_used)
+        _add_up(self._self, functions[own], rows["self"][own], columns_used)
         for column, chosen in enumerate((valid, own, ~valid)):
-            np.add.at(self._calls[:, column], functions[chosen], np.uint64(1))
+            self._calls[:, column] += np.bincount(functions[chosen], minlength=len(self._calls)).astype(np.uint64)
         self._add_batches(columns)
 
     def _add_batches(self, columns: Columns) -> None:
@@ -166,6 +167,13 @@ class CounterSums:
         return list(zip(self.names, scales, strict=True))
 
 
+def _add_up(sums: Words, places: NDArray[np.intp], counts: Words, columns: int) -> None:
+    """Adds rows of counts to the rows of `sums` at `places`; the other columns are 0 in all of them."""
+    for column in range(columns if len(places) else 0):
+        # Exact: what is added up at once are fewer than 2^20 numbers below 2^32, far fewer than a double holds.
+        sums[:, column] += np.bincount(places, counts[:, column], minlength=len(sums)).astype(np.uint64)
+
+
 def batch_counts(columns: Columns) -> tuple[Words, NDArray[np.bool_]]:
     """What was counted in the outermost calls of each batch, and whether all of them were counted.
 
@@ -184,8 +192,7 @@ def batch_counts(columns: Columns) -> tuple[Words, NDArray[np.bool_]]:
     outermost = (calls["batch"] != NONE) & ~skipped & (~known | inside_clipped)
     places = calls["batch"][outermost].astype(np.intp)
     sums = np.zeros((len(batches), COUNTERS_MAX), np.uint64)
-    np.add.at(sums, places, np.where(valid[outermost][:, None], rows[outermost], np.uint64(0)))
-    good, total = np.zeros(len(batches), np.int64), np.zeros(len(batches), np.int64)
-    np.add.at(total, places, 1)
-    np.add.at(good, places, valid[outermost].astype(np.int64))
+    _add_up(sums, places, np.where(valid[outermost][:, None], rows[outermost], np.uint64(0)), COUNTERS_MAX)
+    total = np.bincount(places, minlength=len(batches))
+    good = np.bincount(places[valid[outermost]], minlength=len(batches))
     return sums, (total > 0) & (good == total)

@@ -3,8 +3,9 @@
 
 Short interleaved rounds in several testpmd processes: nothing; bare trampolines on the same sites (two time
 stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
-(with its defaults) and all, drained by a real monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32,
-as paired differences with quartiles: the rounds of a shared machine differ by more than the probes cost.
+(with its defaults) and all, and none with `--counters auto`, drained by a real monitor on the other CPU. Prints
+nanoseconds of CPU time per batch of 32, as paired differences with quartiles: the rounds of a shared machine differ by
+more than the probes cost.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.analysis import FunctionPlan
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.counters.availability import find_refusal
+from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.latecapture import ALL, NONE, SLOW, LateWish
 from otel_nfprobe.modules import Module
 from otel_nfprobe.monitor import Monitor
@@ -102,6 +105,13 @@ class Kind:
     label: str
     choice: Choice | None
     packets: str = NONE
+    counters: tuple[Counter, ...] = ()
+
+
+def find_counters() -> tuple[Counter, ...]:
+    """What `--counters auto` reads here."""
+    choice = choose_counters("auto")
+    return () if find_refusal(choice) else choice.hardware
 
 
 def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
@@ -110,6 +120,7 @@ def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_b
         return batch_ns(testpmd, seconds, time.sleep)
     wish = LateWish.choose(None, None, None)
     monitor = Monitor(target, kind.choice, ring_bytes, kind.packets, print, wish=wish)
+    monitor.counters = kind.counters
     monitor.attach()
     monitor.start(Clock.start(), None, None)
     monitor.run(SETTLE_S, lambda: None)
@@ -130,12 +141,14 @@ def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[st
         os.sched_setaffinity(0, set(cpus))
         times += run_process(mode, f"bench{os.getpid()}{mode}{number}", arguments, capture, cpus)
     os.sched_setaffinity(0, set(cpus))
-    nothing, bare_ns, none_ns, slow_ns, all_ns = np.array(times).T
+    nothing, bare_ns, none_ns, slow_ns, all_ns, counted_ns = np.array(times).T
     print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; receive, engine and transmit probed")
     bare = show("bare trampolines", bare_ns - nothing)
     none = show("--packets none", none_ns - nothing, bare)
     slow = show("--packets slow", slow_ns - nothing, bare)
     every = show("--packets all", all_ns - nothing, bare)
+    show("none, --counters auto", counted_ns - nothing, bare)
+    counted = show(f"auto ({len(find_counters())} counters) - none", counted_ns - none_ns)
     late = show("slow - none", slow_ns - none_ns)
     print(f"  {'slow - none, per packet':24} {late / BATCH:+8.2f} ns")
     return {
@@ -144,6 +157,7 @@ def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[st
         "nfprobe_ns": none,
         "slow_ns": slow,
         "all_ns": every,
+        "counters_auto_ns": counted,
         "late_packet_ns": late / BATCH,
     }
 
@@ -160,6 +174,7 @@ def run_process(
         ours = choose(target, choose_adapter("dpdk", target), [find_engine(target, mode)], [])
         bare = BareChoice(ours.adapter, ours.roles, ours.plans)
         kinds = [Kind("nothing", None), Kind("bare", bare), *(Kind(packets, ours, packets) for packets in PACKETS)]
+        kinds.append(Kind("counters", ours, NONE, find_counters()))
         times = []
         for _ in range(arguments.rounds):
             times.append([measure(testpmd, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])

@@ -26,6 +26,8 @@ from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
 from otel_nfprobe.adapters.ovs_classes import dpdk_kind
 from otel_nfprobe.columns import DROPPED
+from otel_nfprobe.counters.availability import find_refusal
+from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.digest import describe
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline
@@ -102,6 +104,7 @@ def test_every_packet_through_its_ports(
     total = {"received": COUNT + TAP_FRAMES, "transmitted": COUNT + 2 * TAP_FRAMES, "dropped": 0, "unknown": 0}
     assert summary["packets"] == total
     assert summary["functions"]["switched_off"] == {}
+    assert bool(summary["counters"]) == (find_refusal(choose_counters("auto")) is None)
     assert_nothing_missing(summary)
     assert code_of(switch.pid) == code
     check_digests(recording, frames)
