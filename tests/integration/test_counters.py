@@ -137,6 +137,33 @@ def test_exact_values(talker: Talker, truth: Path, count: int) -> None:
     assert assert_never_wrong(counted, true, count) >= 600 - counted.rows("work")[2].sum()
 
 
+def test_a_switch_at_every_point(talker: Talker, truth: Path) -> None:
+    """One call for each place where the kernel may change the pages, all at once or while a probe looks at them."""
+    true, count = [], 3
+    with Counted(talker, count) as counted:
+        talker.ask("point -1")
+        talker.ask("work 1")
+        true.append(read_truth(truth))
+        points = int(talker.ask("occasions 0"))
+        assert points == 8 * count + 1  # before and after each reading of two calls, and amid the outer one
+        for kind in ("point", "torn"):
+            for number in range(points):
+                talker.ask(f"{kind} {number}")
+                talker.ask("work 1")
+                true.append(read_truth(truth))
+    counted.assert_exact()
+    found = np.concatenate(true)
+    assert_never_wrong(counted, found, count)
+    assert found["switched"][1:].all()
+    flags, _, is_long = counted.rows("work")
+    inner = counted.rows("inner")[0]
+    valid = (flags & CountersFlag.VALID) != 0
+    # A probe has looked at the lock before the first point, and looks again behind the last one: nothing is harmless.
+    assert not valid[1:].any()
+    assert valid[0] or is_long[0]
+    assert ((inner & CountersFlag.VALID) != 0).sum() > points // 2
+
+
 def test_random_switches(talker: Talker, truth: Path) -> None:
     """Before, between and after readings, and inside calls."""
     with Counted(talker, 5) as counted:

@@ -30,6 +30,8 @@ static unsigned long state = 88172645463325252;
 static uint64_t switches, at_entry; // so far, and when the first reading of this call was made
 static volatile int armed;
 static uint64_t readings;
+static long occasions, point = -1,
+                       torn = -1; // so far; at which a switch happens; from which to the next it is under way
 
 static unsigned long next_random(void)
 {
@@ -39,21 +41,39 @@ static unsigned long next_random(void)
 	return state;
 }
 
-static void switch_all(void)
+// Half of what the kernel does: the pages are not consistent until it is done.
+static void begin_switch(int away)
 {
-	int away = next_random() % 4 == 0;
 	switches++;
 	for (int i = 0; i < COUNTERS; i++) {
 		pages[i]->lock++;
 		value[i] = next_random();
 		place[i] = (int)(next_random() % 3 == 0 ? FIXED + i : i);
 		pages[i]->index = away ? 0 : (uint32_t)place[i] + 1;
-		pages[i]->lock++;
 	}
+}
+
+static void end_switch(void)
+{
+	for (int i = 0; i < COUNTERS; i++)
+		pages[i]->lock++;
+}
+
+static void switch_all(void)
+{
+	begin_switch(next_random() % 4 == 0);
+	end_switch();
 }
 
 static void maybe_switch(void)
 {
+	long occasion = armed ? occasions++ : -2;
+	if (pages[0]->lock & 1)
+		end_switch();
+	if (occasion == point || occasion == torn)
+		begin_switch(0);
+	if (occasion == point)
+		end_switch();
 	int likely = pages[0]->index ? chance : 500;
 	if (armed && chance && next_random() % 1000 < (unsigned long)likely)
 		switch_all();
@@ -119,10 +139,35 @@ static const char *run_work(long calls)
 		truth[i].switched = switches != at_entry || pages[0]->index == 0;
 	}
 	armed = 0;
+	if (pages[0]->lock & 1)
+		end_switch();
 	if (!file || fwrite(truth, sizeof(*truth), (size_t)calls, file) != (size_t)calls || fclose(file))
 		return "no file";
 	free(truth);
 	snprintf(said, sizeof(said), "%lu", (unsigned long)sum);
+	return said;
+}
+
+// The next run has one switch, at this occasion.
+static const char *set_point(long number)
+{
+	occasions = 0;
+	point = number;
+	torn = -1;
+	return "set";
+}
+
+static const char *set_torn(long number)
+{
+	set_point(-1);
+	torn = number;
+	return "set";
+}
+
+static const char *say_occasions(long number)
+{
+	static char said[32];
+	snprintf(said, sizeof(said), "%ld", number + occasions);
 	return said;
 }
 
@@ -159,9 +204,10 @@ static const char *say_where(long number)
 
 int main(void)
 {
-	static const struct command commands[] = {{"work", run_work},   {"chance", set_chance},
-	                                          {"off", set_off},     {"width", set_width},
-	                                          {"where", say_where}, {NULL, NULL}};
+	static const struct command commands[] = {
+	    {"work", run_work},   {"chance", set_chance},       {"off", set_off},
+	    {"width", set_width}, {"where", say_where},         {"point", set_point},
+	    {"torn", set_torn},   {"occasions", say_occasions}, {NULL, NULL}};
 	struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO};
 	sigaction(SIGSEGV, &action, NULL);
 	for (int i = 0; i < COUNTERS; i++) {
