@@ -127,7 +127,7 @@ def calibrate_counters(
         return Compensation(by_shape, _minus(hop, alone))
     finally:
         entry.used = used
-        session.program(SPARE_PROGRAM).role = 0
+        session.program(SPARE_PROGRAM).role = session.program(SPARE_PROGRAM).plain = 0
 
 
 def _measure(session: Session, address: int, count: int, rounds: int) -> tuple[Counts, Counts]:
@@ -170,3 +170,4 @@ def _give_program(session: Session) -> None:
     program.count_argument = 0
     program.requested_argument = program.pointers_argument = NO_ARGUMENT
     program.count_width = program.verdict = 0
+    program.plain = 1  # as those of most functions

@@ -25,7 +25,7 @@ from otel_nfprobe.trampoline import COPY_SHAPES
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = 4
+ROUNDS = 3
 Truth = dict[str, list[tuple[int, int, int, int]]]  # instructions, branches; of these in the call alone
 
 
@@ -85,7 +85,7 @@ class Stepped(Probed):
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, self.count, pages) == 0
         arenas = self.monitor._arenas
-        self.monitor.compensation = calibrate_counters(session, arenas, module, self.count, self.shapes(), rounds=2)
+        self.monitor.compensation = calibrate_counters(session, arenas, module, self.count, self.shapes(), rounds=1)
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, 0) == 0
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
         self.monitor.drain.pipeline.set_counter_costs(costs_of(self.monitor.probes, self.monitor.compensation))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
 from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.report import build_report
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 
@@ -176,6 +180,24 @@ def test_sums_of_functions() -> None:
     found = sums.of_function(1)
     assert found["cycles"]["probe"] == {"inside": 4 * 6, "whole": 9 * 6}
     assert counter_rows([{"name": "outer", "counters": found}])[0][0] == "counters per call, without the probes"
+
+
+def test_report_of_a_recording(tmp_path: Path) -> None:
+    """A recording holds raw readings, and what was to be taken off."""
+    header = RecordingHeader(session="1", pid=7, settings={"counter_choice": "cycles*1,slots-all*6"})
+    writer = RecordingWriter(tmp_path / "x.nfprobe", header)
+    plain = FunctionInfo(0, 0, "/bin/nf", 0, 64, "", "symbol", "in-stack call")
+    outer = replace(plain, id=1, name="outer", probe_inside_counts=(100, 10), probe_whole_counts=(150, 20))
+    inner = replace(plain, id=2, name="inner", probe_inside_counts=(5, 1), probe_whole_counts=(9, 2))
+    writer.functions([plain, outer, inner])
+    writer.records(0, np.array(nested().records, RECORD))
+    writer.finish({})
+    found = {
+        item["name"]: item["counters"] for item in build_report(RecordingReader(writer.path)).document["functions"]
+    }
+    assert (found["outer"]["cycles"]["total"], found["inner"]["cycles"]["total"]) == (1035 - 100 - 9, 30 - 5)
+    assert found["outer"]["slots-all"]["self"] == 6 * ((521 - 10 - 2) - (20 - 1))
+    assert found["inner"]["slots-all"]["probe"] == {"inside": 6, "whole": 12}
 
 
 def counted_columns() -> Columns:
