@@ -47,34 +47,30 @@ static uint32_t inside_ticks(uint64_t position)
 	return (uint32_t)sum;
 }
 
-static void sort(uint32_t *values)
+uint64_t nfp_median(uint64_t *values, int count)
 {
-	for (int i = 1; i < ROUNDS; i++) {
-		uint32_t value = values[i];
+	for (int i = 1; i < count; i++) {
+		uint64_t value = values[i];
 		int at = i;
 		for (; at > 0 && values[at - 1] > value; at--)
 			values[at] = values[at - 1];
 		values[at] = value;
 	}
-}
-
-static uint32_t median(uint32_t *values)
-{
-	sort(values);
-	return values[ROUNDS / 2];
+	return values[count / 2];
 }
 
 static void measure(uint64_t bare, uint64_t probed, uint32_t *inside, uint32_t *added)
 {
-	static uint32_t bare_ticks[ROUNDS], probed_ticks[ROUNDS], between[ROUNDS];
+	static uint64_t bare_ticks[ROUNDS], probed_ticks[ROUNDS], between[ROUNDS];
 	for (int round = 0; round < ROUNDS; round++) {
 		bare_ticks[round] = calls_ticks(bare);
 		uint64_t position = nfp_calibrated_thread.position;
 		probed_ticks[round] = calls_ticks(probed);
 		between[round] = inside_ticks(position);
 	}
-	uint32_t without = median(bare_ticks), with = median(probed_ticks);
-	*inside = median(between);
+	uint32_t without = (uint32_t)nfp_median(bare_ticks, ROUNDS),
+	         with = (uint32_t)nfp_median(probed_ticks, ROUNDS);
+	*inside = (uint32_t)nfp_median(between, ROUNDS);
 	*added = with > without ? with - without : 0;
 }
 

@@ -10,6 +10,9 @@ extern struct nfp_thread nfp_calibrated_thread;
 // Opens its gate and gives it its ring; its counters stay as they are.
 void nfp_calibration_prepare(void);
 
+// Sorts them.
+uint64_t nfp_median(uint64_t *values, int count);
+
 static inline void nfp_call_any(uint64_t function)
 {
 	// Any register may be used by what is called, as by any function.

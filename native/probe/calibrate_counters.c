@@ -81,18 +81,6 @@ static int run(struct nfp_thread *thread, uint64_t function, struct round *round
 	return sum_up(thread, start, round);
 }
 
-static uint64_t median(uint64_t *values, int count)
-{
-	for (int i = 1; i < count; i++) {
-		uint64_t value = values[i];
-		int at = i;
-		for (; at > 0 && values[at - 1] > value; at--)
-			values[at] = values[at - 1];
-		values[at] = value;
-	}
-	return values[count / 2];
-}
-
 long nfp_calibrate_counters(uint64_t function, uint64_t wanted)
 {
 	static struct round rounds[ROUNDS_MAX];
@@ -114,10 +102,10 @@ long nfp_calibrate_counters(uint64_t function, uint64_t wanted)
 	for (int counter = 0; counter < NFP_COUNTERS_MAX; counter++) {
 		for (int i = 0; i < valid; i++)
 			values[i] = rounds[i].in_all[counter];
-		header->counted_in_all[counter] = median(values, valid);
+		header->counted_in_all[counter] = nfp_median(values, valid);
 		for (int i = 0; i < valid; i++)
 			values[i] = rounds[i].between[counter];
-		header->counted_between[counter] = median(values, valid);
+		header->counted_between[counter] = nfp_median(values, valid);
 	}
 	return 0;
 }

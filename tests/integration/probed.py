@@ -18,6 +18,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import Columns
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.pipeline import PipelineCounts
+from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.target import Target
 
 ANSWER_S = 120.0
@@ -79,6 +80,18 @@ def keep_calls(monitor: Monitor) -> list[Columns]:
 
     statistics.add = keep  # type: ignore[method-assign]
     return kept
+
+
+class KeepAll(Statistics):
+    """Keeps every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Columns] = []
+
+    def add(self, columns: Columns) -> None:
+        super().add(columns)
+        self.kept.append(columns)
 
 
 class Probed:

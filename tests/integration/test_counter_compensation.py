@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from otel_nfprobe._core import lib
-from probed import Probed, Talker
+from probed import KeepAll, Probed, Talker
 
 from otel_nfprobe.choice import choose
-from otel_nfprobe.columns import Columns, CountersFlag, concatenate
+from otel_nfprobe.columns import CountersFlag, concatenate
 from otel_nfprobe.counters.compensation import SHAPES, calibrate_counters, costs_of
 from otel_nfprobe.session import THREAD_COUNT
-from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.trampoline import COPY_SHAPES
 
@@ -27,18 +26,6 @@ pytestmark = pytest.mark.integration
 
 ROUNDS = 3
 Truth = dict[str, list[tuple[int, int, int, int]]]  # instructions, branches; of these in the call alone
-
-
-class KeepAll(Statistics):
-    """Keeps every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Columns] = []
-
-    def add(self, columns: Columns) -> None:
-        super().add(columns)
-        self.kept.append(columns)
 
 
 @pytest.fixture

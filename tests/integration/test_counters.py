@@ -12,31 +12,18 @@ from types import TracebackType
 import numpy as np
 import pytest
 from otel_nfprobe._core import lib
-from probed import Probed, Talker, wait_until
+from probed import KeepAll, Probed, Talker, wait_until
 
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns, CountersFlag, concatenate
+from otel_nfprobe.columns import CountersFlag, concatenate
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report import build_report
-from otel_nfprobe.statistics import Statistics
 
 pytestmark = pytest.mark.integration
 
 TRUTH = np.dtype([("amount", "<u4"), ("switched", "<u4")])
 RING_BYTES = 64 << 20
-
-
-class KeepAll(Statistics):
-    """Keeps every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Columns] = []
-
-    def add(self, columns: Columns) -> None:
-        super().add(columns)
-        self.kept.append(columns)
 
 
 class Counted(Probed):
