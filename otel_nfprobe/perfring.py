@@ -2,7 +2,7 @@
 """Perf rings: opens perf events of one thread, and reads what the kernel writes into their buffers.
 
 A buffer is one page of struct perf_event_mmap_page, then a ring of records, each with a HEADER. The kernel moves the
-head, the reader the tail. Called by preemption.py, profiler.py and running.py,
+head, the reader the tail. Called by preemption.py, profiler.py, running.py and counters/perf.py,
 which know their records.
 """
 
