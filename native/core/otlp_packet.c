@@ -276,13 +276,14 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, end_ticks);
 	if (end_ns < start_ns)
 		end_ns = start_ns;
+	trace->origin_ns = start_ns;
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_PACKET, NFP_NONE);
 	p = write_name(p, trace);
-	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = write_packet_attributes(p, trace, end_ns - start_ns);
 	if (trace->tail && (trace->tail->link_high | trace->tail->link_low))
-		p = nfp_span_link(p, trace->tail);
+		p = nfp_span_link(p, trace);
 	p = nfp_span_end(start, p);
 	*spans = 1;
 	if (start_ns < batch_ns) {

@@ -17,6 +17,7 @@ from otel_nfprobe.cli.identity_options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.span_options import add_span_options, describe_time_scale, find_time_scale
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
@@ -75,6 +76,7 @@ class ExportCommand:
             help="about this share of the packets, the slowest",
         )
         add_correlation_options(parser)
+        add_span_options(parser)
         add_spool_options(parser)
         add_arrival_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
@@ -160,13 +162,17 @@ class _Export:
 def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlate_window_ns: int) -> SpanEncoder:
     header = facts.header
     target: dict[str, Any] = {**header.resource, "process.pid": header.pid}
+    resource = make_resource_attributes(target, arguments.service)
+    if sentence := describe_time_scale(find_time_scale(arguments), resource["service.name"]):
+        print(f"nfprobe: {sentence}", file=sys.stderr)
     encoder = SpanEncoder(
-        make_resource_attributes(target, arguments.service),
+        resource,
         facts.function_names,
         find_session_id(header.session),
         facts.make_clock(),
         format_trace_state(arguments.sample or 0.0) if header.settings.get("packets") != SLOW else "",
         correlate_window_ns,
+        find_time_scale(arguments),
     )
     encoder.set_threads(_list_threads(facts))
     encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))

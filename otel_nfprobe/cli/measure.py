@@ -20,6 +20,7 @@ from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
+from otel_nfprobe.cli.span_options import describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.counters.choice import read_names
@@ -196,7 +197,10 @@ class Measurement:
                 names = self.monitor.names_by_id()
                 window_ns = self.monitor.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
-                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns)
+                scale = find_time_scale(self.arguments)
+                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale)
+                if sentence := describe_time_scale(scale, self._resource["service.name"]):
+                    say(sentence)
                 encoder.set_counters(read_names(str(self.arguments.counter_choice)))
                 spans = SpanPath(self._sampler(), encoder, self._exporter)
             self.monitor.start(self._clock, self._recording, spans)

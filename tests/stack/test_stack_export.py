@@ -166,3 +166,32 @@ def test_a_recording_is_exported_by_command(
     assert [span.name for span in spans] == ["packet", "batch", "nf_rx", "nf_work", "nf_tx"]
     assert spans[0].resource["service.name"] == service
     assert spans[0].resource["host.name"] == "far-away"
+
+
+def test_stretched_copies_are_readable_in_microseconds(
+    jaeger: Jaeger, service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = write_recording(tmp_path / "session.nfp", start_ns=time.time_ns() - 10**9)
+    words = ["export", str(recording), "--endpoint", jaeger.otlp_endpoint, "--service", service]
+    assert main([*words, "--time-scale", "1000"]) == 0
+    stretched = f"{service} (ns as us)"
+    assert jaeger.client.await_traces(service, RECORDED_PACKETS) == RECORDED_PACKETS
+    assert jaeger.client.await_traces(stretched, RECORDED_PACKETS) == RECORDED_PACKETS
+    tags = {"nf.packet.id": f"{0x1000 * 3:016x}"}
+    (true_id,) = jaeger.client.find_trace_ids(service, tags)
+    (copy_id,) = jaeger.client.find_trace_ids(stretched, {**tags, "nf.time_scale": "1000"})
+    # Another export of this recording has the same trace ids.
+    true = [span for span in jaeger.client.read_trace(true_id) if span.resource["service.name"] == service]
+    copy = [span for span in jaeger.client.read_trace(copy_id) if span.resource["service.name"] == stretched]
+    assert true_id != copy_id
+    assert [span.name for span in copy] == [span.name for span in true]
+    for span, original in zip(copy, true, strict=True):
+        assert span.start_ns - copy[0].start_ns == 1000 * (original.start_ns - true[0].start_ns)
+        assert span.end_ns - span.start_ns == 1000 * (original.end_ns - original.start_ns)
+        assert span.attributes == {**original.attributes, "nf.time_scale": 1000}
+    # What its page shows: whole microseconds, which are the true ns.
+    shown = {one["operationName"]: one["duration"] for one in jaeger.client.read_page_spans(copy_id)}
+    calls = [span for span in copy if "nf.duration_ns" in span.attributes]
+    assert {span.name: shown[span.name] for span in calls} == {
+        span.name: span.attributes["nf.duration_ns"] for span in calls
+    }

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options about what traces look like, which attach, run and export share."""
+
+from __future__ import annotations
+
+import argparse
+
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.timescale import FACTOR_MAX, TimeScale
+
+
+def add_span_options(group: argparse._ActionsContainer) -> None:
+    """Declares the options."""
+    group.add_argument(
+        "--time-scale",
+        type=int,
+        metavar="FACTOR",
+        help="a display aid for pages that show whole microseconds: write each trace a second time, stretched around"
+        " its start, such as 1000, into the service `NAME (ns as us)`",
+    )
+    group.add_argument(
+        "--time-scale-only", action="store_true", help="with --time-scale: write the stretched traces only"
+    )
+
+
+def find_time_scale(arguments: argparse.Namespace) -> TimeScale:
+    """What the options say.
+
+    Raises:
+        UsageError: the factor is none, or missing.
+    """
+    usage = f"nfprobe {arguments.verb} --help"
+    factor: int | None = arguments.time_scale
+    if factor is None:
+        if arguments.time_scale_only:
+            raise UsageError("--time-scale-only needs --time-scale FACTOR, such as 1000.", usage)
+        return TimeScale()
+    if not 2 <= factor <= FACTOR_MAX:
+        raise UsageError(f"--time-scale must be a whole number from 2 to {FACTOR_MAX}, such as 1000.", usage)
+    return TimeScale(factor, arguments.time_scale_only)
+
+
+def describe_time_scale(scale: TimeScale, service: object) -> str:
+    """A sentence about the copies, or an empty one."""
+    if scale.factor == 1:
+        return ""
+    name = scale.rename({"service.name": str(service)})["service.name"]
+    also = "only" if scale.is_only else "also"
+    return f"traces are {also} written with times stretched {scale.factor:,} times, a display aid, as service {name!r}."
