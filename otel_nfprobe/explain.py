@@ -102,7 +102,7 @@ class Explainer:
         randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
         latency = find_latency_ticks(columns.packets, columns.batches)
         selected, reasons = self._sampler.select(latency, randomness, find_population(columns))
-        self._waiting.append(_Take(columns, selected, reasons))
+        self._waiting.append(_Take(columns, *self._sampler.restrict(columns.packets, selected, reasons)))
         self._waiting_packets += len(columns.packets)
         self._waiting_calls += len(columns.calls)
 

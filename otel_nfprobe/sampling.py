@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, Rows, latency_ticks
+from otel_nfprobe.flowfilter import FlowFilter
 
 REASON_SAMPLE: int = lib.NFP_REASON_SAMPLE
 REASON_SLOW: int = lib.NFP_REASON_SLOW
@@ -134,6 +135,7 @@ class Sampler:
         probability: of the fair sample; 0 draws none, 1 all.
         slower_than_ticks: selects latencies above it.
         slowest_share: selects about this share of the packets, the slowest.
+        flow: of all that is selected, only packets of these flows remain.
     """
 
     def __init__(
@@ -141,7 +143,9 @@ class Sampler:
         probability: float = 0.0,
         slower_than_ticks: int | None = None,
         slowest_share: float | None = None,
+        flow: FlowFilter | None = None,
     ) -> None:
+        self.flow = flow
         self.probability = probability
         self.slower_than_ticks = slower_than_ticks
         self.tracker = QuantileTracker(slowest_share) if slowest_share else None
@@ -188,6 +192,15 @@ class Sampler:
                 reasons[latency_ticks >= edge] |= REASON_SLOWEST
         selected = np.flatnonzero(reasons).astype(np.uint32)
         return selected, reasons[selected]
+
+    def restrict(
+        self, packets: Rows, selected: npt.NDArray[np.uint32], reasons: npt.NDArray[np.uint8]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+        """Of what was selected the packets of the wanted flows."""
+        if self.flow is None:
+            return selected, reasons
+        kept = self.flow.match(packets[selected])
+        return selected[kept], reasons[kept]
 
 
 def find_latency_ticks(packets: Rows, batches: Rows) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.export_spool import export_spool
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import (
     add_correlation_options,
     find_correlate_window_ns,
@@ -75,6 +76,7 @@ class ExportCommand:
             metavar="SHARE",
             help="about this share of the packets, the slowest",
         )
+        add_flow_option(parser, "send")
         add_correlation_options(parser)
         add_span_options(parser)
         add_spool_options(parser)
@@ -189,7 +191,7 @@ def _list_threads(facts: RecordingFacts) -> list[tuple[int, str]]:
 def _make_sampler(arguments: argparse.Namespace, facts: RecordingFacts) -> Sampler:
     chosen = any(value is not None for value in (arguments.sample, arguments.slower_than, arguments.slowest))
     slower = None if arguments.slower_than is None else round(arguments.slower_than * facts.ticks_per_second / 1e9)
-    return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest)
+    return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest, find_flow(arguments))
 
 
 def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Export, counters: ExportCounters) -> int:

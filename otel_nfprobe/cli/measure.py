@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
@@ -316,7 +317,7 @@ class Measurement:
     def _sampler(self) -> Sampler:
         wish = self.monitor.wish
         slower = None if wish.slower_than_ns is None else self._clock.find_ticks(wish.slower_than_ns)
-        return Sampler(wish.sample, slower, wish.slowest)
+        return Sampler(wish.sample, slower, wish.slowest, find_flow(self.arguments))
 
     def _open_recording(self) -> RecordingWriter | None:
         if self.arguments.record is None:

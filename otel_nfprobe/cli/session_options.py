@@ -7,6 +7,7 @@ import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
 from otel_nfprobe.cli.span_options import add_span_options, find_time_scale
@@ -142,6 +143,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="export this share of all packets, of --packets slow by their batch, of all by their id; 1: everything",
     )
+    add_flow_option(group, "export")
     add_digest_options(group)
     add_correlation_options(group)
 
@@ -193,6 +195,7 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     _check_profile(arguments.profile, arguments.record is not None, usage)
     find_identity(arguments)
     find_time_scale(arguments)
+    find_flow(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]
     arguments.counter_choice = find_counters(arguments)
 
