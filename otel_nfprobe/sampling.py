@@ -23,6 +23,7 @@ REASON_SLOWEST: int = lib.NFP_REASON_SLOWEST
 REASON_CULPRIT: int = lib.NFP_REASON_CULPRIT
 
 _RANDOM_BITS = 56
+RANDOMNESS = np.uint64((1 << _RANDOM_BITS) - 1)  # these bits of a trace id's second word
 _THRESHOLD_DIGITS = 14
 # Hexadecimal digits kept behind the leading f's: the probability is off by less than one part in 500,000.
 _PRECISION_DIGITS = 5
@@ -47,7 +48,12 @@ def format_trace_state(probability: float) -> str:
     """The trace state of packets drawn with this probability: `ot=th:fd70a4` for 1 %; empty for 0 and 1."""
     if not 0 < probability < 1:
         return ""
-    digits = f"{find_threshold(probability):014x}".rstrip("0")
+    return format_threshold(find_threshold(probability))
+
+
+def format_threshold(threshold: int) -> str:
+    """The trace state of packets whose randomness is not below this."""
+    digits = f"{threshold:014x}".rstrip("0")
     return f"ot=th:{digits or '0'}"
 
 

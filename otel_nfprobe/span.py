@@ -22,6 +22,7 @@ from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.sampling import RANDOMNESS
 from otel_nfprobe.tail import CauseKind
 from otel_nfprobe.timescale import TRUE_TIMES, TimeScale
 
@@ -133,11 +134,8 @@ class SpanEncoder:
         self._job = ffi.new("struct nfp_otlp_job *")
         self._job.session_id = session_id
         self._job.correlate_window_ns = correlate_window_ns
-        state = Span(trace_state=trace_state).SerializeToString()
-        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
-            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
-        ffi.memmove(self._job.trace_state, state, len(state))
-        self._job.trace_state_size = len(state)
+        self._trace_state = trace_state
+        self.set_trace_state("")
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
         self._kept: dict[str, Any] = {}
         self._counters: list[tuple[str, int]] = []
@@ -147,6 +145,14 @@ class SpanEncoder:
     def ticks_per_second(self) -> float:
         """Of the session's clock."""
         return self._clock.ticks_per_second
+
+    def set_trace_state(self, trace_state: str) -> None:
+        """Sets the trace state of packets drawn for the sample; empty: that of the session."""
+        state = Span(trace_state=trace_state or self._trace_state).SerializeToString()
+        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
+            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
+        ffi.memmove(self._job.trace_state, state, len(state))
+        self._job.trace_state_size = len(state)
 
     def set_functions(self, function_names: Sequence[str]) -> None:
         """Replaces the function names, when probes were added."""
@@ -199,7 +205,7 @@ class SpanEncoder:
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
         """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
         ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
-        return ids[:, 1] & np.uint64((1 << 56) - 1)
+        return ids[:, 1] & RANDOMNESS
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""

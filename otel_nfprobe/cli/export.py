@@ -18,7 +18,7 @@ from otel_nfprobe.cli.identity_options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
-from otel_nfprobe.cli.span_options import add_span_options, describe_time_scale, find_time_scale
+from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, describe_time_scale, find_time_scale
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
@@ -30,6 +30,7 @@ from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.latecapture import SLOW
+from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
@@ -77,6 +78,7 @@ class ExportCommand:
             help="about this share of the packets, the slowest",
         )
         add_flow_option(parser, "send")
+        add_limit_option(parser)
         add_correlation_options(parser)
         add_span_options(parser)
         add_spool_options(parser)
@@ -104,7 +106,9 @@ class ExportCommand:
         take_arrivals(arguments, reader, facts)
         window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
         encoder = _make_encoder(arguments, facts, window_ns)
-        export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)
+        is_consistent = facts.header.settings.get("packets") != SLOW
+        limiter = Limiter(arguments.max_traces_per_second, facts.ticks_per_second, is_consistent)
+        export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), limiter, window_ns)
         counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
 
@@ -116,6 +120,7 @@ class _Export:
     facts: RecordingFacts
     encoder: SpanEncoder
     sampler: Sampler
+    limiter: Limiter
     correlate_window_ns: int
     packets: int = 0
 
@@ -123,7 +128,8 @@ class _Export:
         exporter = Exporter(where, retry_total_s=RETRY_TOTAL_S)
         try:
             with Pipeline(self.facts.roles) as pipeline:
-                explainer = Explainer(self.sampler, self.encoder, self.facts.ticks_per_second)
+                rate = self.facts.ticks_per_second
+                explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limiter)
                 repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
                 for step in replay_steps(self.reader, self.facts, pipeline, repeats):
                     if self._is_time_to_send(step, explainer) and not self._send(explainer, exporter):
@@ -216,6 +222,7 @@ def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Exp
                     "exported": counters.exported_spans,
                     "dropped": dropped,
                     "dropped_reasons": dict(counters.dropped_spans),
+                    "dropped_traces": dict(export.limiter.dropped),
                 },
                 "packets": export.packets,
                 "bad_packets": export.encoder.bad_packets,

@@ -10,7 +10,7 @@ from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
-from otel_nfprobe.cli.span_options import add_span_options, find_time_scale
+from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, find_time_scale
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_hertz, parse_seconds
 from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
@@ -144,6 +144,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="export this share of all packets, of --packets slow by their batch, of all by their id; 1: everything",
     )
     add_flow_option(group, "export")
+    add_limit_option(group)
     add_digest_options(group)
     add_correlation_options(group)
 

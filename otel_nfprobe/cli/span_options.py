@@ -23,6 +23,27 @@ def add_span_options(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_limit_option(group: argparse._ActionsContainer) -> None:
+    """Declares how many traces there may be."""
+    group.add_argument(
+        "--max-traces-per-second",
+        type=_parse_rate,
+        metavar="N",
+        help="write at most N traces a second: of more the sample is dropped first, then the late packets that were"
+        " least late",
+    )
+
+
+def _parse_rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of traces, such as 1000")
+    return rate
+
+
 def find_time_scale(arguments: argparse.Namespace) -> TimeScale:
     """What the options say.
 

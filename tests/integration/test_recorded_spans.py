@@ -43,7 +43,11 @@ def resource_of(request: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "options", [("--sample", "1"), ("--slowest", "2%", "--sample", "5%", "--correlate", "--time-scale", "1000")]
+    "options",
+    [
+        ("--sample", "1"),
+        ("--slowest", "2%", "--sample", "5%", "--correlate", "--time-scale", "1000", "--max-traces-per-second", "300"),
+    ],
 )
 def test_the_spans_are_the_same(
     nfprobe: Any,
