@@ -103,6 +103,7 @@ class SpanEncoder:
         trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
         correlate_window_ns: of trace ids shared with other NFs (Identity); 0: they are unique.
         time_scale: whether stretched copies are written.
+        is_linked: each batch is a trace of its own, to which its packets link.
 
     Attributes:
         dropped_spans: calls left out because their packet's trace alone is larger than a request.
@@ -118,6 +119,7 @@ class SpanEncoder:
         trace_state: str = "",
         correlate_window_ns: int = 0,
         time_scale: TimeScale = TRUE_TIMES,
+        is_linked: bool = False,
     ) -> None:
         self.dropped_spans = 0
         self.bad_packets = 0
@@ -134,6 +136,7 @@ class SpanEncoder:
         self._job = ffi.new("struct nfp_otlp_job *")
         self._job.session_id = session_id
         self._job.correlate_window_ns = correlate_window_ns
+        self._job.is_linked = is_linked
         self._trace_state = trace_state
         self.set_trace_state("")
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
@@ -197,6 +200,7 @@ class SpanEncoder:
         speakers, waits = find_waited(columns, selected)
         self._point("speakers", "uint32_t", speakers)
         self._point("waits", "uint32_t", waits)
+        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if self._job.is_linked else None)
         self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
         for factor in self._scale.passes:
             self._set_scale(factor)
@@ -295,6 +299,14 @@ class SpanEncoder:
         self._job.time_scale = factor
         if lib.nfp_otlp_prepare(self._job) > lib.NFP_OTLP_BYTES_MAX:
             raise ValueError("the resource's attributes leave no room for spans in a request")
+
+
+def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Which selected packet is the first one of its batch."""
+    opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
+    _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
+    opens[rows[first]] = 1
+    return opens
 
 
 class _Text:

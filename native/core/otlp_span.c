@@ -96,15 +96,13 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 		links[0] = links[1] = links[2] = 0;
 		const struct nfp_packet *packet =
 		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
-		if (!packet || packet->batch >= job->batch_count)
+		struct nfp_trace_id trace;
+		uint64_t span;
+		if (!packet || !nfp_id_batch_span(job, packet, &clock, &trace, &span))
 			continue;
-		uint64_t batch_id = job->batches[packet->batch].id;
-		struct nfp_trace_id trace, unique;
-		nfp_id_trace(job, packet, batch_id, &clock, &trace);
-		nfp_id_unique(job->session_id, packet, batch_id, &unique);
 		links[0] = trace.high;
 		links[1] = trace.low;
-		links[2] = nfp_id_span(&unique, NFP_SPAN_BATCH);
+		links[2] = span;
 	}
 }
 
@@ -135,12 +133,16 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 	if (end_ns < start_ns)
 		end_ns = start_ns;
 	uint8_t *start = p;
-	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, NFP_SPAN_PACKET);
+	int is_linked = trace->job->is_linked != 0;
+	if (is_linked)
+		trace->origin_ns = start_ns;
+	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, is_linked ? NFP_NONE : NFP_SPAN_PACKET);
 	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
 	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = nfp_wire_int(p, &BATCH_ID, batch->id);
 	p = nfp_wire_int(p, &BATCH_SIZE, batch->size);
-	p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
+	if (!is_linked)
+		p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
 	p = nfp_wire_int(p, &BATCH_REQUESTED, batch->requested);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
 	p = nfp_wire_bool(p, &BATCH_DETAIL, !(batch->flags & NFP_BATCH_UNDETAILED));
@@ -152,6 +154,12 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 		p = nfp_wire_int(p, &CALLS_CUT, trace->calls_cut);
 	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, batch->thread));
 	return nfp_span_end(start, p);
+}
+
+uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace)
+{
+	p = nfp_wire_int(p, &BATCH_ID, trace->batch->id);
+	return nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
 }
 
 // The span that encloses a call: an earlier call of the same batch, or the batch.

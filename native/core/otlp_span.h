@@ -9,7 +9,7 @@
 // Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 32
 // attributes of at most 4 + 32 + 2 + 2 + 47 bytes; the parts around attributes are less than 256.
 enum {
-	NFP_SPAN_PACKET_BYTES = 3072,
+	NFP_SPAN_PACKET_BYTES = 3200,
 	NFP_SPAN_QUEUE_BYTES = 512 + 40 * NFP_WAITED_MAX, // a link has 35
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512,
@@ -25,6 +25,7 @@ struct nfp_trace {
 	const struct nfp_tail *tail; // NULL: not examined
 	uint32_t reasons;            // bits of enum nfp_reason
 	uint32_t calls_cut;          // of this trace, not written
+	uint32_t has_batch;          // its batch is written with it
 	const uint32_t *waited;      // packets of the batches that ran while it waited
 	uint32_t waited_count;
 	struct nfp_trace_id id;
@@ -63,6 +64,8 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 // Writes what a message's span has instead of a flow; nothing for other packets.
 uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
+// Which batch, and where in it: attributes of a packet whose batch is another trace.
+uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace);
 // Writes the counters of a call of the columns; nothing when it was not counted.
 uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call);
 // Writes the call at `index` of the trace's batch.

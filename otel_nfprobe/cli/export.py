@@ -18,7 +18,13 @@ from otel_nfprobe.cli.identity_options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
-from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, describe_time_scale, find_time_scale
+from otel_nfprobe.cli.span_options import (
+    LINKS,
+    add_limit_option,
+    add_span_options,
+    describe_time_scale,
+    find_time_scale,
+)
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
@@ -181,6 +187,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         format_trace_state(arguments.sample or 0.0) if header.settings.get("packets") != SLOW else "",
         correlate_window_ns,
         find_time_scale(arguments),
+        arguments.spans == LINKS,
     )
     encoder.set_threads(_list_threads(facts))
     encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))

@@ -21,7 +21,7 @@ from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
-from otel_nfprobe.cli.span_options import describe_time_scale, find_time_scale
+from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.counters.choice import read_names
@@ -199,8 +199,8 @@ class Measurement:
                 names = self.monitor.names_by_id()
                 window_ns = self.monitor.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
-                scale = find_time_scale(self.arguments)
-                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale)
+                scale, linked = find_time_scale(self.arguments), self.arguments.spans == LINKS
+                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale, linked)
                 if sentence := describe_time_scale(scale, self._resource["service.name"]):
                     say(sentence)
                 encoder.set_counters(read_names(str(self.arguments.counter_choice)))

@@ -8,9 +8,18 @@ import argparse
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.timescale import FACTOR_MAX, TimeScale
 
+NESTED, LINKS = "nested", "links"
+
 
 def add_span_options(group: argparse._ActionsContainer) -> None:
     """Declares the options."""
+    group.add_argument(
+        "--spans",
+        choices=(NESTED, LINKS),
+        default=NESTED,
+        help="nested: a packet's trace holds its batch and the calls in it; links: each batch is a trace of its own,"
+        " written once, and its packets' traces link to it (default: nested)",
+    )
     group.add_argument(
         "--time-scale",
         type=int,

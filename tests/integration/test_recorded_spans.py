@@ -45,7 +45,7 @@ def resource_of(request: bytes) -> dict[str, str]:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--sample", "1"),
+        ("--sample", "1", "--spans", "links"),
         ("--slowest", "2%", "--sample", "5%", "--correlate", "--time-scale", "1000", "--max-traces-per-second", "300"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 from jaeger_client import JaegerClient, JaegerSpan
 from stack_services import Collector, Jaeger
 from synthetic_columns import make_columns, move_columns
+from synthetic_recording import BATCH_SIZE, BATCHES, write_recording
 from synthetic_recording import PACKETS as RECORDED_PACKETS
-from synthetic_recording import write_recording
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.clock import Clock, sample_pair
@@ -195,3 +195,21 @@ def test_stretched_copies_are_readable_in_microseconds(
     assert {span.name: shown[span.name] for span in calls} == {
         span.name: span.attributes["nf.duration_ns"] for span in calls
     }
+
+
+def test_packets_link_to_their_batch(jaeger: Jaeger, service: str, tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "session.nfp", start_ns=time.time_ns() - 10**9)
+    words = ["export", str(recording), "--endpoint", jaeger.otlp_endpoint, "--service", service, "--spans", "links"]
+    assert main(words) == 0
+    client = jaeger.client
+    assert client.await_traces(service, RECORDED_PACKETS + BATCHES) == RECORDED_PACKETS + BATCHES
+    (packet_id,) = client.find_trace_ids(service, {"nf.packet.id": f"{0x1000 * 3:016x}"})
+    references = [one for span in client.read_page_spans(packet_id) for one in span["references"]]
+    (reference,) = [one for one in references if one["refType"] == "FOLLOWS_FROM"]
+    batch = [span for span in client.read_trace(reference["traceID"]) if span.resource["service.name"] == service]
+    assert [span.name for span in batch] == ["batch", "nf_rx", "nf_work", "nf_tx"]
+    assert batch[0].span_id == reference["spanID"]
+    tags = {"nf.batch.id": str(batch[0].attributes["nf.batch.id"])}
+    found = client.find_trace_ids(service, tags, limit=100)
+    assert len(found) == 1 + BATCH_SIZE
+    assert {packet_id, reference["traceID"]} <= set(found)
