@@ -28,9 +28,10 @@ from otel_nfprobe.cli.span_options import (
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.configuration import find_configuration
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.delivery import Transport
-from otel_nfprobe.destination import find_destination, open_destination
+from otel_nfprobe.destination import find_complaint, find_destination, open_destination
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
@@ -98,6 +99,8 @@ class ExportCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
+        if complaint := find_complaint(os.environ):
+            print(f"nfprobe: {complaint}", file=sys.stderr)
         if destination is None:
             raise UsageError(
                 "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
@@ -176,7 +179,9 @@ class _Export:
 def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlate_window_ns: int) -> SpanEncoder:
     header = facts.header
     target: dict[str, Any] = {**header.resource, "process.pid": header.pid}
-    resource = make_resource_attributes(target, arguments.service)
+    configuration = find_configuration(os.environ)
+    configured = configuration.resource if configuration else None
+    resource = make_resource_attributes(target, arguments.service, configured)
     if sentence := describe_time_scale(find_time_scale(arguments), resource["service.name"]):
         print(f"nfprobe: {sentence}", file=sys.stderr)
     encoder = SpanEncoder(

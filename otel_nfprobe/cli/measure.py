@@ -24,6 +24,7 @@ from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, o
 from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.configuration import find_configuration
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.detail import AUTO, Detail
@@ -370,4 +371,6 @@ def describe_probes(monitor: Monitor, subject: int | str) -> str:
 
 def find_resource(arguments: argparse.Namespace, target: Target) -> dict[str, Any]:
     """The resource attributes of a target."""
-    return make_resource_attributes(describe_target(target.pid), arguments.service)
+    configuration = find_configuration(os.environ)
+    configured = configuration.resource if configuration else None
+    return make_resource_attributes(describe_target(target.pid), arguments.service, configured)

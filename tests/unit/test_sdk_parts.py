@@ -27,7 +27,7 @@ from span_expectation import NAMES, make_clock
 from synthetic_columns import make_columns
 from synthetic_recording import write_recording
 
-from otel_nfprobe.destination import NamedExporter, find_complaint, find_destination
+from otel_nfprobe.destination import NamedExporter, find_destination
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.sampling import find_threshold
@@ -245,11 +245,6 @@ def test_destinations(exporter: str | None, endpoint: str | None, variable: str 
     found = find_destination(exporter, endpoint, environment)
     assert (found.target if isinstance(found, Endpoint) else found) == expected
     assert find_destination(exporter, endpoint, environment | {"OTEL_SDK_DISABLED": "true"}) is None
-
-
-def test_a_configuration_file_is_not_ignored_in_silence() -> None:
-    assert find_complaint({}) == ""
-    assert find_complaint({"OTEL_CONFIG_FILE": "/x.yaml"}).startswith("OTEL_CONFIG_FILE names '/x.yaml', which nfprobe")
 
 
 def test_destinations_that_cannot_be() -> None:
