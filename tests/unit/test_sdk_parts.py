@@ -135,6 +135,26 @@ def test_a_program_of_the_sdk(receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     assert sum(len(list(read_spans(data))) for data in receiver.requests) == 4000
 
 
+def test_parts_are_made_as_a_configuration_file_asks(receiver: Receiver) -> None:
+    """`NAME: {key: value}` in the SDK's configuration file becomes a call of the entry point with these arguments."""
+
+    def make(group: str, **arguments: str) -> Any:
+        (entry,) = entry_points(group=group, name="nfprobe")
+        return entry.load()(**arguments)
+
+    exporter = make("opentelemetry_traces_exporter", endpoint=f"http://127.0.0.1:{receiver.port}")
+    detected = make("opentelemetry_resource_detector").detect()
+    sampler, generator = make("opentelemetry_sampler"), make("opentelemetry_id_generator")
+    provider = TracerProvider(sampler, detected, id_generator=generator, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    with packet_trace(7, 0) as trace_id, provider.get_tracer("x").start_as_current_span("send"):
+        pass
+    provider.shutdown()
+    (span,) = read_spans(receiver.requests[0])
+    assert span.get_span_context().trace_id == trace_id
+    assert span.resource.attributes["process.pid"] == os.getpid()
+
+
 def test_spans_are_split_into_requests(receiver: Receiver) -> None:
     one = ReadableSpan("one", random_context(random.Random(1)), attributes={"text": "x" * 500})
     exporter = NfprobeSpanExporter(f"http://127.0.0.1:{receiver.port}")
