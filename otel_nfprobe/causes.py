@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
+from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.tail import CAUSE, CauseKind, find_causes
 from otel_nfprobe.typical import Typical
 
@@ -37,10 +38,12 @@ class CauseTally:
         threshold_ticks: latency from which on a packet counts as late.
         typical: what is usual in the recording.
         switches: of the whole recording, dtype SWITCH.
+        flow: only packets of these flows are counted; None: all.
     """
 
-    def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows) -> None:
+    def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows, flow: FlowFilter | None = None) -> None:
         self.judged = 0
+        self._flow = flow
         self._threshold = threshold_ticks
         self._typical = typical
         self._switches = switches
@@ -50,7 +53,10 @@ class CauseTally:
     def add(self, columns: Columns) -> None:
         """Looks at one take."""
         latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
-        late = np.flatnonzero((latency >= self._threshold) & (latency > 0))[: JUDGED_MAX - self.judged]
+        late = np.flatnonzero((latency >= self._threshold) & (latency > 0))
+        if self._flow is not None:
+            late = late[self._flow.match(columns.packets[late])]
+        late = late[: JUDGED_MAX - self.judged]
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)

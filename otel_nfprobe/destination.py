@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
-from opentelemetry.sdk.environment_variables import OTEL_CONFIG_FILE, OTEL_SDK_DISABLED
+from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
 
+from otel_nfprobe.configuration import find_configuration, find_environment
 from otel_nfprobe.delivery import Transport
 from otel_nfprobe.endpoint import DEFAULT_PORTS, GRPC, HTTP, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
@@ -40,8 +41,9 @@ def find_destination(exporter: str | None, endpoint: str | None, environment: Ma
         environment: os.environ.
 
     Raises:
-        UsageError: options or variables that cannot be used.
+        UsageError: options, variables or a configuration file that cannot be used.
     """
+    environment = find_environment(environment)
     if exporter is not None and exporter not in (OTLP, NONE) and endpoint is not None:
         sentence = f"--endpoint is for --exporter {OTLP}; {exporter!r} reads its settings from the environment."
         raise UsageError(sentence, "nfprobe attach --help")
@@ -63,11 +65,13 @@ def find_destination(exporter: str | None, endpoint: str | None, environment: Ma
 
 
 def find_complaint(environment: Mapping[str, str]) -> str:
-    """What to tell about a variable of OpenTelemetry that says more than nfprobe reads; empty when there is none."""
-    file = environment.get(OTEL_CONFIG_FILE, "").strip()
-    if not file:
-        return ""
-    return f"{OTEL_CONFIG_FILE} names {file!r}, which nfprobe does not read: options and other OTEL_* variables hold."
+    """What to tell about a configuration file that says more than nfprobe uses; empty when there is none.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    configuration = find_configuration(environment)
+    return configuration.complaint if configuration else ""
 
 
 def find_default_endpoint(environment: Mapping[str, str]) -> Endpoint | None:

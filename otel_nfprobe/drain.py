@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.latecapture import LateCapture
+from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
@@ -43,6 +45,9 @@ SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
 EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
 PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
+BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind
+ROOM_SHARE = 0.9  # of the exporter's room is used: how many traces fill it is an estimate
+TRACE_BYTES = 2000.0  # of one packet's trace, as long as none was encoded
 PLENTY_SHARE = 8  # a round that took more than this part of a ring is followed by the next one at once
 
 
@@ -53,11 +58,15 @@ class SpanPath:
     sampler: Sampler
     encoder: SpanEncoder
     exporter: Exporter
+    limiter: Limiter | None = None
     note_submit: Callable[[], None] = lambda: None  # tells the recording when packets are looked at
     _due_at: float = 0.0
+    _trace_bytes: float = TRACE_BYTES
 
     def __post_init__(self) -> None:
-        self.explainer = Explainer(self.sampler, self.encoder, self.encoder.ticks_per_second)
+        rate = self.encoder.ticks_per_second
+        self.limits = self.limiter or Limiter(None, rate)
+        self.explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limits)
 
     def take(self, columns: Columns, switches: Rows) -> None:
         """Selects from these columns; submits what was selected when it is time to."""
@@ -69,8 +78,17 @@ class SpanPath:
     def submit(self) -> None:
         """Encodes and submits all that was selected."""
         self._due_at = time.monotonic() + EXPLAIN_S
+        # Rather than have requests dropped as they come, fewer packets are encoded when the exporter has little room.
+        room = int(ROOM_SHARE * self.exporter.read_room_bytes() / self._trace_bytes)
+        self.limits.room = room if room < self.explainer.waiting_traces else None
+        encoded_bytes = traces = 0
         for request in self.explainer.requests():
             self.exporter.submit(request)
+            encoded_bytes += len(request.data)
+            traces += request.packets
+        if traces:
+            self._trace_bytes += 0.5 * (encoded_bytes / traces - self._trace_bytes)
+        self.limits.is_behind = False
         self.note_submit()
 
     def submit_if_due(self) -> None:
@@ -133,6 +151,7 @@ class Drain:
     _threads_written: dict[int, int] = field(default_factory=dict)
     _housekeeping_at: float = 0.0
     _undelivered: int = 0
+    _full_rounds: int = 0
 
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
@@ -149,10 +168,11 @@ class Drain:
         """Drains every ring once. Returns the number of records taken."""
         while not self._new.empty():
             self._learn(self._new.get())
-        taken = 0
+        by_thread: Counter[int] = Counter()
         for thread, records in self.session.drain():
-            taken += self._feed(thread, records)
-        taken += self._free_ended()
+            by_thread[thread] += self._feed(thread, records)
+        self._note_fill(max(by_thread.values(), default=0))
+        taken = by_thread.total() + self._free_ended()
         self.records += taken
         self._undelivered = DELIVERIES if taken else self._undelivered - 1
         if self._undelivered >= 0:
@@ -164,6 +184,13 @@ class Drain:
         if time.monotonic() >= self._housekeeping_at:
             self._keep_house()
         return taken
+
+    def _note_fill(self, records: int) -> None:
+        # Once is no sign: after a pause of the monitor's own one round takes much.
+        is_full = 2 * records > self.session.ring_bytes // RECORD.itemsize
+        self._full_rounds = self._full_rounds + 1 if is_full else 0
+        if self.spans is not None and self._full_rounds >= BEHIND_ROUNDS:
+            self.spans.limits.is_behind = True
 
     def run_until(self, deadline: float) -> None:
         """Drains until the monotonic time `deadline`.

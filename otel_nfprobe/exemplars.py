@@ -113,7 +113,8 @@ class ExemplarEncoder(SpanEncoder):
                 continue
             ticks, end = call
             if tail["link_high"]:  # its batch is a span, in the trace of another packet
-                trace, span = int(tail["link_high"]) << 64 | int(tail["link_low"]), int(tail["link_span"])
+                high, low = self._write_id(int(tail["link_high"])), int(tail["link_low"])
+                trace, span = high << 64 | low, self._write_id(int(tail["link_span"]))
             exemplar = self._make(ticks, end, trace, span)
             for keeper in self._keepers:
                 keeper.keep_duration(self._names[int(tail["function"])], exemplar)
@@ -129,7 +130,13 @@ class ExemplarEncoder(SpanEncoder):
         uniques = self.find_trace_ids(columns, packets).tolist()
         self._job.correlate_window_ns = window_ns
         spans = [_mix(high) ^ low or 1 for high, low in uniques]
-        return [(high << 64 | low, span) for (high, low), span in zip(traces, spans, strict=True)]
+        write = self._write_id
+        return [(write(high) << 64 | low, write(span)) for (high, low), span in zip(traces, spans, strict=True)]
+
+    def _write_id(self, word: int) -> int:
+        """A word of an id as native/core/otlp_scale.h writes it in the first of the passes."""
+        factor = self._scale.passes[0]
+        return word if factor == 1 else _mix(word ^ factor * 0x9E3779B97F4A7C15 & _BITS_64) or 1
 
 
 def _keep_largest(kept: dict[Any, Exemplar], key: object, exemplar: Exemplar) -> None:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, life_start_ticks
+from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.sampling import (
+    RANDOMNESS,
     REASON_CULPRIT,
     REASON_SLOW,
     REASON_SLOWEST,
@@ -47,6 +49,7 @@ class _Take:
     columns: Columns
     selected: npt.NDArray[np.uint32]
     reasons: npt.NDArray[np.uint8]
+    latency_ticks: npt.NDArray[np.int64]  # of all packets
 
     @property
     def end_ticks(self) -> int:
@@ -62,12 +65,19 @@ class Explainer:
         encoder: how they are written.
         ticks_per_second: of the session's clock.
         typical: what is usual; None: to be learned from what is added.
+        limiter: how many may be written; None: all.
     """
 
     def __init__(
-        self, sampler: Sampler, encoder: SpanEncoder, ticks_per_second: float, typical: Typical | None = None
+        self,
+        sampler: Sampler,
+        encoder: SpanEncoder,
+        ticks_per_second: float,
+        typical: Typical | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         self._sampler = sampler
+        self._limiter = limiter or Limiter(None, ticks_per_second)
         self._encoder = encoder
         self._ticks_per_second = ticks_per_second
         self._sample = BatchSample() if typical is None else None
@@ -89,6 +99,11 @@ class Explainer:
         return bool(self._waiting)
 
     @property
+    def waiting_traces(self) -> int:
+        """Selected packets that wait."""
+        return sum(len(take.selected) for take in self._waiting)
+
+    @property
     def is_full(self) -> bool:
         """Whether enough is waiting to be looked at at once."""
         return self._waiting_packets > WAITING_PACKETS or self._waiting_calls > WAITING_CALLS
@@ -102,7 +117,7 @@ class Explainer:
         randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
         latency = find_latency_ticks(columns.packets, columns.batches)
         selected, reasons = self._sampler.select(latency, randomness, find_population(columns))
-        self._waiting.append(_Take(columns, selected, reasons))
+        self._waiting.append(_Take(columns, *self._sampler.restrict(columns.packets, selected, reasons), latency))
         self._waiting_packets += len(columns.packets)
         self._waiting_calls += len(columns.calls)
 
@@ -113,7 +128,7 @@ class Explainer:
 
     def requests(self) -> Iterator[EncodedRequest]:
         """Requests with all packets that are waiting; to be exhausted before anything else is done."""
-        takes, self._waiting = self._waiting, []
+        takes, self._waiting = self._limit(self._waiting), []
         self._waiting_packets = self._waiting_calls = 0
         if any((take.reasons & (REASON_SLOW | REASON_SLOWEST)).any() for take in takes):
             yield from self._explain(takes)
@@ -124,6 +139,26 @@ class Explainer:
                     self._note_exported(take.columns, take.selected)
         if self.looks_for_causes:
             self._keep(takes)
+
+    def _limit(self, takes: list[_Take]) -> list[_Take]:
+        """The same, with as many selected packets as may be written."""
+        if not takes or not self._limiter.is_needed:
+            return takes
+        randomness = [self._encoder.find_trace_ids(take.columns, take.selected)[:, 1] for take in takes]
+        remaining = self._limiter.admit(
+            np.concatenate([take.reasons for take in takes]),
+            np.concatenate([take.latency_ticks[take.selected] for take in takes]),
+            np.concatenate(randomness) & RANDOMNESS,
+            max(take.end_ticks for take in takes),
+        )
+        self._encoder.set_trace_state(self._limiter.trace_state)
+        limited, first = [], 0
+        for take in takes:
+            reasons = remaining[first : first + len(take.selected)]
+            first += len(take.selected)
+            kept = reasons != 0
+            limited.append(replace(take, selected=take.selected[kept], reasons=reasons[kept]))
+        return limited
 
     def _explain(self, takes: list[_Take]) -> Iterator[EncodedRequest]:
         before = self._find_before(takes)
@@ -144,6 +179,7 @@ class Explainer:
             if place >= 0:
                 tails["link_high"][row], tails["link_low"][row], tails["link_span"][row] = links[place]
         fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits)], packets).astype(np.uint32)
+        self._limiter.take(len(fresh))
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
         tails = np.concatenate((tails, np.zeros(len(fresh), TAIL)))

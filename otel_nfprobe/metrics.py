@@ -63,6 +63,7 @@ class Snapshot:
         lost: records by class.
         exported: spans.
         dropped: spans by reason.
+        unwritten: traces that were selected and not written, by reason.
         spooled: spans that wait on disk.
         busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
         overhead: of a core, by the probes, since the session began.
@@ -79,6 +80,7 @@ class Snapshot:
     lost: Mapping[str, int]
     exported: int
     dropped: Mapping[str, int]
+    unwritten: Mapping[str, int]
     spooled: int
     busy: Sequence[tuple[int, str, float]]
     overhead: float
@@ -125,6 +127,7 @@ class SnapshotTaker:
             lost=count_lost(monitor),
             exported=spans.total_exported,
             dropped=spans.total_dropped,
+            unwritten=dict(monitor.drain.spans.limits.dropped) if monitor.drain.spans else {},
             spooled=spans.total_spooled,
             busy=self._find_busy(threads, elapsed_s),
             overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
@@ -211,6 +214,8 @@ class MetricsMaker:
         yield self._make_sum("nf.record.lost", "Records lost, by class", "{record}", "nf.record.class", snapshot.lost)
         yield self._make_sum("nf.span.exported", "Spans delivered", "{span}", "", {"": snapshot.exported})
         yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
+        about, unwritten = "Traces that were selected and not written", snapshot.unwritten
+        yield self._make_sum("nf.trace.dropped", about, "{trace}", "nf.trace.reason", unwritten)
         yield from self._make_counters(snapshot)
         yield from self._make_gauges(snapshot)
 

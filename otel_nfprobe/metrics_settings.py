@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from opentelemetry.sdk import environment_variables as names
 
+from otel_nfprobe.configuration import find_environment
 from otel_nfprobe.endpoint import METRICS, Endpoint, find_endpoint
 from otel_nfprobe.errors import UsageError
 
@@ -42,8 +43,9 @@ def find_settings(argument: str | None, environment: Mapping[str, str]) -> Metri
     """What --endpoint and the environment say of metrics; None when there are to be none.
 
     Raises:
-        UsageError: a variable that cannot be used.
+        UsageError: a variable, or a configuration file, that cannot be used.
     """
+    environment = find_environment(environment)
     wanted = environment.get(METRICS_EXPORTER, "").lower().replace(" ", "")
     if wanted and "otlp" not in wanted.split(","):
         return None

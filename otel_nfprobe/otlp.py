@@ -121,6 +121,11 @@ class Exporter:
             self._changed.notify_all()
         return True
 
+    def read_room_bytes(self) -> int:
+        """Encoded bytes that `submit` would take now."""
+        with self._changed:
+            return max(0, self._queue_bytes - self._resident_bytes)
+
     def read_counters(self) -> ExportCounters:
         """Counters as they stand."""
         with self._changed:

@@ -18,6 +18,7 @@ from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns, Rows
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.flow import describe_flow
+from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -89,8 +90,15 @@ class Report:
     damage: str = ""
 
 
-def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: RecordingFacts | None = None) -> Report:
+def build_report(
+    reader: RecordingReader,
+    slowest: int = SLOWEST,
+    facts: RecordingFacts | None = None,
+    flow: FlowFilter | None = None,
+) -> Report:
     """Reads the whole recording; `facts` are those of `reader`, where they were read already.
+
+    With `flow` the slowest packets, and the late ones whose causes are counted, are of these flows.
 
     Raises:
         UsageError: its clock is damaged.
@@ -98,7 +106,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: Recordi
     facts = facts or read_facts(reader)
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
-    statistics, kept, extent = Statistics(), SlowestPackets(slowest), _Extent()
+    statistics, kept, extent = Statistics(), SlowestPackets(slowest, flow), _Extent()
     captured, sample, undetailed = CapturedValues(), BatchSample(), 0
     sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
     sums.costs = facts.counter_costs
@@ -117,7 +125,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: Recordi
         counts = pipeline.counts()
     typical = sample.typical()
     late_ticks = statistics.quantile(Distribution.PACKET_TICKS, LATE_QUANTILE)
-    tally = CauseTally(late_ticks, typical, facts.switches)
+    tally = CauseTally(late_ticks, typical, facts.switches, flow)
     near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
@@ -131,6 +139,7 @@ def build_report(reader: RecordingReader, slowest: int = SLOWEST, facts: Recordi
     document = _make_document(facts, statistics, counts, captured, ns_per_tick)
     _add_counters(document, facts, statistics, sums)
     document["packets"]["slowest"] = described
+    document["packets"]["flow"] = flow.expression if flow else None
     document["batches"]["undetailed"] = undetailed
     document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}

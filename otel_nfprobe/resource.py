@@ -16,6 +16,7 @@ from pathlib import Path
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.version import __version__ as sdk_version
 from opentelemetry.util.types import AttributeValue
 
 SCOPE_NAME = "otel-nfprobe"
@@ -24,6 +25,11 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 # The namespace that the semantic conventions give for service.instance.id made from other ids.
 _INSTANCE_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")
 _START_TIME_FIELD = 22
+_SDK = {
+    "telemetry.sdk.language": "python",
+    "telemetry.sdk.name": "opentelemetry",
+    "telemetry.sdk.version": sdk_version,
+}
 
 
 def describe_target(pid: int) -> dict[str, AttributeValue]:
@@ -52,7 +58,9 @@ def describe_target(pid: int) -> dict[str, AttributeValue]:
 
 
 def make_resource_attributes(
-    target: Mapping[str, AttributeValue], service: str | None = None
+    target: Mapping[str, AttributeValue],
+    service: str | None = None,
+    configured: Mapping[str, AttributeValue] | None = None,
 ) -> dict[str, AttributeValue]:
     """All attributes of the resource.
 
@@ -62,17 +70,21 @@ def make_resource_attributes(
     Args:
         target: what `describe_target` returned, now or in the recording.
         service: service.name from the command line.
+        configured: what a configuration file says; then the environment and detectors are not asked.
     """
     attributes = dict(target)
     executable = target.get("process.executable.name")
     if executable:
         attributes.setdefault("service.name", executable)
-    attributes.update(OTELResourceDetector().detect().attributes)
+    attributes.update(OTELResourceDetector().detect().attributes if configured is None else configured)
     if service:
         attributes["service.name"] = service
     attributes["telemetry.distro.name"] = SCOPE_NAME
     attributes["telemetry.distro.version"] = find_version()
-    return dict(Resource.create(attributes).attributes)
+    if configured is None:
+        return dict(Resource.create(attributes).attributes)
+    attributes.setdefault("service.name", "unknown_service")
+    return {**_SDK, **attributes}
 
 
 def find_version() -> str:

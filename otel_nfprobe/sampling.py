@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, Rows, latency_ticks
+from otel_nfprobe.flowfilter import FlowFilter
 
 REASON_SAMPLE: int = lib.NFP_REASON_SAMPLE
 REASON_SLOW: int = lib.NFP_REASON_SLOW
@@ -22,6 +23,7 @@ REASON_SLOWEST: int = lib.NFP_REASON_SLOWEST
 REASON_CULPRIT: int = lib.NFP_REASON_CULPRIT
 
 _RANDOM_BITS = 56
+RANDOMNESS = np.uint64((1 << _RANDOM_BITS) - 1)  # these bits of a trace id's second word
 _THRESHOLD_DIGITS = 14
 # Hexadecimal digits kept behind the leading f's: the probability is off by less than one part in 500,000.
 _PRECISION_DIGITS = 5
@@ -46,7 +48,12 @@ def format_trace_state(probability: float) -> str:
     """The trace state of packets drawn with this probability: `ot=th:fd70a4` for 1 %; empty for 0 and 1."""
     if not 0 < probability < 1:
         return ""
-    digits = f"{find_threshold(probability):014x}".rstrip("0")
+    return format_threshold(find_threshold(probability))
+
+
+def format_threshold(threshold: int) -> str:
+    """The trace state of packets whose randomness is not below this."""
+    digits = f"{threshold:014x}".rstrip("0")
     return f"ot=th:{digits or '0'}"
 
 
@@ -134,6 +141,7 @@ class Sampler:
         probability: of the fair sample; 0 draws none, 1 all.
         slower_than_ticks: selects latencies above it.
         slowest_share: selects about this share of the packets, the slowest.
+        flow: of all that is selected, only packets of these flows remain.
     """
 
     def __init__(
@@ -141,7 +149,9 @@ class Sampler:
         probability: float = 0.0,
         slower_than_ticks: int | None = None,
         slowest_share: float | None = None,
+        flow: FlowFilter | None = None,
     ) -> None:
+        self.flow = flow
         self.probability = probability
         self.slower_than_ticks = slower_than_ticks
         self.tracker = QuantileTracker(slowest_share) if slowest_share else None
@@ -188,6 +198,15 @@ class Sampler:
                 reasons[latency_ticks >= edge] |= REASON_SLOWEST
         selected = np.flatnonzero(reasons).astype(np.uint32)
         return selected, reasons[selected]
+
+    def restrict(
+        self, packets: Rows, selected: npt.NDArray[np.uint32], reasons: npt.NDArray[np.uint8]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+        """Of what was selected the packets of the wanted flows."""
+        if self.flow is None:
+            return selected, reasons
+        kept = self.flow.match(packets[selected])
+        return selected[kept], reasons[kept]
 
 
 def find_latency_ticks(packets: Rows, batches: Rows) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.flowfilter import FlowFilter
 
 BATCHES_MAX = 20_000  # of all surroundings together; more are not looked at
 
@@ -32,10 +33,11 @@ class SlowPacket:
 
 
 class SlowestPackets:
-    """Keeps the `count` slowest packets of all columns that are added."""
+    """Keeps the `count` slowest packets of all columns that are added, of the flows of `flow` if it is given."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, flow: FlowFilter | None = None) -> None:
         self._count = count
+        self._flow = flow
         self._heap: list[tuple[int, int, SlowPacket]] = []
 
     def add(self, columns: Columns) -> None:
@@ -46,6 +48,8 @@ class SlowestPackets:
         latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
         best = self._heap[0][0] if len(self._heap) == self._count else 0
         order = np.flatnonzero(latency > best)
+        if self._flow is not None:
+            order = order[self._flow.match(packets[order])]
         # The slowest first, and of equal ones the earliest; the first of each batch is the one that is kept.
         order = order[np.lexsort((order, -latency[order].astype(np.int64)))]
         _, first = np.unique(packets["batch"][order], return_index=True)

@@ -22,7 +22,9 @@ from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.sampling import RANDOMNESS
 from otel_nfprobe.tail import CauseKind
+from otel_nfprobe.timescale import TRUE_TIMES, TimeScale
 
 TAIL = np.dtype(
     [
@@ -59,7 +61,7 @@ _FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT
 
 
 class EncodedRequest(NamedTuple):
-    """The bytes of one ExportTraceServiceRequest, and how many spans and packets are in it."""
+    """The bytes of one ExportTraceServiceRequest, and how many spans and packets are in it; copies count no packets."""
 
     data: bytes
     spans: int
@@ -100,6 +102,8 @@ class SpanEncoder:
         clock: converts ticks; its newest anchors are taken at each `encode`.
         trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
         correlate_window_ns: of trace ids shared with other NFs (Identity); 0: they are unique.
+        time_scale: whether stretched copies are written.
+        is_linked: each batch is a trace of its own, to which its packets link.
 
     Attributes:
         dropped_spans: calls left out because their packet's trace alone is larger than a request.
@@ -114,21 +118,27 @@ class SpanEncoder:
         clock: Clock,
         trace_state: str = "",
         correlate_window_ns: int = 0,
+        time_scale: TimeScale = TRUE_TIMES,
+        is_linked: bool = False,
     ) -> None:
         self.dropped_spans = 0
         self.bad_packets = 0
         self._clock = clock
         self._names = list(function_names)
         self._threads: list[tuple[int, str]] = []
-        self._resource = ResourceSpans(resource=encode_resource(resource_attributes)).SerializeToString()
+        self._scale = time_scale
+        self._resources = {
+            factor: ResourceSpans(
+                resource=encode_resource(resource_attributes if factor == 1 else time_scale.rename(resource_attributes))
+            ).SerializeToString()
+            for factor in time_scale.passes
+        }
         self._job = ffi.new("struct nfp_otlp_job *")
         self._job.session_id = session_id
         self._job.correlate_window_ns = correlate_window_ns
-        state = Span(trace_state=trace_state).SerializeToString()
-        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
-            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
-        ffi.memmove(self._job.trace_state, state, len(state))
-        self._job.trace_state_size = len(state)
+        self._job.is_linked = is_linked
+        self._trace_state = trace_state
+        self.set_trace_state("")
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
         self._kept: dict[str, Any] = {}
         self._counters: list[tuple[str, int]] = []
@@ -138,6 +148,14 @@ class SpanEncoder:
     def ticks_per_second(self) -> float:
         """Of the session's clock."""
         return self._clock.ticks_per_second
+
+    def set_trace_state(self, trace_state: str) -> None:
+        """Sets the trace state of packets drawn for the sample; empty: that of the session."""
+        state = Span(trace_state=trace_state or self._trace_state).SerializeToString()
+        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
+            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
+        ffi.memmove(self._job.trace_state, state, len(state))
+        self._job.trace_state_size = len(state)
 
     def set_functions(self, function_names: Sequence[str]) -> None:
         """Replaces the function names, when probes were added."""
@@ -182,13 +200,16 @@ class SpanEncoder:
         speakers, waits = find_waited(columns, selected)
         self._point("speakers", "uint32_t", speakers)
         self._point("waits", "uint32_t", waits)
+        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if self._job.is_linked else None)
         self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
-        yield from self._encode_all(len(selected))
+        for factor in self._scale.passes:
+            self._set_scale(factor)
+            yield from self._encode_all(len(selected), is_copy=factor != self._scale.passes[0])
 
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
         """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
         ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
-        return ids[:, 1] & np.uint64((1 << 56) - 1)
+        return ids[:, 1] & RANDOMNESS
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
@@ -208,17 +229,18 @@ class SpanEncoder:
         find(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
         return ids
 
-    def _encode_all(self, count: int) -> Iterator[EncodedRequest]:
+    def _encode_all(self, count: int, is_copy: bool) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")
         first = 0
         while first < count:
             lib.nfp_otlp_encode(self._job, first, self._buffer, lib.NFP_OTLP_BYTES_MAX, result)
             first += result.packets
             self.dropped_spans += result.dropped_spans
-            self.bad_packets += result.bad_packets
+            self.bad_packets += 0 if is_copy else result.bad_packets
             if result.spans:
                 data = ffi.unpack(ffi.cast("char *", self._buffer + result.offset), result.bytes)
-                yield EncodedRequest(data, result.spans, result.packets - result.bad_packets)
+                packets = 0 if is_copy else result.packets - result.bad_packets
+                yield EncodedRequest(data, result.spans, packets)
 
     def _set_columns(self, columns: Columns) -> None:
         for name in ("calls", "batches", "packets", "topics"):
@@ -255,20 +277,36 @@ class SpanEncoder:
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
         resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
         for field, part in (
-            ("resource", self._resource),
             ("scope", ScopeSpans(scope=encode_scope()).SerializeToString()),
             ("scope_end", scope_end),
             ("resource_end", resource_end),
         ):
             offset, size = text.add(part)
             setattr(self._job, field, {"offset": offset, "size": size})
+        self._places = {factor: text.add(part) for factor, part in self._resources.items()}
         self._point("text", "uint8_t", np.frombuffer(text.join(), dtype=np.uint8))
         self._point("functions", "struct nfp_otlp_function", functions)
         self._point("threads", "struct nfp_otlp_text", threads)
         self._job.function_count = len(functions)
         self._job.thread_count = len(threads)
+        for factor in self._scale.passes:
+            self._set_scale(factor)
+
+    def _set_scale(self, factor: int) -> None:
+        # Of what is encoded from now on.
+        offset, size = self._places[factor]
+        self._job.resource = {"offset": offset, "size": size}
+        self._job.time_scale = factor
         if lib.nfp_otlp_prepare(self._job) > lib.NFP_OTLP_BYTES_MAX:
             raise ValueError("the resource's attributes leave no room for spans in a request")
+
+
+def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Which selected packet is the first one of its batch."""
+    opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
+    _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
+    opens[rows[first]] = 1
+    return opens
 
 
 class _Text:

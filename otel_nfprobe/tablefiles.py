@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace as replaced
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from otel_nfprobe.causes import JUDGED_MAX
 from otel_nfprobe.columns import UNKNOWN, Columns, concatenate, latency_ticks
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -30,13 +32,16 @@ from otel_nfprobe.tail import find_causes
 from otel_nfprobe.typical import BatchSample, Typical
 
 
-def write_tables(reader: RecordingReader, folder: Path, slower_than_ns: int | None = None) -> RecordingFacts:
+def write_tables(
+    reader: RecordingReader, folder: Path, slower_than_ns: int | None = None, flow: FlowFilter | None = None
+) -> RecordingFacts:
     """Writes the four files of one recording; those of an earlier call are replaced.
 
     Args:
         reader: the recording; `facts.damage` of the result says where it was cut.
         folder: is made when it is missing.
         slower_than_ns: packets with a longer latency get a row in causes; None: the slowest thousandth.
+        flow: only packets of these flows get rows, in packets and causes; None: all.
 
     Raises:
         NfprobeError: a file cannot be written.
@@ -48,7 +53,7 @@ def write_tables(reader: RecordingReader, folder: Path, slower_than_ns: int | No
     try:
         with _Files(folder, _file_name(facts, reader.path)) as files, Pipeline(facts.roles) as pipeline:
             pipeline.set_costs(facts.costs)
-            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts), replay(reader, facts, pipeline))
+            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
@@ -73,23 +78,33 @@ def _write(files: _Files, maker: TableMaker, late: _Late, takes: Iterator[Column
     for columns in takes:
         files.add("calls", maker.calls(columns))
         files.add("batches", maker.batches(columns))
-        files.add("packets", maker.packets(columns))
+        files.add("packets", maker.packets(late.keep_flow(columns)))
         late.add(columns, files, maker)
 
 
 class _Late:
     """Finds the causes of late packets; what they waited for is in their take or in the one before."""
 
-    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts) -> None:
+    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts, flow: FlowFilter | None) -> None:
+        self._flow = flow
         self._threshold_ticks = threshold_ticks
         self._typical = typical
         self._facts = facts
         self._judged = 0
         self._before = Columns()
 
+    def keep_flow(self, columns: Columns) -> Columns:
+        """The same with the packets of the wanted flows only."""
+        if self._flow is None:
+            return columns
+        return replaced(columns, packets=columns.packets[self._flow.match(columns.packets)])
+
     def add(self, columns: Columns, files: _Files, maker: TableMaker) -> None:
         latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
-        late = np.flatnonzero((latency >= self._threshold_ticks) & (latency > 0))[: JUDGED_MAX - self._judged]
+        late = np.flatnonzero((latency >= self._threshold_ticks) & (latency > 0))
+        if self._flow is not None:
+            late = late[self._flow.match(columns.packets[late])]
+        late = late[: JUDGED_MAX - self._judged]
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)

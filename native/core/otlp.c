@@ -40,10 +40,11 @@ size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 	}
 	for (uint32_t i = 0; i < job->thread_count; i++)
 		thread = max_of(thread, job->threads[i].size);
-	job->call_bytes_max =
-	    NFP_SPAN_CALL_BYTES + call + thread + (uint64_t)job->counter_name_count * NFP_SPAN_COUNTER_BYTES;
+	uint64_t scale = nfp_scale_is_on(job) ? NFP_SPAN_SCALE_BYTES : 0;
+	job->call_bytes_max = scale + NFP_SPAN_CALL_BYTES + call + thread +
+	                      (uint64_t)job->counter_name_count * NFP_SPAN_COUNTER_BYTES;
 	job->fixed_bytes_max =
-	    NFP_SPAN_PACKET_BYTES + NFP_SPAN_QUEUE_BYTES + NFP_SPAN_BATCH_BYTES + root + thread;
+	    3 * scale + NFP_SPAN_PACKET_BYTES + NFP_SPAN_QUEUE_BYTES + NFP_SPAN_BATCH_BYTES + root + thread;
 	return find_head_bytes(job) + job->fixed_bytes_max + job->call_bytes_max + find_end_bytes(job);
 }
 
@@ -56,11 +57,21 @@ static uint8_t *write_trace(const struct request *request, uint8_t *p, struct nf
 	if ((uint64_t)(request->limit - p) < request->job->fixed_bytes_max)
 		return NULL;
 	p = nfp_span_write_packet(p, trace, spans);
-	p = nfp_span_write_batch(p, trace);
+	if (!trace->has_batch)
+		return p;
+	struct nfp_trace own, *batch = trace;
+	if (request->job->is_linked) {
+		own = *trace;
+		nfp_id_batch(request->job->session_id, trace->batch->id, &own.id);
+		own.unique = own.id;
+		own.reasons = 0; // its trace id is no packet's, so no sample has drawn it
+		batch = &own;
+	}
+	p = nfp_span_write_batch(p, batch);
 	for (uint32_t i = 0; i < calls; i++) {
 		if ((uint64_t)(request->limit - p) < call_bytes)
 			return NULL;
-		p = nfp_span_write_call(p, trace, i);
+		p = nfp_span_write_call(p, batch, i);
 		*written = i + 1;
 	}
 	*spans += 1 + calls;
@@ -106,7 +117,8 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 	find_waited(&trace, chosen);
 	nfp_id_trace(job, trace.packet, trace.batch->id, &trace.clock, &trace.id);
 	nfp_id_unique(job->session_id, trace.packet, trace.batch->id, &trace.unique);
-	uint32_t all = find_calls(job, trace.batch), calls = all, written, spans;
+	trace.has_batch = !job->is_linked || (job->opens && job->opens[chosen]);
+	uint32_t all = trace.has_batch ? find_calls(job, trace.batch) : 0, calls = all, written, spans;
 	if (all > NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL - result->spans) {
 		if (result->spans)
 			return NULL;

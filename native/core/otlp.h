@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The OTLP encoder: columns in, the bytes of an ExportTraceServiceRequest out (canonical proto3 form).
-// Each selected packet becomes one trace: packet, queue wait, batch, and the batch's calls as they were nested.
+// Each selected packet becomes one trace: packet, queue wait, batch, and the batch's calls as they were nested. Or, with
+// `is_linked`, batch and calls are a trace of their own, once, and its packets link to it.
 // No malloc, no I/O, no clock; every index in the columns is checked. Called by otel_nfprobe/span.py.
 //
 // otlp.c frames the request, otlp_span.c writes a packet's spans, otlp_id.c derives ids, otlp_wire.h writes fields.
@@ -87,6 +88,7 @@ struct nfp_otlp_job {
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
 	const uint32_t *speakers; // a packet of each batch that can be linked to; may be NULL
 	const uint32_t *waits; // of each selected packet: its first one of `speakers`, and how many
+	const uint8_t *opens; // with is_linked, of each selected packet: whether its batch is written with it
 	const struct nfp_anchor *anchors;
 	const uint8_t *text;
 	const struct nfp_otlp_function *functions; // the last one stands for ids that are not in the table
@@ -109,8 +111,10 @@ struct nfp_otlp_job {
 	const struct nfp_otlp_counter *counter_names; // at most six
 	uint32_t counters_count;
 	uint32_t counter_name_count;
+	uint32_t is_linked; // batches are traces of their own
 	uint64_t session_id;
 	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has
+	uint64_t time_scale; // of a stretched copy (otlp_scale.h); 0 or 1: true times
 	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls
 	uint64_t call_bytes_max; // set by nfp_otlp_prepare: of one call's span
 	uint8_t trace_state[64]; // Span.trace_state of packets drawn for the sample; NFP_OTLP_TRACE_STATE_MAX

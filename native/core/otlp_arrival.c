@@ -42,13 +42,11 @@ static uint8_t *write_links(uint8_t *p, struct nfp_trace *trace)
 {
 	const struct nfp_otlp_job *job = trace->job;
 	for (uint32_t i = 0; i < trace->waited_count && trace->waited[i] < job->packet_count; i++) {
-		const struct nfp_packet *packet = &job->packets[trace->waited[i]];
-		if (packet->batch >= job->batch_count)
+		struct nfp_trace_id id;
+		uint64_t span;
+		if (!nfp_id_batch_span(job, &job->packets[trace->waited[i]], &trace->clock, &id, &span))
 			break;
-		struct nfp_trace_id id, unique;
-		nfp_id_trace(job, packet, job->batches[packet->batch].id, &trace->clock, &id);
-		nfp_id_unique(job->session_id, packet, job->batches[packet->batch].id, &unique);
-		p = nfp_span_link_to(p, id.high, id.low, nfp_id_span(&unique, NFP_SPAN_BATCH));
+		p = nfp_span_link_to(p, trace, id.high, id.low, span);
 	}
 	return p;
 }
@@ -61,7 +59,7 @@ uint8_t *nfp_span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
 	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
-	p = nfp_span_times(p, start_ns, batch_ns);
+	p = nfp_span_times(p, trace, start_ns, batch_ns);
 	p = nfp_wire_int(p, &DURATION, batch_ns - start_ns);
 	if (source)
 		p = nfp_wire_string(p, &SOURCE, source, strlen(source));

@@ -38,6 +38,14 @@ static inline void nfp_id_unique(uint64_t session_id, const struct nfp_packet *p
 	id->low = low;
 }
 
+// Of a batch that is a trace of its own.
+static inline void nfp_id_batch(uint64_t session_id, uint64_t batch_id, struct nfp_trace_id *id)
+{
+	uint64_t high = nfp_id_mix(nfp_id_mix(session_id) ^ batch_id);
+	id->low = nfp_id_mix(nfp_id_mix(~session_id) + batch_id);
+	id->high = high ? high : 1;
+}
+
 // Of all packets with this digest that any monitor sees in this window of time. docs/identity.md defines it.
 static inline void nfp_id_correlated(uint64_t digest, uint64_t window, struct nfp_trace_id *id)
 {
@@ -71,5 +79,25 @@ static inline uint64_t nfp_id_span(const struct nfp_trace_id *packet, uint64_t o
 {
 	uint64_t id = nfp_id_mix(packet->high + ordinal * 0x9e3779b97f4a7c15u) ^ packet->low;
 	return id ? id : 1;
+}
+
+// Where the batch of a packet is a span. Returns 0 when the batch is not in the columns.
+static inline int nfp_id_batch_span(const struct nfp_otlp_job *job, const struct nfp_packet *packet,
+                                    struct nfp_clock_cursor *clock, struct nfp_trace_id *trace,
+                                    uint64_t *span)
+{
+	if (packet->batch >= job->batch_count)
+		return 0;
+	uint64_t batch_id = job->batches[packet->batch].id;
+	struct nfp_trace_id unique;
+	if (job->is_linked) {
+		nfp_id_batch(job->session_id, batch_id, trace);
+		unique = *trace;
+	} else {
+		nfp_id_trace(job, packet, batch_id, clock, trace);
+		nfp_id_unique(job->session_id, packet, batch_id, &unique);
+	}
+	*span = nfp_id_span(&unique, NFP_SPAN_BATCH);
+	return 1;
 }
 #endif

@@ -255,6 +255,8 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 	p = nfp_wire_int(p, &PACKET_LENGTH, packet->length);
 	p = write_flow(p, packet);
 	p = nfp_span_write_message(p, trace);
+	if (trace->job->is_linked)
+		p = nfp_span_write_place(p, trace);
 	p = write_word(p, &DISPOSITION,
 	               &dispositions[packet->disposition <= NFP_DROPPED ? packet->disposition : 0]);
 	if (packet->done_ticks && packet->disposition != NFP_UNKNOWN) {
@@ -264,6 +266,18 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 	p = nfp_span_write_arrival(p, trace);
 	p = write_reason(p, trace->reasons);
 	return write_tail(p, trace);
+}
+
+// To its own batch, where that is another trace, and to the culprit batch.
+static uint8_t *write_links(uint8_t *p, struct nfp_trace *trace)
+{
+	struct nfp_trace_id id;
+	uint64_t span;
+	if (trace->job->is_linked && nfp_id_batch_span(trace->job, trace->packet, &trace->clock, &id, &span))
+		p = nfp_span_link_to(p, trace, id.high, id.low, span);
+	if (trace->tail && (trace->tail->link_high | trace->tail->link_low))
+		p = nfp_span_link(p, trace);
+	return p;
 }
 
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans)
@@ -276,13 +290,13 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, end_ticks);
 	if (end_ns < start_ns)
 		end_ns = start_ns;
+	trace->origin_ns = start_ns;
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_PACKET, NFP_NONE);
 	p = write_name(p, trace);
-	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = write_packet_attributes(p, trace, end_ns - start_ns);
-	if (trace->tail && (trace->tail->link_high | trace->tail->link_low))
-		p = nfp_span_link(p, trace->tail);
+	p = write_links(p, trace);
 	p = nfp_span_end(start, p);
 	*spans = 1;
 	if (start_ns < batch_ns) {

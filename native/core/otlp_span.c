@@ -21,6 +21,7 @@ static const struct nfp_key BATCH_REQUESTED = NFP_KEY("nf.batch.requested");
 static const struct nfp_key BATCH_DETAIL = NFP_KEY("nf.batch.detail");
 static const struct nfp_key BATCH_LOSSY = NFP_KEY("nf.batch.lossy");
 static const struct nfp_key BATCH_UNFINISHED = NFP_KEY("nf.batch.unfinished");
+static const struct nfp_key TIME_SCALE = NFP_KEY("nf.time_scale");
 static const struct nfp_key CALLS_CUT = NFP_KEY("nf.batch.calls_cut");
 
 uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent)
@@ -29,25 +30,27 @@ uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordi
 	p += 1 + LENGTH_BYTES;
 	p[0] = 0x0a;
 	p[1] = 16;
-	p = nfp_wire_big64(p + 2, trace->id.high);
+	p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, trace->id.high));
 	p = nfp_wire_big64(p, trace->id.low);
 	p[0] = 0x12;
 	p[1] = 8;
-	p = nfp_wire_big64(p + 2, nfp_id_span(&trace->unique, ordinal));
+	p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, nfp_id_span(&trace->unique, ordinal)));
 	if (trace->reasons & NFP_REASON_SAMPLE)
 		p = nfp_wire_bytes(p, trace->job->trace_state, trace->job->trace_state_size);
 	if (parent != NFP_NONE) {
 		p[0] = 0x22;
 		p[1] = 8;
-		p = nfp_wire_big64(p + 2, nfp_id_span(&trace->unique, parent));
+		p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, nfp_id_span(&trace->unique, parent)));
 	}
 	return p;
 }
 
-uint8_t *nfp_span_times(uint8_t *p, uint64_t start_ns, uint64_t end_ns)
+uint8_t *nfp_span_times(uint8_t *p, const struct nfp_trace *trace, uint64_t start_ns, uint64_t end_ns)
 {
-	p = nfp_wire_fixed64(p, 0x39, start_ns);
-	return nfp_wire_fixed64(p, 0x41, end_ns);
+	const struct nfp_otlp_job *job = trace->job;
+	p = nfp_wire_fixed64(p, 0x39, nfp_scale_ns(job, trace->origin_ns, start_ns));
+	p = nfp_wire_fixed64(p, 0x41, nfp_scale_ns(job, trace->origin_ns, end_ns));
+	return nfp_scale_is_on(job) ? nfp_wire_int(p, &TIME_SCALE, job->time_scale) : p;
 }
 
 uint8_t *nfp_span_end(uint8_t *start, uint8_t *p)
@@ -63,23 +66,25 @@ uint8_t *nfp_span_end(uint8_t *start, uint8_t *p)
 	return start + 1 + length_bytes + size;
 }
 
-uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail)
+uint8_t *nfp_span_link(uint8_t *p, const struct nfp_trace *trace)
 {
-	return nfp_span_link_to(p, tail->link_high, tail->link_low, tail->link_span);
+	const struct nfp_tail *tail = trace->tail;
+	return nfp_span_link_to(p, trace, tail->link_high, tail->link_low, tail->link_span);
 }
 
-uint8_t *nfp_span_link_to(uint8_t *p, uint64_t high, uint64_t low, uint64_t span)
+uint8_t *nfp_span_link_to(uint8_t *p, const struct nfp_trace *trace, uint64_t high, uint64_t low,
+                          uint64_t span)
 {
 	const uint8_t flags[] = {0x35, FLAGS & 255, FLAGS >> 8, 0, 0};
 	p[0] = 0x6a;
 	p[1] = 2 + 16 + 2 + 8 + sizeof(flags);
 	p[2] = 0x0a;
 	p[3] = 16;
-	p = nfp_wire_big64(p + 4, high);
+	p = nfp_wire_big64(p + 4, nfp_scale_id(trace->job, high));
 	p = nfp_wire_big64(p, low);
 	p[0] = 0x12;
 	p[1] = 8;
-	p = nfp_wire_big64(p + 2, span);
+	p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, span));
 	return nfp_wire_bytes(p, flags, sizeof(flags));
 }
 
@@ -91,15 +96,13 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 		links[0] = links[1] = links[2] = 0;
 		const struct nfp_packet *packet =
 		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
-		if (!packet || packet->batch >= job->batch_count)
+		struct nfp_trace_id trace;
+		uint64_t span;
+		if (!packet || !nfp_id_batch_span(job, packet, &clock, &trace, &span))
 			continue;
-		uint64_t batch_id = job->batches[packet->batch].id;
-		struct nfp_trace_id trace, unique;
-		nfp_id_trace(job, packet, batch_id, &clock, &trace);
-		nfp_id_unique(job->session_id, packet, batch_id, &unique);
 		links[0] = trace.high;
 		links[1] = trace.low;
-		links[2] = nfp_id_span(&unique, NFP_SPAN_BATCH);
+		links[2] = span;
 	}
 }
 
@@ -130,12 +133,16 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 	if (end_ns < start_ns)
 		end_ns = start_ns;
 	uint8_t *start = p;
-	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, NFP_SPAN_PACKET);
+	int is_linked = trace->job->is_linked != 0;
+	if (is_linked)
+		trace->origin_ns = start_ns;
+	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, is_linked ? NFP_NONE : NFP_SPAN_PACKET);
 	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
-	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = nfp_wire_int(p, &BATCH_ID, batch->id);
 	p = nfp_wire_int(p, &BATCH_SIZE, batch->size);
-	p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
+	if (!is_linked)
+		p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
 	p = nfp_wire_int(p, &BATCH_REQUESTED, batch->requested);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
 	p = nfp_wire_bool(p, &BATCH_DETAIL, !(batch->flags & NFP_BATCH_UNDETAILED));
@@ -147,6 +154,12 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 		p = nfp_wire_int(p, &CALLS_CUT, trace->calls_cut);
 	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, batch->thread));
 	return nfp_span_end(start, p);
+}
+
+uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace)
+{
+	p = nfp_wire_int(p, &BATCH_ID, trace->batch->id);
+	return nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
 }
 
 // The span that encloses a call: an earlier call of the same batch, or the batch.
@@ -168,7 +181,7 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 	uint8_t *start = p;
 	p = nfp_span_begin(p, trace, NFP_SPAN_FIRST_CALL + (uint64_t)index, find_parent(trace, call, index));
 	p = nfp_span_text(p, trace, function->head);
-	p = nfp_span_times(p, start_ns, end_ns);
+	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = nfp_span_text(p, trace, function->attribute);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
 	p = nfp_wire_int(p, &SELF, nfp_clock_length_ns(&trace->clock, call->start_ticks, call->self_ticks));

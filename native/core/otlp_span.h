@@ -4,15 +4,17 @@
 #ifndef NFPROBE_OTLP_SPAN_H
 #define NFPROBE_OTLP_SPAN_H
 #include "otlp_id.h"
+#include "otlp_scale.h"
 
 // Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 32
 // attributes of at most 4 + 32 + 2 + 2 + 47 bytes; the parts around attributes are less than 256.
 enum {
-	NFP_SPAN_PACKET_BYTES = 3072,
+	NFP_SPAN_PACKET_BYTES = 3200,
 	NFP_SPAN_QUEUE_BYTES = 512 + 40 * NFP_WAITED_MAX, // a link has 35
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512,
-	NFP_SPAN_COUNTER_BYTES = 240 // of a call's span, for each counter
+	NFP_SPAN_COUNTER_BYTES = 240, // of a call's span, for each counter
+	NFP_SPAN_SCALE_BYTES = 32     // of each span of a stretched copy
 };
 
 // A packet's trace while it is written.
@@ -23,10 +25,12 @@ struct nfp_trace {
 	const struct nfp_tail *tail; // NULL: not examined
 	uint32_t reasons;            // bits of enum nfp_reason
 	uint32_t calls_cut;          // of this trace, not written
+	uint32_t has_batch;          // its batch is written with it
 	const uint32_t *waited;      // packets of the batches that ran while it waited
 	uint32_t waited_count;
 	struct nfp_trace_id id;
 	struct nfp_trace_id unique; // span ids are made from it; differs from `id` when that is correlated
+	uint64_t origin_ns;         // where it begins
 	struct nfp_clock_cursor clock;
 };
 
@@ -36,8 +40,8 @@ uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordi
 // Ends the span that begins at `start`: flags, and the length in front. Returns the end.
 uint8_t *nfp_span_end(uint8_t *start, uint8_t *p);
 
-// Start and end time.
-uint8_t *nfp_span_times(uint8_t *p, uint64_t start_ns, uint64_t end_ns);
+// Start and end time and, in a stretched copy, that it is one.
+uint8_t *nfp_span_times(uint8_t *p, const struct nfp_trace *trace, uint64_t start_ns, uint64_t end_ns);
 
 uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text text);
 
@@ -45,9 +49,10 @@ const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job
 struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index);
 
 // Span.links: one, to the culprit batch.
-uint8_t *nfp_span_link(uint8_t *p, const struct nfp_tail *tail);
+uint8_t *nfp_span_link(uint8_t *p, const struct nfp_trace *trace);
 // Span.links: one, to the span with these two words of a trace id and this span id.
-uint8_t *nfp_span_link_to(uint8_t *p, uint64_t high, uint64_t low, uint64_t span);
+uint8_t *nfp_span_link_to(uint8_t *p, const struct nfp_trace *trace, uint64_t high, uint64_t low,
+                          uint64_t span);
 
 // What is known of the packet's arrival, attributes of its span (otlp_arrival.c).
 uint8_t *nfp_span_write_arrival(uint8_t *p, struct nfp_trace *trace);
@@ -59,6 +64,8 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 // Writes what a message's span has instead of a flow; nothing for other packets.
 uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
+// Which batch, and where in it: attributes of a packet whose batch is another trace.
+uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace);
 // Writes the counters of a call of the columns; nothing when it was not counted.
 uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call);
 // Writes the call at `index` of the trace's batch.

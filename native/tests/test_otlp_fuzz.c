@@ -195,7 +195,10 @@ static struct nfp_otlp_job make_job(struct noise *made, unsigned long *state, un
 	                           .scope_end = add_text(state, made->text, &made->text_used),
 	                           .resource_end = add_text(state, made->text, &made->text_used),
 	                           .session_id = next_random(state),
-	                           .correlate_window_ns = seed % 4 ? 0 : 1000000000};
+	                           .correlate_window_ns = seed % 4 ? 0 : 1000000000,
+	                           .time_scale = seed % 3 ? 0 : 1000,
+	                           .is_linked = seed % 7 < 2,
+	                           .opens = seed % 7 ? made->reasons : NULL};
 	CHECK(made->text_used <= sizeof(made->text));
 	return job;
 }

@@ -15,6 +15,7 @@ from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.cli.session_spans import is_behind
 from otel_nfprobe.destination import find_destination
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.leftover import refuse_second
@@ -66,7 +67,7 @@ class AttachCommand:
         else:
             print_json(summary)
         wrong = monitor.not_restored or monitor.switched_off
-        failed = wrong or monitor.drain.recording_error or summary["spans"]["dropped"]
+        failed = wrong or monitor.drain.recording_error or summary["spans"]["dropped"] or is_behind(summary)
         return 1 if failed else 0
 
 

@@ -11,23 +11,33 @@ from typing import Any
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.export_spool import export_spool
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import (
     add_correlation_options,
     find_correlate_window_ns,
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.span_options import (
+    LINKS,
+    add_limit_option,
+    add_span_options,
+    describe_time_scale,
+    find_time_scale,
+)
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.configuration import find_configuration
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.delivery import Transport
-from otel_nfprobe.destination import find_destination, open_destination
+from otel_nfprobe.destination import find_complaint, find_destination, open_destination
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.latecapture import SLOW
+from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
@@ -74,7 +84,10 @@ class ExportCommand:
             metavar="SHARE",
             help="about this share of the packets, the slowest",
         )
+        add_flow_option(parser, "send")
+        add_limit_option(parser)
         add_correlation_options(parser)
+        add_span_options(parser)
         add_spool_options(parser)
         add_arrival_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
@@ -86,6 +99,8 @@ class ExportCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
+        if complaint := find_complaint(os.environ):
+            print(f"nfprobe: {complaint}", file=sys.stderr)
         if destination is None:
             raise UsageError(
                 "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
@@ -100,7 +115,9 @@ class ExportCommand:
         take_arrivals(arguments, reader, facts)
         window_ns = find_correlate_window_ns(arguments) or recorded_window_ns(facts.header.settings)
         encoder = _make_encoder(arguments, facts, window_ns)
-        export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), window_ns)
+        is_consistent = facts.header.settings.get("packets") != SLOW
+        limiter = Limiter(arguments.max_traces_per_second, facts.ticks_per_second, is_consistent)
+        export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), limiter, window_ns)
         counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
 
@@ -112,6 +129,7 @@ class _Export:
     facts: RecordingFacts
     encoder: SpanEncoder
     sampler: Sampler
+    limiter: Limiter
     correlate_window_ns: int
     packets: int = 0
 
@@ -120,7 +138,8 @@ class _Export:
         try:
             with Pipeline(self.facts.roles) as pipeline:
                 pipeline.set_counter_costs(self.facts.counter_costs)
-                explainer = Explainer(self.sampler, self.encoder, self.facts.ticks_per_second)
+                rate = self.facts.ticks_per_second
+                explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limiter)
                 repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
                 for step in replay_steps(self.reader, self.facts, pipeline, repeats):
                     if self._is_time_to_send(step, explainer) and not self._send(explainer, exporter):
@@ -161,13 +180,20 @@ class _Export:
 def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlate_window_ns: int) -> SpanEncoder:
     header = facts.header
     target: dict[str, Any] = {**header.resource, "process.pid": header.pid}
+    configuration = find_configuration(os.environ)
+    configured = configuration.resource if configuration else None
+    resource = make_resource_attributes(target, arguments.service, configured)
+    if sentence := describe_time_scale(find_time_scale(arguments), resource["service.name"]):
+        print(f"nfprobe: {sentence}", file=sys.stderr)
     encoder = SpanEncoder(
-        make_resource_attributes(target, arguments.service),
+        resource,
         facts.function_names,
         find_session_id(header.session),
         facts.make_clock(),
         format_trace_state(arguments.sample or 0.0) if header.settings.get("packets") != SLOW else "",
         correlate_window_ns,
+        find_time_scale(arguments),
+        arguments.spans == LINKS,
     )
     encoder.set_threads(_list_threads(facts))
     encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))
@@ -184,7 +210,7 @@ def _list_threads(facts: RecordingFacts) -> list[tuple[int, str]]:
 def _make_sampler(arguments: argparse.Namespace, facts: RecordingFacts) -> Sampler:
     chosen = any(value is not None for value in (arguments.sample, arguments.slower_than, arguments.slowest))
     slower = None if arguments.slower_than is None else round(arguments.slower_than * facts.ticks_per_second / 1e9)
-    return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest)
+    return Sampler((arguments.sample or 0.0) if chosen else 1.0, slower, arguments.slowest, find_flow(arguments))
 
 
 def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Export, counters: ExportCounters) -> int:
@@ -209,6 +235,7 @@ def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Exp
                     "exported": counters.exported_spans,
                     "dropped": dropped,
                     "dropped_reasons": dict(counters.dropped_spans),
+                    "dropped_traces": dict(export.limiter.dropped),
                 },
                 "packets": export.packets,
                 "bad_packets": export.encoder.bad_packets,

@@ -18,11 +18,14 @@ from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.counter_options import check_target
+from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
-from otel_nfprobe.cli.session_spans import close_exporter, open_exporter
+from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
+from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
+from otel_nfprobe.configuration import find_configuration
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.detail import AUTO, Detail
@@ -31,6 +34,7 @@ from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.flightrecorder import FlightWriter
 from otel_nfprobe.forks import Forks
 from otel_nfprobe.latecapture import ALL, LateWish
+from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
@@ -198,9 +202,12 @@ class Measurement:
                 names = self.monitor.names_by_id()
                 window_ns = self.monitor.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
-                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns)
+                scale, linked = find_time_scale(self.arguments), self.arguments.spans == LINKS
+                encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale, linked)
+                if sentence := describe_time_scale(scale, self._resource["service.name"]):
+                    say(sentence)
                 encoder.set_counters(read_names(str(self.arguments.counter_choice)))
-                spans = SpanPath(self._sampler(), encoder, self._exporter)
+                spans = SpanPath(self._sampler(), encoder, self._exporter, self._limiter())
             self.monitor.start(self._clock, self._recording, spans)
             if self._metrics is not None:
                 self._metrics.begin(self.monitor)
@@ -253,6 +260,7 @@ class Measurement:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
         summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
+        summary["spans"]["dropped_traces"] = describe_unwritten(monitor.drain.spans, say)
         if self._budget is not None:
             summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
@@ -314,7 +322,11 @@ class Measurement:
     def _sampler(self) -> Sampler:
         wish = self.monitor.wish
         slower = None if wish.slower_than_ns is None else self._clock.find_ticks(wish.slower_than_ns)
-        return Sampler(wish.sample, slower, wish.slowest)
+        return Sampler(wish.sample, slower, wish.slowest, find_flow(self.arguments))
+
+    def _limiter(self) -> Limiter:
+        is_consistent = self.arguments.packets == ALL
+        return Limiter(self.arguments.max_traces_per_second, self._clock.ticks_per_second, is_consistent)
 
     def _open_recording(self) -> RecordingWriter | None:
         if self.arguments.record is None:
@@ -361,4 +373,6 @@ def describe_probes(monitor: Monitor, subject: int | str) -> str:
 
 def find_resource(arguments: argparse.Namespace, target: Target) -> dict[str, Any]:
     """The resource attributes of a target."""
-    return make_resource_attributes(describe_target(target.pid), arguments.service)
+    configuration = find_configuration(os.environ)
+    configured = configuration.resource if configuration else None
+    return make_resource_attributes(describe_target(target.pid), arguments.service, configured)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.flame_options import add_flame_options, check_flame_options, read_wish, say_nothing_seen
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, UsageError
@@ -51,6 +52,7 @@ class ReportCommand:
             help="how many slow packets (default: %(default)s)",
         )
         add_flame_options(parser)
+        add_flow_option(parser, "the slowest and the late")
         add_arrival_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -58,6 +60,7 @@ class ReportCommand:
         check_flame_options(arguments, format == FLAME)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines goes with --json; the HTML page has them anyway.", "nfprobe report --help")
+        flow = find_flow(arguments)
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)
@@ -69,7 +72,7 @@ class ReportCommand:
             _say_precision(facts.samples)
             _warn(facts.damage)
             return EXIT_DONE
-        report = build_report(reader, max(0, arguments.slowest), facts)
+        report = build_report(reader, max(0, arguments.slowest), facts, flow)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
         _write_out(arguments.output, text)
         _warn(report.damage)

@@ -7,8 +7,10 @@ import argparse
 
 from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
 from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
+from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, find_time_scale
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_hertz, parse_seconds
 from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
@@ -141,6 +143,8 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="export this share of all packets, of --packets slow by their batch, of all by their id; 1: everything",
     )
+    add_flow_option(group, "export")
+    add_limit_option(group)
     add_digest_options(group)
     add_correlation_options(group)
 
@@ -168,6 +172,7 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
         help="otlp, none, or an exporter installed for the OpenTelemetry SDK, such as console; for few spans"
         " (default: OTEL_TRACES_EXPORTER)",
     )
+    add_span_options(group)
     add_spool_options(group)
     group.add_argument("--service", metavar="NAME", help="service.name of the spans (default: the executable's name)")
     group.add_argument(
@@ -190,6 +195,8 @@ def check_session_options(arguments: argparse.Namespace) -> None:
     check_recording_options(arguments)
     _check_profile(arguments.profile, arguments.record is not None, usage)
     find_identity(arguments)
+    find_time_scale(arguments)
+    find_flow(arguments)
     arguments.captures = [read_capture(text) for text in arguments.capture]
     arguments.counter_choice = find_counters(arguments)
 

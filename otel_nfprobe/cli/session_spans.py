@@ -12,7 +12,9 @@ from typing import Any
 
 from otel_nfprobe.cli.spool_options import find_spool, open_spool
 from otel_nfprobe.destination import Destination, NamedExporter, open_destination
+from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.export_counters import ExportCounters
+from otel_nfprobe.limiter import SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND
 from otel_nfprobe.otlp import Exporter
 
 CLOSE_S = 10.0
@@ -56,6 +58,20 @@ def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, aga
         why = counters.last_error or "there was no time to send them"
         say(f"{waiting:,} spans are spooled for later: {why.rstrip('.')}.", f"nfprobe export{endpoint}{where}")
     return describe_counters(counters)
+
+
+def describe_unwritten(spans: SpanPath | None, say: Say) -> dict[str, int]:
+    """Traces that were selected and not written, by reason; those that nobody asked to drop are told of."""
+    dropped = spans.limits.dropped if spans else {}
+    if behind := sum(dropped.get(reason, 0) for reason in (SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND)):
+        sentence = f"{behind:,} traces were not written, because nfprobe or the receiver was behind."
+        say(sentence, "nfprobe attach PID --sample 0.0001 --max-traces-per-second 1000")
+    return dict(dropped)
+
+
+def is_behind(summary: dict[str, Any]) -> bool:
+    """Whether traces were dropped that nobody asked to drop, by the session's summary."""
+    return any(reason in summary["spans"]["dropped_traces"] for reason in (SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND))
 
 
 def describe_counters(counters: ExportCounters) -> dict[str, Any]:

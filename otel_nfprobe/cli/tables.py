@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.recording import RecordingReader
 
 if TYPE_CHECKING:
+    from otel_nfprobe.flowfilter import FlowFilter
     from otel_nfprobe.replay import RecordingFacts
 
 
@@ -27,6 +29,7 @@ class TablesCommand:
         parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
         parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder of the tables")
         add_late_option(parser)
+        add_flow_option(parser, "in the tables of packets and causes")
         parser.add_argument(
             "--json",
             action="store_true",
@@ -34,9 +37,10 @@ class TablesCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
+        flow = find_flow(arguments)
         readers = [RecordingReader(path) for path in arguments.recordings]
         for reader in readers:
-            warn(write(arguments.verb, reader, Path(arguments.output), arguments.slower_than))
+            warn(write(arguments.verb, reader, Path(arguments.output), arguments.slower_than, flow))
         if arguments.json:
             print_json({"directory": arguments.output, "recordings": arguments.recordings})
         return EXIT_DONE
@@ -52,13 +56,15 @@ def add_late_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def write(verb: str, reader: RecordingReader, folder: Path, slower_than_ns: int | None) -> RecordingFacts:
+def write(
+    verb: str, reader: RecordingReader, folder: Path, slower_than_ns: int | None, flow: FlowFilter | None = None
+) -> RecordingFacts:
     """Writes the tables of one recording."""
     try:
         from otel_nfprobe.tablefiles import write_tables
     except ImportError as error:
         raise missing(verb, error) from None
-    return write_tables(reader, folder, slower_than_ns)
+    return write_tables(reader, folder, slower_than_ns, flow)
 
 
 def missing(verb: str, error: ImportError) -> NfprobeError:

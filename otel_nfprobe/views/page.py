@@ -81,8 +81,10 @@ def _render_slowest(report: Report) -> str:
     slowest = report.document["packets"]["slowest"]
     if not slowest:
         return "<h2>Slow packets</h2><p>No packet was described, so there is none to show.</p>"
+    flow = report.document["packets"].get("flow")
     parts = [
         "<h2>The slowest packets, and what made them late</h2>",
+        f"<p>Only packets of: {escape(flow)}</p>" if flow else "",
         '<p class="legend"><span class="key wait"></span>in the queue'
         '<span class="key own"></span>the own batch of the packet'
         '<span class="key cause"></span>the call that made it late'

@@ -22,7 +22,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"{packets['dropped']:,} dropped, {packets['unknown']:,} unknown",
         f"  records    {records['read']:,} read, {lost:,} lost",
         f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped{_format_reasons(spans)}"
-        + (f", {spans['spooled']:,} spooled" if spans["spooled"] else ""),
+        + (f", {spans['spooled']:,} spooled" if spans["spooled"] else "")
+        + _format_unwritten(spans),
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
         f"{100 * overhead['share_of_core']:.2f} % of a core",
@@ -39,6 +40,11 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
+
+
+def _format_unwritten(spans: dict[str, Any]) -> str:
+    reasons = spans.get("dropped_traces") or {}
+    return "".join(f"; traces not written: {count:,} {reason}" for reason, count in reasons.items())
 
 
 def _format_reasons(spans: dict[str, Any]) -> str:

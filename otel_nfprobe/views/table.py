@@ -27,6 +27,7 @@ def render_table(report: Report) -> str:
         _format_counters(document),
         format_batches(document["batches"]),
         _format_packets(document["packets"]),
+        format_flow(document["packets"]),
         format_causes(document["packets"]),
         format_slowest(document["packets"]["slowest"]),
         _format_losses(report),
@@ -90,6 +91,11 @@ def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
         lines.append(f"     {'':>8}  {explain_cause(packet)}")
         lines.append(f"     {'':>8}  id {packet['id']}")
     return "\n".join(lines)
+
+
+def format_flow(packets: dict[str, Any]) -> str:
+    """Of which flows the packets below are, when not all of them are meant."""
+    return f"below only packets of: {packets['flow']}" if packets.get("flow") else ""
 
 
 def format_causes(packets: dict[str, Any]) -> str:

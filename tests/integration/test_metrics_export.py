@@ -70,7 +70,8 @@ def test_metrics_of_a_session(
     words = ["--rate", "30000", "--slow-every", "300", "--slow-us", "40000"]
     firewall = spawn(firewall_binary, *words, stdout=subprocess.DEVNULL)
     endpoint = f"http://127.0.0.1:{receiver.port}"
-    summary = nfprobe.json("attach", firewall.pid, "--adapter", DESCRIPTION, *OPTIONS, "--endpoint", endpoint)
+    options = ["--adapter", DESCRIPTION, *OPTIONS, "--endpoint", endpoint, "--max-traces-per-second", "30"]
+    summary = nfprobe.json("attach", firewall.pid, *options)
     assert summary["metrics"] == {"delivered": len(receiver.exports), "failed": 0, "error": ""}
     assert len(receiver.exports) >= 2
     metrics = receiver.metrics()  # of the last export, which speaks of the whole session
@@ -79,6 +80,8 @@ def test_metrics_of_a_session(
     assert numbers(metrics["nf.packet.processed"]) == {name: packets[name] for name in packets if name != "received"}
     assert numbers(metrics["nf.record.lost"]) == summary["records"]["lost"]
     assert numbers(metrics["nf.span.exported"]) == {"": summary["spans"]["exported"]}
+    assert numbers(metrics["nf.trace.dropped"]) == summary["spans"]["dropped_traces"]
+    assert "sample over limit" in summary["spans"]["dropped_traces"]
     functions = {
         point.attributes[0].value.string_value: point
         for point in metrics["nf.function.duration"].exponential_histogram.data_points

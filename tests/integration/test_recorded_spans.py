@@ -42,7 +42,13 @@ def resource_of(request: bytes) -> dict[str, str]:
     return {attribute.key: str(attribute.value) for attribute in attributes}
 
 
-@pytest.mark.parametrize("options", [("--sample", "1"), ("--slowest", "2%", "--sample", "5%", "--correlate")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--sample", "1", "--spans", "links"),
+        ("--slowest", "2%", "--sample", "5%", "--correlate", "--time-scale", "1000", "--max-traces-per-second", "300"),
+    ],
+)
 def test_the_spans_are_the_same(
     nfprobe: Any,
     start_firewall: Callable[..., Firewall],

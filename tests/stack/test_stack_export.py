@@ -14,8 +14,8 @@ import pytest
 from jaeger_client import JaegerClient, JaegerSpan
 from stack_services import Collector, Jaeger
 from synthetic_columns import make_columns, move_columns
+from synthetic_recording import BATCH_SIZE, BATCHES, write_recording
 from synthetic_recording import PACKETS as RECORDED_PACKETS
-from synthetic_recording import write_recording
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.clock import Clock, sample_pair
@@ -166,3 +166,54 @@ def test_a_recording_is_exported_by_command(
     assert [span.name for span in spans] == ["packet", "batch", "nf_rx", "nf_work", "nf_tx"]
     assert spans[0].resource["service.name"] == service
     assert spans[0].resource["host.name"] == "far-away"
+
+
+def write_own_recording(folder: Path) -> Path:
+    """A recording whose trace ids no other test's export has."""
+    now_ns = time.time_ns()
+    return write_recording(folder / "session.nfp", start_ns=now_ns - 10**9, session=f"{now_ns:016x}")
+
+
+def test_stretched_copies_are_readable_in_microseconds(
+    jaeger: Jaeger, service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = write_own_recording(tmp_path)
+    words = ["export", str(recording), "--endpoint", jaeger.otlp_endpoint, "--service", service]
+    assert main([*words, "--time-scale", "1000"]) == 0
+    stretched = f"{service} (ns as us)"
+    assert jaeger.client.await_traces(service, RECORDED_PACKETS) == RECORDED_PACKETS
+    assert jaeger.client.await_traces(stretched, RECORDED_PACKETS) == RECORDED_PACKETS
+    tags = {"nf.packet.id": f"{0x1000 * 3:016x}"}
+    (true_id,) = jaeger.client.find_trace_ids(service, tags)
+    (copy_id,) = jaeger.client.find_trace_ids(stretched, {**tags, "nf.time_scale": "1000"})
+    true, copy = jaeger.client.read_trace(true_id), jaeger.client.read_trace(copy_id)
+    assert true_id != copy_id
+    assert [span.name for span in copy] == [span.name for span in true]
+    for span, original in zip(copy, true, strict=True):
+        assert span.start_ns - copy[0].start_ns == 1000 * (original.start_ns - true[0].start_ns)
+        assert span.end_ns - span.start_ns == 1000 * (original.end_ns - original.start_ns)
+        assert span.attributes == {**original.attributes, "nf.time_scale": 1000}
+    # What its page shows: whole microseconds, which are the true ns.
+    shown = {one["operationName"]: one["duration"] for one in jaeger.client.read_page_spans(copy_id)}
+    calls = [span for span in copy if "nf.duration_ns" in span.attributes]
+    assert {span.name: shown[span.name] for span in calls} == {
+        span.name: span.attributes["nf.duration_ns"] for span in calls
+    }
+
+
+def test_packets_link_to_their_batch(jaeger: Jaeger, service: str, tmp_path: Path) -> None:
+    recording = write_own_recording(tmp_path)
+    words = ["export", str(recording), "--endpoint", jaeger.otlp_endpoint, "--service", service, "--spans", "links"]
+    assert main(words) == 0
+    client = jaeger.client
+    assert client.await_traces(service, RECORDED_PACKETS + BATCHES) == RECORDED_PACKETS + BATCHES
+    (packet_id,) = client.find_trace_ids(service, {"nf.packet.id": f"{0x1000 * 3:016x}"})
+    references = [one for span in client.read_page_spans(packet_id) for one in span["references"]]
+    (reference,) = [one for one in references if one["refType"] == "FOLLOWS_FROM"]
+    batch = client.read_trace(reference["traceID"])
+    assert [span.name for span in batch] == ["batch", "nf_rx", "nf_work", "nf_tx"]
+    assert batch[0].span_id == reference["spanID"]
+    tags = {"nf.batch.id": str(batch[0].attributes["nf.batch.id"])}
+    found = client.find_trace_ids(service, tags, limit=100)
+    assert len(found) == 1 + BATCH_SIZE
+    assert {packet_id, reference["traceID"]} <= set(found)

@@ -18,10 +18,12 @@ START_NS = 1_700_000_000 * 10**9
 RX, WORK, TX = 0, 1, 2
 
 
-def write_recording(path: Path, finish: bool = True, start_ns: int = START_NS) -> Path:
-    """Writes it; without `finish` it looks as if its monitor was killed."""
+def write_recording(
+    path: Path, finish: bool = True, start_ns: int = START_NS, session: str = "00000000000000aa"
+) -> Path:
+    """Writes it; without `finish` it looks as if its monitor was killed. Another session has other trace ids."""
     resource = {"service.name": "recorded-nf", "host.name": "far-away", "process.pid": "42"}
-    header = RecordingHeader("0.1.0", "00000000000000aa", 42, "/bin/nf", "far-away", start_ns, 2e9, resource, {})
+    header = RecordingHeader("0.1.0", session, 42, "/bin/nf", "far-away", start_ns, 2e9, resource, {})
     writer = RecordingWriter(path, header)
     roles = ((RX, RECEIVE, "nf_rx"), (WORK, 0, "nf_work"), (TX, TRANSMIT, "nf_tx"))
     writer.functions(

@@ -21,6 +21,7 @@ from test_span_random import randomise
 from otel_nfprobe.columns import NONE
 from otel_nfprobe.resource import describe_target, make_resource_attributes
 from otel_nfprobe.span import TAIL, SpanEncoder
+from otel_nfprobe.timescale import TimeScale
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = yaml.safe_load((ROOT / "schema" / "attributes.yaml").read_text())
@@ -72,7 +73,8 @@ def test_spans_carry_what_is_defined() -> None:
     tails["kind"] = random.integers(0, 7, count)
     tails["function"] = random.choice([0, 1, 3, NONE], count)
     tails["flow_packet"], tails["flags"] = random.integers(0, count, count), random.integers(0, 2, count)
-    encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9)
+    scale = TimeScale(1000)
+    encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9, time_scale=scale)
     encoder.set_threads(THREADS)
     groups = {"queue wait": "span.nf.queue_wait", "batch": "span.nf.batch"}
     seen: set[str] = set()

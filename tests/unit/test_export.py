@@ -54,7 +54,7 @@ def test_everything_is_sent(receiver: Receiver, recording: Path, capsys: pytest.
     expected = {START_NS + (1_000_000 + number * 100_000) // TICKS_PER_NS for number in range(BATCHES)}
     assert starts == expected
     summary = read_summary(capsys)
-    assert summary["spans"] == {"exported": len(spans), "dropped": 0, "dropped_reasons": {}}
+    assert summary["spans"] == {"exported": len(spans), "dropped": 0, "dropped_reasons": {}, "dropped_traces": {}}
     assert (summary["packets"], summary["requests"]) == (PACKETS, len(receiver.requests))
 
 

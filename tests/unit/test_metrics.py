@@ -145,6 +145,7 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
         lost={"call": 0},
         exported=5,
         dropped={},
+        unwritten={"sample over limit": 7},
         spooled=0,
         busy=[(17, "worker", 0.25)],
         overhead=0.01,

@@ -27,7 +27,7 @@ from span_expectation import NAMES, make_clock
 from synthetic_columns import make_columns
 from synthetic_recording import write_recording
 
-from otel_nfprobe.destination import NamedExporter, find_complaint, find_destination
+from otel_nfprobe.destination import NamedExporter, find_destination
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.sampling import find_threshold
@@ -133,6 +133,26 @@ def test_a_program_of_the_sdk(receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     provider.shutdown()
     assert (counters.exported_spans, counters.dropped_spans) == (4000, {})
     assert sum(len(list(read_spans(data))) for data in receiver.requests) == 4000
+
+
+def test_parts_are_made_as_a_configuration_file_asks(receiver: Receiver) -> None:
+    """`NAME: {key: value}` in the SDK's configuration file becomes a call of the entry point with these arguments."""
+
+    def make(group: str, **arguments: str) -> Any:
+        (entry,) = entry_points(group=group, name="nfprobe")
+        return entry.load()(**arguments)
+
+    exporter = make("opentelemetry_traces_exporter", endpoint=f"http://127.0.0.1:{receiver.port}")
+    detected = make("opentelemetry_resource_detector").detect()
+    sampler, generator = make("opentelemetry_sampler"), make("opentelemetry_id_generator")
+    provider = TracerProvider(sampler, detected, id_generator=generator, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    with packet_trace(7, 0) as trace_id, provider.get_tracer("x").start_as_current_span("send"):
+        pass
+    provider.shutdown()
+    (span,) = read_spans(receiver.requests[0])
+    assert span.get_span_context().trace_id == trace_id
+    assert span.resource.attributes["process.pid"] == os.getpid()
 
 
 def test_spans_are_split_into_requests(receiver: Receiver) -> None:
@@ -245,11 +265,6 @@ def test_destinations(exporter: str | None, endpoint: str | None, variable: str 
     found = find_destination(exporter, endpoint, environment)
     assert (found.target if isinstance(found, Endpoint) else found) == expected
     assert find_destination(exporter, endpoint, environment | {"OTEL_SDK_DISABLED": "true"}) is None
-
-
-def test_a_configuration_file_is_not_ignored_in_silence() -> None:
-    assert find_complaint({}) == ""
-    assert find_complaint({"OTEL_CONFIG_FILE": "/x.yaml"}).startswith("OTEL_CONFIG_FILE names '/x.yaml', which nfprobe")
 
 
 def test_destinations_that_cannot_be() -> None:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The searches of docs/searches.md, typed into the real Jaeger, find exactly the traces that they are to find."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from jaeger_client import JaegerClient
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from span_expectation import attributes_of
+from stack_services import Jaeger
+from test_stack_export import make_recent_columns
+
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.columns import Columns
+from otel_nfprobe.endpoint import find_endpoint
+from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.resource import make_resource_attributes
+from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOW
+from otel_nfprobe.span import TAIL, SpanEncoder
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKETS = 400
+NAMES = ["fw_rx", "fw_lookup", "fw_output", "fw_tx"]
+
+
+class Search(NamedTuple):
+    """A row of the page."""
+
+    what: str
+    operation: str
+    tags: dict[str, str]
+    traceql: str
+
+
+def read_searches() -> list[Search]:
+    rows = re.findall(r"^\| (.+?) \| (.*?) ?\| (.*?) ?\| `(.+)` \|$", (ROOT / "docs" / "searches.md").read_text(), re.M)
+    return [
+        Search(what, operation.strip("`"), dict(word.split("=") for word in shlex.split(tags.strip("`"))), traceql)
+        for what, operation, tags, traceql in rows
+    ]
+
+
+def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
+    columns, random = make_recent_columns(clock, PACKETS), np.random.default_rng(1)
+    packets, tails = columns.packets, np.zeros(PACKETS, TAIL)
+    packets["digest"][7] = 0x4D2
+    packets["ip_version"][9:12], packets["protocol"][9:12], packets["destination_port"][9:12] = 4, 17, 53
+    packets["source"][9:12, :4] = 10, 0, 0, 8
+    reasons = np.where(random.random(PACKETS) < 0.5, REASON_SLOW, REASON_SAMPLE).astype(np.uint8)
+    tails["kind"] = np.where(reasons == REASON_SLOW, random.integers(1, 7, PACKETS), 0)
+    tails["function"] = np.where(np.isin(tails["kind"], (1, 2, 3)) & (np.arange(PACKETS) % 4 > 0), 2, 0xFFFFFFFF)
+    return columns, reasons, tails
+
+
+@pytest.fixture(scope="module")
+def sent(jaeger: Jaeger) -> tuple[str, list[Span]]:
+    """Traces of every kind are in Jaeger: the service's name and all spans."""
+    clock, service = Clock.start(), f"nf-{uuid.uuid4().hex[:12]}"
+    columns, reasons, tails = make_packets(clock)
+    encoder = SpanEncoder(make_resource_attributes({}, service), NAMES, time.time_ns(), clock)
+    encoder.set_threads([(11, "lcore-worker-1"), (12, "lcore-worker-2")])
+    endpoint, spans = find_endpoint(jaeger.otlp_endpoint, {}), []
+    assert endpoint is not None
+    exporter = Exporter(endpoint)
+    for request in encoder.encode(columns, np.arange(PACKETS, dtype=np.uint32), reasons, tails):
+        assert exporter.submit(request)
+        spans += ExportTraceServiceRequest.FromString(request.data).resource_spans[0].scope_spans[0].spans
+    assert not exporter.close(60).dropped_spans
+    assert jaeger.client.await_traces(service, PACKETS) == PACKETS
+    return service, spans
+
+
+def text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_meant(span: Span, search: Search) -> bool:
+    values = {key: text_of(value) for key, value in attributes_of(list(span.attributes)).items()}
+    return search.operation in ("", span.name) and search.tags.items() <= values.items()
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("search", read_searches(), ids=lambda search: search.what[:30])
+def test_a_search(jaeger: Jaeger, sent: tuple[str, list[Span]], search: Search) -> None:
+    service, spans = sent
+    expected = {span.trace_id.hex() for span in spans if is_meant(span, search)}
+    client: JaegerClient = jaeger.client
+    found = client.find_trace_ids(service, search.tags or None, search.operation, limit=1000)
+    assert set(found) == expected
+    assert 0 < len(found) < PACKETS
+
+
+def test_the_page_names_attributes_that_exist() -> None:
+    groups = yaml.safe_load((ROOT / "schema" / "attributes.yaml").read_text())["groups"]
+    known = {item["id"] for group in groups for item in group["attributes"] if "id" in item}
+    searches = read_searches()
+    assert len(searches) >= 12
+    for search in searches:
+        assert search.tags.keys() <= known
+        asked = set(re.findall(r"span\.([a-z_.]+)", search.traceql))
+        assert asked <= known
+        assert asked or search.traceql == f'{{ name = "{search.operation}" }}'
