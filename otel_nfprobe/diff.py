@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import FunctionInfo, RecordingReader
+from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.report import build_report
+from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slices import TimeSlices
 
 AT_LEAST = 0.1  # of a function's time: two runs of one program differ by some percent with nothing changed

@@ -32,10 +32,11 @@ from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.profiler import Profiler
-from otel_nfprobe.recording import FunctionInfo, RecordingWriter, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.sampling import Sampler
 from otel_nfprobe.session import Session, ThreadCounts
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.switches import no_switches

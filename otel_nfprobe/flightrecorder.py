@@ -29,17 +29,14 @@ from otel_nfprobe.recording import (
     FUNCTIONS,
     PLACES,
     THREADS,
-    FunctionInfo,
     RecordingHeader,
     RecordingWriter,
-    ThreadCounters,
-    encode_counters,
-    encode_functions,
 )
 from otel_nfprobe.recordingfile import END, refuse, write_start
 from otel_nfprobe.recordingframes import Frame, RawBlock, blocks_of, make_compressor, seal
 from otel_nfprobe.recordingsink import FrameQueue, RecordingFile, Sink
 from otel_nfprobe.samples import Place, encode_places
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, encode_counters, encode_functions
 
 KEPT_BYTES = 64 << 20  # of compressed frames: 16 million records
 MAX_BYTES = 1 << 30  # of all files together, unless --max-size says otherwise

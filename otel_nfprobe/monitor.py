@@ -42,8 +42,9 @@ from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
 from otel_nfprobe.profile import Profile
-from otel_nfprobe.recording import FunctionInfo, RecordingWriter
+from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
+from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slots import count_stored_pointers
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.strategies import STRATEGIES

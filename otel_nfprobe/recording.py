@@ -26,6 +26,19 @@ from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks,
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
 from otel_nfprobe.samples import Place, decode_places, encode_places
+from otel_nfprobe.sessionfacts import (
+    FUNCTIONS_PER_BLOCK,
+    THREAD_COUNT,
+    FunctionInfo,
+    ThreadCounters,
+    ThreadInfo,
+    decode_counters,
+    decode_functions,
+    decode_threads,
+    encode_counters,
+    encode_functions,
+    encode_threads,
+)
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT = 9, 10
@@ -34,9 +47,7 @@ SAMPLES, PLACES = 11, 12
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
 SWITCH_BYTES = SAMPLE_BYTES = 32
-THREAD_COUNT = 1024
 RECORDS_PER_BLOCK = 65536
-FUNCTIONS_PER_BLOCK = 10_000
 FRAME_S = 0.1
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
 _LOST_TAG, _LOST_CALL = 5 << 24, 0
@@ -55,53 +66,6 @@ class RecordingHeader:
     ticks_per_second: float = 0.0
     resource: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ThreadInfo:
-    """One thread: its index in the session's thread table, its tid as the target sees it, its name."""
-
-    index: int
-    tid: int
-    name: str
-
-
-@dataclass(frozen=True)
-class FunctionInfo:
-    """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
-
-    The last four are what a probed call costs by itself, between its time stamps and in all, and what it counts by
-    itself, of its own counts and in all; 0 or empty: not known.
-    """
-
-    id: int
-    role: int
-    module: str
-    offset: int
-    size: int
-    name: str
-    name_source: str
-    strategy: str
-    probe_inside_ticks: float = 0.0
-    probe_whole_ticks: float = 0.0
-    probe_inside_counts: tuple[int, ...] = ()
-    probe_whole_counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ThreadCounters:
-    """One entry of the thread table at one moment; `lost` counts records by loss class."""
-
-    index: int
-    empty_polls: int = 0
-    empty_ticks: int = 0
-    batches: int = 0
-    received_packets: int = 0
-    transmit_calls: int = 0
-    transmitted_packets: int = 0
-    refused_packets: int = 0
-    dropped_packets: int = 0
-    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,8 +175,7 @@ class RecordingWriter:
 
     def threads(self, threads: Iterable[ThreadInfo]) -> None:
         """Appends threads; the last entry of an index holds. Thread id 0: the thread before has ended."""
-        message = recording_pb2.Threads(thread=[recording_pb2.Thread(**asdict(thread)) for thread in threads])
-        self._block(THREADS, message.SerializeToString())
+        self._block(THREADS, encode_threads(threads))
 
     def functions(self, functions: Iterable[FunctionInfo]) -> None:
         """Appends functions; the last entry of an id holds."""
@@ -369,11 +332,11 @@ def _block_of(raw: RawBlock) -> Block | None:
     elif kind == PLACES:
         value = decode_places(payload)
     elif kind == THREADS:
-        value = [ThreadInfo(item.index, item.tid, item.name) for item in _items(recording_pb2.Threads, payload)]
+        value = decode_threads(payload)
     elif kind == FUNCTIONS:
-        value = [_function_of(item) for item in recording_pb2.Functions.FromString(payload).function]
+        value = decode_functions(payload)
     elif kind == COUNTERS:
-        value = [_counters_of(item) for item in _items(recording_pb2.Counters, payload)]
+        value = decode_counters(payload)
     elif kind == END:
         value = json.loads(recording_pb2.End.FromString(payload).summary_json)
         _check(isinstance(value, dict))
@@ -382,57 +345,6 @@ def _block_of(raw: RawBlock) -> Block | None:
     return Block(kind, thread, value)
 
 
-def _items(message: Any, payload: bytes) -> Sequence[Any]:
-    items: Sequence[Any] = message.FromString(payload).thread
-    _check(all(item.index < THREAD_COUNT for item in items))
-    return items
-
-
-def _function_of(item: Any) -> FunctionInfo:
-    return FunctionInfo(
-        item.id,
-        item.role,
-        item.module,
-        item.offset,
-        item.size,
-        item.name,
-        item.name_source,
-        item.strategy,
-        item.probe_inside_ticks,
-        item.probe_whole_ticks,
-        tuple(item.probe_inside_counts),
-        tuple(item.probe_whole_counts),
-    )
-
-
-def _counters_of(item: Any) -> ThreadCounters:
-    return ThreadCounters(
-        item.index,
-        item.empty_polls,
-        item.empty_ticks,
-        item.batches,
-        item.received_packets,
-        item.transmit_calls,
-        item.transmitted_packets,
-        item.refused_packets,
-        item.dropped_packets,
-        tuple(item.lost),
-    )
-
-
 def _check(condition: bool) -> None:
     if not condition:
         raise ValueError
-
-
-def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
-    """Payloads of FUNCTIONS blocks of bounded size."""
-    items = [recording_pb2.Function(**asdict(item)) for item in functions]
-    for start in range(0, len(items), FUNCTIONS_PER_BLOCK):
-        yield recording_pb2.Functions(function=items[start : start + FUNCTIONS_PER_BLOCK]).SerializeToString()
-
-
-def encode_counters(counters: Iterable[ThreadCounters]) -> bytes:
-    """The payload of a COUNTERS block."""
-    entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
-    return bytes(recording_pb2.Counters(thread=entries).SerializeToString())

@@ -19,16 +19,10 @@ from otel_nfprobe.arrivals import Matches
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import (
-    Block,
-    FunctionInfo,
-    RecordingHeader,
-    RecordingReader,
-    ThreadCounters,
-    ThreadInfo,
-)
+from otel_nfprobe.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18

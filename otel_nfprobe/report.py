@@ -20,10 +20,11 @@ from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader
+from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.samples import PlaceNames, addresses_of, describe_samples
 from otel_nfprobe.session import LOST_CLASSES
+from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.strategies import ENTRY_ONLY

@@ -40,11 +40,12 @@ from otel_nfprobe.latecapture import SLOW
 from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader, ThreadInfo
+from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader
 from otel_nfprobe.repeats import WINDOW_NS, Repeats
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay_steps
 from otel_nfprobe.resource import make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
+from otel_nfprobe.sessionfacts import ThreadInfo
 from otel_nfprobe.span import SpanEncoder, find_session_id
 from otel_nfprobe.switches import SWITCH
 

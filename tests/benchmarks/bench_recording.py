@@ -23,8 +23,9 @@ from bench_pipeline import full_ring
 from otel_nfprobe.clock import ANCHOR
 from otel_nfprobe.columns import RECORD
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RECORDS, FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording import RECORDS, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.sessionfacts import FunctionInfo
 
 ROLES = (0, 1, 2, 0)
 ROUND = 16384  # records of one drain

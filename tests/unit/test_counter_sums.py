@@ -18,8 +18,9 @@ from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report import build_report
+from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 

@@ -18,8 +18,9 @@ from otel_nfprobe.clock import ANCHOR
 from otel_nfprobe.columns import COST, Columns
 from otel_nfprobe.diff import build_diff
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter, ThreadInfo
+from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.slices import SLICES_MAX, TimeSlices
 from otel_nfprobe.switches import SWITCH, SwitchFlag
 

@@ -14,8 +14,9 @@ from otel_nfprobe import ended
 from otel_nfprobe.columns import RECORD
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter, ThreadInfo
+from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
 
 GONE = 0x3FFFFFFF  # no such thread
 EXIT_TAG = 1 << 24  # NFP_EXIT of function 0

@@ -15,10 +15,11 @@ from otel_nfprobe.clock import ANCHOR
 from otel_nfprobe.columns import BATCH, PACKET, Columns
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.flightrecorder import ASKED, TRIGGERED, FlightWriter
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import build_report
 from otel_nfprobe.samples import Place
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 
 HEADER = RecordingHeader("0.1.0", "00000000000000aa", 42, "/bin/nf", "host", START_NS, 2e9, {}, {})
 SECONDS = 5

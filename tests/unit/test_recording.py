@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 from otel_nfprobe import recording, recording_pb2
 from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter, ThreadInfo
+from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recordingfile import MAGIC
 from otel_nfprobe.recordingsink import RecordingFile
 from otel_nfprobe.report import build_report
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
 
 RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])

@@ -13,9 +13,10 @@ import pytest
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.columns import RECORD
-from otel_nfprobe.recording import FunctionInfo, RecordingHeader, RecordingReader, RecordingWriter, ThreadInfo
+from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import Report, build_report
+from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.views.jsonview import render_json
 from otel_nfprobe.views.page import render_page
 from otel_nfprobe.views.table import render_table
