@@ -166,13 +166,7 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	marks |= nfp_queue_batch(thread, queue, frame->tsc, count < asked);
 	uint64_t position = nfp_reserve(thread, 3, NFP_LOST_POLL);
 	if (position != NFP_NO_ROOM) {
-		nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
-		          nfp_low_rsp(frame));
-		nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
-		          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue | marks);
-		nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
-		          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
-		          nfp_smaller(count, 0xffff) | asked << 16);
+		nfp_write_poll(thread, position, function, frame, tsc, queue | marks, count, asked);
 	}
 	int shown_later = is_shown_later(program);
 	if (shown_later)
@@ -250,8 +244,5 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)
 		return;
-	nfp_write(thread, position, count | (uint64_t)asked << 32,
-	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
-	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
+	nfp_write_handed(thread, position, function, frame, tsc, count, asked);
 }

@@ -25,6 +25,31 @@ static inline uint64_t nfp_call_of(const struct nfp_frame *frame)
 	return (uint64_t)(uintptr_t)&frame->return_address;
 }
 
+// Writes the records of a poll that returned packets into three reserved slots.
+static inline void nfp_write_poll(struct nfp_thread *thread, uint64_t position, uint32_t function,
+                                  const struct nfp_frame *frame, uint64_t tsc, uint32_t queue, uint32_t count,
+                                  uint32_t asked)
+{
+	nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
+	          nfp_low_rsp(frame));
+	nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
+	          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue);
+	nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
+	          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
+	          (count < 0xffff ? count : 0xffff) | asked << 16);
+}
+
+// The same for a call that handed packets on, into two.
+static inline void nfp_write_handed(struct nfp_thread *thread, uint64_t position, uint32_t function,
+                                    const struct nfp_frame *frame, uint64_t tsc, uint32_t count,
+                                    uint32_t asked)
+{
+	nfp_write(thread, position, count | (uint64_t)asked << 32,
+	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
+	          nfp_low_rsp(frame));
+}
+
 // x86_64/thunk.S calls these three. `selector` is function id | program index << 24.
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector);

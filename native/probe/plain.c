@@ -47,13 +47,7 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t queue = nfp_queue_of(frame->arguments[program->queue_argument], selector);
 	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc, count < asked);
 	uint64_t position = nfp_fetch_add_local(&thread->position, 3 * NFP_RECORD_BYTES);
-	nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
-	nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
-	          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue | marks);
-	nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
-	          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
-	          nfp_smaller(count, 0xffff) | asked << 16);
+	nfp_write_poll(thread, position, function, frame, tsc, queue | marks, count, asked);
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
 	if (thread->gate & NFP_GATE_LATE)
@@ -83,10 +77,7 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t count = returned(program, frame), asked = requested(program, frame);
 	struct nfp_thread_shared *shared = thread->shared;
 	uint64_t position = nfp_fetch_add_local(&thread->position, 2 * NFP_RECORD_BYTES);
-	nfp_write(thread, position, count | (uint64_t)asked << 32,
-	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
-	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
+	nfp_write_handed(thread, position, function, frame, tsc, count, asked);
 	thread->handed_ticks = tsc;
 	shared->transmit_calls++;
 	shared->transmitted_packets += count;
