@@ -234,6 +234,10 @@ static inline int nfp_role_hands_on(uint32_t role)
 	       role == NFP_ROLE_FREE;
 }
 
+// streams.c
+// The stream of a thread table entry, made when it is not there. NULL: there is no such entry, or no memory.
+struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread);
+
 // batch.c
 // Begins the batch that a receive call returned. `size` 0: the call is recorded outside any batch.
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,

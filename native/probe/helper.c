@@ -4,6 +4,7 @@
 // session's file is gone, the gates are closed and the thread ends. It never runs on a dataplane CPU if
 // there is another, blocks all signals, and is the only place where libc is called.
 #define _GNU_SOURCE
+#include "arena.h"
 #include "boot.h"
 #include "jit.h"
 #include "late.h"
@@ -32,9 +33,6 @@
 #define WATCH_NS 100000000           // how often the monitor's lock is looked at
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
-#endif
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
 __attribute__((visibility("default"))) void *nfp_helper_main(struct nfp_boot *boot);
@@ -236,58 +234,15 @@ static void set_gates(uint32_t gate)
 	                 __ATOMIC_RELEASE);
 }
 
-static int map_arena(uint64_t address, uint64_t offset, uint64_t bytes)
-{
-	if (offset < NFP_ARENA_OFFSET || bytes > NFP_ARENA_BYTES || offset + bytes > NFP_RING_OFFSET)
-		return -EINVAL;
-	void *mapped = mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE,
-	                    nfp_library.session_fd, (off_t)offset);
-	if (mapped == MAP_FAILED)
-		return -errno;
-	if (mapped == (void *)address)
-		return 0;
-	munmap(mapped, bytes); // a kernel before 4.17 takes the address for a hint
-	return -EEXIST;
-}
-
-// An arena that is a file.
-static int map_file(const char *path, uint64_t address, uint64_t bytes)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	if (fd < 0)
-		return -errno;
-	void *mapped =
-	    mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-	int error = mapped == MAP_FAILED ? -errno : mapped == (void *)address ? 0 : -EEXIST;
-	if (error == -EEXIST && mapped != MAP_FAILED)
-		munmap(mapped, bytes);
-	close(fd);
-	return error;
-}
-
-// The unwinder of gcc finds the rows by __register_frame. It is loaded when the target has not done so:
-// pthread_cancel, backtrace() and C++ would load it later and then not know our trampolines.
-static int register_frames(void *rows)
-{
-	void *unwinder = dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_NODELETE);
-	void (*register_frame)(void *) = NULL;
-	if (unwinder)
-		*(void **)&register_frame = dlsym(unwinder, "__register_frame");
-	if (!register_frame)
-		return -ENOENT;
-	register_frame(rows);
-	return 0;
-}
-
 static int carry_out(struct nfp_session_header *header)
 {
 	switch (header->command) {
 	case NFP_COMMAND_MAP_ARENA:
-		return map_arena(header->argument[0], header->argument[1], header->argument[2]);
+		return nfp_arena_map(header->argument[0], header->argument[1], header->argument[2]);
 	case NFP_COMMAND_REGISTER_FRAMES:
-		return register_frames((void *)header->argument[0]);
+		return nfp_frames_register((void *)header->argument[0]);
 	case NFP_COMMAND_MAP_FILE:
-		return map_file(header->message, header->argument[0], header->argument[1]);
+		return nfp_arena_map_file(header->message, header->argument[0], header->argument[1]);
 	case NFP_COMMAND_REGISTER_CODE:
 		return nfp_jit_register(header->argument[0], header->argument[1]);
 	case NFP_COMMAND_OPEN:
