@@ -15,19 +15,18 @@ import numpy as np
 
 from otel_nfprobe.arrival import CAPTURE, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
-from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns, Rows
+from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.reportdocument import add_counters, make_document
 from otel_nfprobe.samples import PlaceNames, addresses_of, describe_samples
-from otel_nfprobe.session import LOST_CLASSES
 from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 from otel_nfprobe.statistics import Distribution, Statistics
-from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.tail import CauseKind, find_causes
 from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
@@ -107,24 +106,15 @@ def build_report(
     facts = facts or read_facts(reader)
     clock = facts.make_clock()
     ns_per_tick = 1e9 / clock.ticks_per_second
-    statistics, kept, extent = Statistics(), SlowestPackets(slowest, flow), _Extent()
-    captured, sample, undetailed = CapturedValues(), BatchSample(), 0
-    sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
-    sums.costs = facts.counter_costs
-    statistics.set_costs(facts.costs)
+    totals = _Totals(facts, SlowestPackets(slowest, flow))
     with Pipeline(facts.roles) as pipeline:
         pipeline.set_costs(facts.costs)
         pipeline.set_counter_costs(facts.counter_costs)
         for columns in replay(reader, facts, pipeline):
-            statistics.add(columns)
-            captured.add(columns)
-            sums.add(columns)
-            sample.add(columns)
-            kept.add(columns)
-            extent.add(columns)
-            undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
+            totals.add(columns)
         counts = pipeline.counts()
-    typical = sample.typical()
+    statistics, kept = totals.statistics, totals.kept
+    typical = totals.sample.typical()
     late_ticks = statistics.quantile(Distribution.PACKET_TICKS, LATE_QUANTILE)
     tally = CauseTally(late_ticks, typical, facts.switches, flow)
     near = _gather(reader, facts, kept.slowest(), tally)
@@ -137,16 +127,16 @@ def build_report(
         scene.draw(number, slow, row, cause)
         for number, ((slow, row), cause) in enumerate(zip(packets, causes, strict=True))
     ]
-    document = _make_document(facts, statistics, counts, captured, ns_per_tick)
-    _add_counters(document, facts, statistics, sums)
+    document = make_document(facts, statistics, counts, totals.captured, ns_per_tick)
+    add_counters(document, facts, statistics, totals.sums)
     document["packets"]["slowest"] = described
     document["packets"]["flow"] = flow.expression if flow else None
-    document["batches"]["undetailed"] = undetailed
+    document["batches"]["undetailed"] = totals.undetailed
     document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
     document["profile"] = describe_samples(facts.samples)
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
-    return Report(reader.header, document, timelines, round(extent.ticks * ns_per_tick), facts.damage)
+    return Report(reader.header, document, timelines, round(totals.extent.ticks * ns_per_tick), facts.damage)
 
 
 def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket], tally: CauseTally) -> Columns:
@@ -175,6 +165,21 @@ class _Extent:
     @property
     def ticks(self) -> int:
         return 0 if self._first is None else max(0, self._last - self._first)
+
+
+class _Totals:
+    # What is summed up over all takes.
+    def __init__(self, facts: RecordingFacts, kept: SlowestPackets) -> None:
+        self.statistics, self.kept, self.extent = Statistics(), kept, _Extent()
+        self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
+        self.sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
+        self.sums.costs = facts.counter_costs
+        self.statistics.set_costs(facts.costs)
+
+    def add(self, columns: Columns) -> None:
+        for part in (self.statistics, self.captured, self.sums, self.sample, self.kept, self.extent):
+            part.add(columns)
+        self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 
 
 class _Scene:
@@ -282,123 +287,3 @@ class _Scene:
 
     def _ns(self, ticks: int) -> int:
         return round(ticks * self._ns_per_tick)
-
-
-def _make_document(
-    facts: RecordingFacts,
-    statistics: Statistics,
-    counts: PipelineCounts,
-    captured: CapturedValues,
-    ns_per_tick: float,
-) -> dict[str, Any]:
-    sizes = statistics.histogram(Distribution.BATCH_SIZE)
-    return {
-        "functions": _list_functions(facts, statistics.functions(), captured, ns_per_tick),
-        "batches": {
-            "count": counts.batches,
-            "size_histogram": [[int(size), int(count)] for size, count in sizes],
-            "latency_ns": _quantiles(statistics, Distribution.BATCH_TICKS, ns_per_tick),
-        },
-        "packets": {
-            "received": counts.received,
-            "transmitted": counts.transmitted,
-            "dropped": counts.dropped,
-            "unknown": counts.unknown + counts.pending,
-            "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
-            "slowest": [],
-        },
-        "lost": _count_lost(facts, counts),
-        "calls": counts.calls,
-        "records": counts.records,
-        "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
-        "threads": _list_threads(facts),
-        "recording": {
-            "pid": facts.header.pid,
-            "executable": facts.header.executable,
-            "start_unix_ns": facts.header.start_unix_ns,
-            "complete": facts.complete,
-            "damage": facts.damage,
-        },
-    }
-
-
-def _list_functions(
-    facts: RecordingFacts, rows: Rows, captured: CapturedValues, ns_per_tick: float
-) -> list[dict[str, Any]]:
-    called = {int(row["function"]): row for row in rows}
-    functions = []
-    for id in sorted(facts.functions.keys() | called.keys()):
-        function = facts.functions.get(id, _UNKNOWN_FUNCTION)
-        row = called.get(id)
-        entry = {
-            "module": function.module,
-            "offset": function.offset,
-            "name": function.name or f"function {id}",
-            "calls": int(row["count"]) if row is not None else 0,
-        }
-        for name in ("total", "self", "min", "p50", "p90", "p99", "max"):
-            entry[f"{name}_ns"] = round(int(row[f"{name}_ticks"]) * ns_per_tick) if row is not None else 0
-        entry |= _describe_cost(function, row, ns_per_tick) | {"counters": {}}
-        functions.append(entry | captured.describe(id))
-    return functions
-
-
-def _add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: Statistics, sums: CounterSums) -> None:
-    called = {int(row["function"]) for row in statistics.functions()}
-    for id, entry in zip(sorted(facts.functions.keys() | called), document["functions"], strict=True):
-        entry["counters"] = sums.of_function(id)
-    document["batches"]["counters"] = sums.of_batches()
-
-
-def _describe_cost(function: FunctionInfo, row: np.void | None, ns_per_tick: float) -> dict[str, Any]:
-    """What was measured before the probes' own cost was taken off, and whether little but that cost was measured."""
-    names = ("total", "self", "min", "max")
-    raw = {f"{name}_ns": round(int(row[f"raw_{name}_ticks"]) * ns_per_tick) if row is not None else 0 for name in names}
-    calls = int(row["count"]) if row is not None else 0
-    mean_ticks = int(row["total_ticks"]) / calls if row is not None and calls else 0.0
-    is_mark = function.strategy == ENTRY_ONLY
-    return {
-        "raw": raw,
-        "probe_ns": {
-            "inside": round(function.probe_inside_ticks * ns_per_tick, 1),
-            "whole": round(function.probe_whole_ticks * ns_per_tick, 1),
-        },
-        "strategy": function.strategy,
-        "below_resolution": bool(calls and not is_mark and mean_ticks < RESOLUTION_COSTS * function.probe_whole_ticks),
-    }
-
-
-def _quantiles(statistics: Statistics, distribution: Distribution, ns_per_tick: float) -> dict[str, int | None]:
-    summary = statistics.summary(distribution)
-    if not summary["count"]:
-        return {"p50": None, "p99": None, "p999": None, "max": None}
-    found = {
-        name: round(statistics.quantile(distribution, quantile) * ns_per_tick)
-        for name, quantile in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
-    }
-    return {**found, "max": round(summary["max"] * ns_per_tick)}
-
-
-def _count_lost(facts: RecordingFacts, counts: PipelineCounts) -> dict[str, int]:
-    # The thread table is exact but may be missing from a cut recording; LOST records stand where it happened.
-    lost = {}
-    for index, name in enumerate(LOST_CLASSES):
-        said = sum(thread.lost[index] for thread in facts.counters.values() if index < len(thread.lost))
-        lost[name] = max(said, counts.lost[index])
-    return lost
-
-
-def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
-    threads = []
-    for index, thread in sorted(facts.threads.items()):
-        counters = facts.counters.get(index)
-        entry: dict[str, Any] = {"tid": thread.tid, "name": thread.name}
-        if counters is not None:
-            entry |= {
-                "polls": counters.batches + counters.empty_polls,
-                "empty_polls": counters.empty_polls,
-                "batches": counters.batches,
-                "packets": counters.received_packets,
-            }
-        threads.append(entry)
-    return threads
