@@ -239,15 +239,7 @@ def choose(
     roles = list(adapter.roles(target)) if adapter else []
     if len(_readers(roles)) > PROGRAM_COUNT:
         raise UsageError(f"The adapter {adapter.name if adapter else ''} names more than {PROGRAM_COUNT} functions.")
-    wanted = list(globs)
-    if not wanted and adapter:
-        wanted = list(adapter.inner)
-    wanted += [capture.glob for capture in captures]
-    if not wanted and not roles:
-        raise UsageError(
-            f"Nothing to probe: no adapter knows process {target.pid}, and no --functions were given.",
-            f"nfprobe functions {target.pid}",
-        )
+    wanted = _find_wanted(target, adapter, roles, [*globs], [capture.glob for capture in captures])
     modules = target.modules()
     waiting = [glob for glob in wanted if _names_absent_module(glob, modules)]
     if len(waiting) == len(wanted) and not roles:
@@ -266,6 +258,19 @@ def choose(
     by_slot = [plan for plan in plans if plan.is_slot]
     plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
     return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
+
+
+def _find_wanted(
+    target: Target, adapter: Adapter | None, roles: Sequence[RoleFunction], globs: list[str], captured: Sequence[str]
+) -> list[str]:
+    wanted = globs or (list(adapter.inner) if adapter else [])
+    wanted += captured
+    if not wanted and not roles:
+        raise UsageError(
+            f"Nothing to probe: no adapter knows process {target.pid}, and no --functions were given.",
+            f"nfprobe functions {target.pid}",
+        )
+    return wanted
 
 
 def _readers(roles: Sequence[RoleFunction]) -> list[RoleFunction]:

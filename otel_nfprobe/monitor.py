@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.adapters.base import TRANSMIT, NumberingAdapter
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -41,7 +40,9 @@ from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
+from otel_nfprobe.probed import describe_functions, find_names, find_roles, name_of
 from otel_nfprobe.profile import Profile
+from otel_nfprobe.programs import write_programs
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
 from otel_nfprobe.sessionfacts import FunctionInfo
@@ -214,63 +215,23 @@ class Monitor:
             )
 
     def _write_programs(self) -> None:
-        self.session.header.digest_key = self.identity.key_words
-        if isinstance(self.choice.adapter, NumberingAdapter):
-            memory = self.choice.adapter.buffer_memory()
-            self.session.header.buffers_start, self.session.header.buffers_bytes = memory
-        for index, role in enumerate(self.choice.readers()):
-            program = self.session.program(index)
-            program.role = role.role
-            for name, value in role.program.items():
-                setattr(program, name, value)
-            program.pooled = role.program.get("pooled", 0)
-            program.plain = role.program.get("plain", 0)
-            program.link_layer = self.identity.mark_link(role.program.get("link_layer", 0))
+        write_programs(self.session, self.choice, self.identity)
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """Role (enum nfp_role) of each function id."""
-        return self._roles(self.probes)
-
-    def _roles(self, probes: Sequence[Probe]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
-        probed = {probe.request.plan.address for probe in [*self.probes, *probes]}
-        sees_all_sent = all(role.address in probed for role in self.choice.roles if role.role == TRANSMIT)
-        for probe in probes:
-            role = self.choice.role_of(probe.request.plan)
-            if role is not None:
-                roles[probe.id] = role.pipeline_role if sees_all_sent else role.role
-        return roles
+        return find_roles(self.probes, self.choice, self.probes)
 
     def functions(self) -> list[FunctionInfo]:
         """The probed functions, for the recording."""
-        return self._infos(self.probes)
+        return self._describe(self.probes)
 
-    def _infos(self, probes: Sequence[Probe]) -> list[FunctionInfo]:
-        roles = self._roles(probes)
-        unknown = Cost(0.0, 0.0)
-        return [
-            FunctionInfo(
-                probe.id,
-                int(roles[probe.id]),
-                probe.request.plan.module.path,
-                probe.request.plan.offset,
-                probe.request.plan.size,
-                _name(probe),
-                probe.request.plan.name_source,
-                probe.request.plan.strategy or "",
-                *self.costs.get(probe.request.plan.strategy or "", unknown),
-                *(self.compensation.of(probe) or ()),
-            )
-            for probe in probes
-        ]
+    def _describe(self, probes: Sequence[Probe]) -> list[FunctionInfo]:
+        roles = find_roles(probes, self.choice, [*self.probes, *probes])
+        return describe_functions(probes, roles, self.costs, self.compensation)
 
     def names_by_id(self) -> list[str]:
         """Name of each function id."""
-        probes = list(self.probes)  # the follower's thread adds some
-        names = [""] * (max((probe.id for probe in probes), default=-1) + 1)
-        for probe in probes:
-            names[probe.id] = _name(probe)
-        return names
+        return find_names(list(self.probes))  # the follower's thread adds some
 
     def _introduce(self, added: Sequence[Probe]) -> bool:
         """Makes ids known before their probes can write records; called by the follower's thread."""
@@ -278,7 +239,7 @@ class Monitor:
         self.probes = list(known.values())
         costs = costs_by_id(self.probes, self.costs)
         counts = costs_of(self.probes, self.compensation)
-        functions = NewFunctions(self._infos(added), self.roles_by_id(), self.names_by_id(), costs, counts)
+        functions = NewFunctions(self._describe(added), self.roles_by_id(), self.names_by_id(), costs, counts)
         self.drain.introduce(functions)
         while not functions.known.wait(STEP_S):
             if self.stopping.is_set() or self._presence.is_gone:
@@ -318,7 +279,7 @@ class Monitor:
             self.compensation = self._calibrate_counters()
             self.counter_costs = costs_of(self.probes, self.compensation)
             pipeline.set_counter_costs(self.counter_costs)
-            polled = [_name(probe) for probe in self.probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
+            polled = [name_of(probe) for probe in self.probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
             if polled:
                 self.say(f"The polls of {', '.join(polled)} are timed and not counted.")
 
@@ -437,9 +398,3 @@ class Monitor:
         """Unmaps the session and gives up its lock."""
         self.session.close()
         self._presence.close()
-
-
-def _name(probe: Probe) -> str:
-    """The function's name; one that has none is called by its module and offset."""
-    plan = probe.request.plan
-    return plan.function.label if plan.name_source == "offset" else plan.name

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs: what receive, transmit and drop probes read, written where the target reads it. Called by monitor.py."""
+
+from __future__ import annotations
+
+from otel_nfprobe.adapters.base import NumberingAdapter
+from otel_nfprobe.choice import Choice
+from otel_nfprobe.identity import Identity
+from otel_nfprobe.session import Session
+
+
+def write_programs(session: Session, choice: Choice, identity: Identity) -> None:
+    """Writes the capture programs of `choice`, and what identifies packets, into the session's memory."""
+    session.header.digest_key = identity.key_words
+    if isinstance(choice.adapter, NumberingAdapter):
+        session.header.buffers_start, session.header.buffers_bytes = choice.adapter.buffer_memory()
+    for index, role in enumerate(choice.readers()):
+        program = session.program(index)
+        program.role = role.role
+        for name, value in role.program.items():
+            setattr(program, name, value)
+        program.pooled = role.program.get("pooled", 0)
+        program.plain = role.program.get("plain", 0)
+        program.link_layer = identity.mark_link(role.program.get("link_layer", 0))
