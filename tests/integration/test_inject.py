@@ -52,6 +52,11 @@ def forwards_on(testpmd: Testpmd, packets: int) -> bool:
     return wait_until(lambda: testpmd.telemetry()[1] > packets)
 
 
+def wait_for_start(process: subprocess.Popen[str]) -> None:
+    """Until its libraries are there, and its main function has used the CPU."""
+    assert wait_until(lambda: cpu_ticks(process.pid) > 0)
+
+
 def check_times(taken: list[tuple[float, int]]) -> None:
     stopped = sorted(stopped_ns for _, stopped_ns in taken)
     print(f"stopped: median {stopped[len(stopped) // 2] / 1e3:.0f} us, longest {stopped[-1] / 1e3:.0f} us")
@@ -67,7 +72,7 @@ def test_fresh_targets(
     taken = []
     for _ in range(times):
         process = spawn(binary)
-        time.sleep(0.01)
+        wait_for_start(process)
         taken.append(inject_and_leave(process.pid))
         assert process.poll() is None
         assert_runs_on(process.pid)
@@ -81,6 +86,7 @@ def test_a_thread_that_is_seldom_blocked(
 ) -> None:
     """The other one never makes a system call: it must not be waited for alone."""
     process = spawn(compile_target("spinner_and_sleeper"))
+    wait_for_start(process)
     check_times([inject_and_leave(process.pid) for _ in range(15)])
     assert_runs_on(process.pid)
 
