@@ -8,16 +8,14 @@ scraper. One snapshot answers all who ask meanwhile. Called by cli/session_metri
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.httplistener import HttpListener, Reply
 from otel_nfprobe.metrics import MetricsMaker, Snapshot
 from otel_nfprobe.metrics_page import OPENMETRICS_TYPE, PLAIN_TYPE, wants_openmetrics, write_page
 
 PATIENCE_S = 5.0  # less than the 10 s of a scraper
-CLOSE_S = 0.05  # how often it looks whether it is to end
-PATH = "/metrics"
+PATH, TEXT_TYPE = "/metrics", "text/plain; charset=utf-8"
 LOOPBACK = "127.0.0.1"
 
 
@@ -49,12 +47,8 @@ class MetricsListener:
         self._maker: MetricsMaker | None = None
         self._snapshot: Snapshot | None = None
         self._turn = 0  # snapshots taken
-        self._server = _listen(host, port, self._answer)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(CLOSE_S,), name="nfprobe-listener", daemon=True
-        )
-        self._thread.start()
+        self._listener = HttpListener("--metrics-listen", host, port, self._answer)
+        self.port = self._listener.port
 
     def begin(self, maker: MetricsMaker) -> None:
         """From now on there is something to be asked for."""
@@ -74,11 +68,18 @@ class MetricsListener:
 
     def close(self) -> None:
         """Ends listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._listener.close()
 
-    def _answer(self, openmetrics: bool) -> bytes | None:
+    def _answer(self, path: str, accept: str) -> Reply:
+        if path != PATH:
+            return Reply(404, TEXT_TYPE, f"Metrics are at {PATH}\n".encode())
+        openmetrics = wants_openmetrics(accept)
+        page = self._write(openmetrics)
+        if page is None:
+            return Reply(503, TEXT_TYPE, b"The session has not begun, or has ended\n")
+        return Reply(200, OPENMETRICS_TYPE if openmetrics else PLAIN_TYPE, page)
+
+    def _write(self, openmetrics: bool) -> bytes | None:
         """The page, or None when the session does not answer in time."""
         with self._changed:
             turn = self._turn
@@ -87,38 +88,3 @@ class MetricsListener:
             if not came or self._snapshot is None or self._maker is None:
                 return None
             return write_page(self._maker.make(self._snapshot), openmetrics)
-
-
-def _listen(host: str, port: int, answer: Callable[[bool], bytes | None]) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != PATH:
-                self.send_error(404, f"Metrics are at {PATH}")
-                return
-            openmetrics = wants_openmetrics(self.headers.get("Accept", ""))
-            page = answer(openmetrics)
-            if page is None:
-                self.send_error(503, "The session has not begun, or has ended")
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", OPENMETRICS_TYPE if openmetrics else PLAIN_TYPE)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            """Standard error is for what concerns the session."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """A scraper that goes away early concerns nobody."""
-
-    try:
-        return Server((host, port), Handler)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise NfprobeError(
-            f"--metrics-listen {host}:{port} cannot be had: {reason}.", "ss -ltnp  # who has that port"
-        ) from error

@@ -139,13 +139,8 @@ class SpoolSession:
     def adopt(cls, directory: Path) -> SpoolSession | None:
         """Takes over a directory; None when its session lives, or it is not a spool of this user. Raises OSError."""
         try:
-            ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(ledger)
+            ledger = _lock_ledger(directory)
+        except (FileNotFoundError, BlockingIOError):
             return None
         facts = os.fstat(ledger)
         # Another one may have sent all of it and removed it, between the two calls.
@@ -365,16 +360,23 @@ class SpoolSession:
 def is_locked(directory: Path) -> bool:
     """Whether the session of a directory lives, as far as can be seen."""
     try:
-        ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(_lock_ledger(directory))
     except BlockingIOError:
         return True
-    finally:
-        os.close(ledger)
+    except FileNotFoundError:
+        return False
     return False
+
+
+def _lock_ledger(directory: Path) -> int:
+    """The ledger of a directory, locked. Raises FileNotFoundError, BlockingIOError: its session lives."""
+    ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(ledger)
+        raise
+    return ledger
 
 
 def _write_all(file: int, offset: int, head: bytes, data: bytes) -> None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from otel_nfprobe.agent.agent import Agent
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.httplistener import HttpListener, Reply
 
+PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATE_S = 30.0  # without a look, beyond the interval
 
 
@@ -32,46 +31,28 @@ class Page:
     """
 
     def __init__(self, agent: Agent, host: str, port: int) -> None:
-        registry = CollectorRegistry()
-        registry.register(_Counts(agent))
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path == "/metrics":
-                    self._answer(200, generate_latest(registry))
-                elif self.path == "/healthz":
-                    self._judge(is_healthy(agent), "processes were not looked at for too long")
-                elif self.path == "/readyz":
-                    self._judge(agent.counts().looked_at > 0, "processes were not looked at yet")
-                else:
-                    self._answer(404, b"there are /healthz, /readyz and /metrics\n")
-
-            def _judge(self, good: bool, bad: str) -> None:
-                self._answer(200 if good else 503, b"ok\n" if good else f"{bad}\n".encode())
-
-            def _answer(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Probes of an orchestrator are no news."""
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise NfprobeError(f"listen {host}:{port} cannot be had: {reason}.", "ss -ltnp") from error
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self._agent = agent
+        self._registry = CollectorRegistry()
+        self._registry.register(_Counts(agent))
+        self._listener = HttpListener("listen", host, port, self._answer)
+        self.port = self._listener.port
 
     def close(self) -> None:
         """Ends listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._listener.close()
+
+    def _answer(self, path: str, _: str) -> Reply:
+        if path == "/metrics":
+            return Reply(200, PAGE_TYPE, generate_latest(self._registry))
+        if path == "/healthz":
+            return _judge(is_healthy(self._agent), "processes were not looked at for too long")
+        if path == "/readyz":
+            return _judge(self._agent.counts().looked_at > 0, "processes were not looked at yet")
+        return Reply(404, PAGE_TYPE, b"there are /healthz, /readyz and /metrics\n")
+
+
+def _judge(good: bool, bad: str) -> Reply:
+    return Reply(200 if good else 503, PAGE_TYPE, b"ok\n" if good else f"{bad}\n".encode())
 
 
 class _Counts(Collector):
