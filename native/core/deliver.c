@@ -130,7 +130,7 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 	pipeline->idle = pending;
 }
 
-static void deliver_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
+void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
 	struct nfp_pending **link = &stream->ended;
 	while (*link) {
@@ -156,5 +156,5 @@ void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all)
 {
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (pipeline->streams[i] && pipeline->streams[i]->ended)
-			deliver_stream(pipeline, pipeline->streams[i], all);
+			nfp_stream_deliver(pipeline, pipeline->streams[i], all);
 }

@@ -266,6 +266,9 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 		else
 			read_exit(pipeline, stream, record, 0);
 	}
+	// What waits for nobody needs no room of its own until the take: a full ring holds a hundred thousand batches.
+	if (stream->ended)
+		nfp_stream_deliver(pipeline, stream, 0);
 	return 0;
 }
 

@@ -256,6 +256,8 @@ void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 // deliver.c
 // Delivers the batches that are complete; all: every one that has ended.
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
+// The same for those of one thread.
+void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
 uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
 // packet.c
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
