@@ -58,6 +58,8 @@ bench: build ## the cost of a probe and of a probed network function, beside the
 	mkdir -p build/bench
 	$(BIN)/python tests/benchmarks/bench_pipeline.py --json build/bench/pipeline.json
 	$(BIN)/python tests/benchmarks/bench_recording.py --json build/bench/recording.json
+	$(BIN)/python tests/benchmarks/bench_export.py --json build/bench/export.json
+	$(BIN)/python tests/benchmarks/bench_readers.py --json build/bench/readers.json
 	$(BIN)/python tests/benchmarks/bench_probe.py --json build/bench/probe.json
 	$(BIN)/python tests/benchmarks/bench_calibration.py --json build/bench/calibration.json
 	$(BIN)/python tests/benchmarks/bench_counters.py --json build/bench/counters.json

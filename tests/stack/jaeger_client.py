@@ -67,6 +67,11 @@ class JaegerClient:
         """Number of the service's traces, at most `limit`."""
         return len(self._search_legacy(service, None, "", limit))
 
+    def read_span_ids(self, service: str, limit: int = 20_000) -> dict[str, list[str]]:
+        """Sorted ids of the different spans of each of the service's traces, by trace id."""
+        traces = self._read_legacy(service, None, "", limit)
+        return {trace["traceID"]: sorted({span["spanID"] for span in trace["spans"]}) for trace in traces}
+
     def await_traces(self, service: str, count: int, timeout_s: float = 60.0) -> int:
         """Waits until the service has at least `count` traces and no more arrive; returns their number."""
         last = -1
@@ -101,6 +106,11 @@ class JaegerClient:
         return {span.trace_id for span in _parse_spans(result["resourceSpans"])}
 
     def _search_legacy(self, service: str, attributes: dict[str, str] | None, operation: str, limit: int) -> set[str]:
+        return {trace["traceID"] for trace in self._read_legacy(service, attributes, operation, limit)}
+
+    def _read_legacy(
+        self, service: str, attributes: dict[str, str] | None, operation: str, limit: int
+    ) -> list[dict[str, Any]]:
         now_us = time.time_ns() // 1000
         query = {
             "service": service,
@@ -112,7 +122,8 @@ class JaegerClient:
             query["tags"] = json.dumps(attributes)
         if operation:
             query["operation"] = operation
-        return {trace["traceID"] for trace in self._get("/api/traces", query)["data"]}
+        traces: list[dict[str, Any]] = self._get("/api/traces", query)["data"]
+        return traces
 
     def _get(self, path: str, query: dict[str, str] | None = None) -> Any:
         url = f"{self._base}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory over time: a monitor of a busy testpmd that exports to a Collector, by the minute.
+
+Prints packets and spans a second, the monitor's resident memory and CPU, and at the end what was lost and dropped. The
+Collector and Jaeger are the stack's (`make stack-build`). The hour of the requirements is `--minutes 60`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench_tiers import start_stack
+from busy_testpmd import Session, busy_testpmd, cpu_seconds, resident_mib
+from testpmd import Testpmd
+
+
+def watch(session: Session, testpmd: Testpmd, minutes: float, interval_s: float) -> list[dict[str, float]]:
+    """One row per interval."""
+    rows = []
+    pid, end = session.process.pid, time.monotonic() + 60 * minutes
+    packets, cpu, begun = testpmd.telemetry()[1], cpu_seconds(pid), time.monotonic()
+    while time.monotonic() < end and session.process.poll() is None:
+        time.sleep(min(interval_s, max(0.1, end - time.monotonic())))
+        seconds = time.monotonic() - begun
+        rows.append(
+            {
+                "packets_per_second": (testpmd.telemetry()[1] - packets) / seconds,
+                "resident_mib": resident_mib(pid),
+                "cores": (cpu_seconds(pid) - cpu) / seconds,
+            }
+        )
+        packets, cpu, begun = testpmd.telemetry()[1], cpu_seconds(pid), time.monotonic()
+        testpmd.drain_output()
+        row = rows[-1]
+        print(
+            f"{len(rows):4d}  {row['packets_per_second']:12,.0f} packets/s  {row['resident_mib']:8.1f} MiB"
+            f"  {row['cores']:5.2f} cores",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--interval", type=float, default=60, metavar="SECONDS", help="of one row (default 60)")
+    parser.add_argument("--sample", default="0.0001", help="share of packets that become spans (default 0.0001)")
+    parser.add_argument("--packets", default="slow", choices=("slow", "all"), help="as of nfprobe attach")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    arguments = parser.parse_args()
+    with ExitStack() as stop:
+        stack, _ = start_stack(stop.enter_context(tempfile.TemporaryDirectory()), stop, "jaeger", "collector")
+        testpmd = stop.enter_context(busy_testpmd())
+        endpoint = f"http://127.0.0.1:{stack.port('COLLECTOR_OTLP')}"
+        options = ["--packets", arguments.packets, "--sample", arguments.sample, "--endpoint", endpoint]
+        session = Session(testpmd.pid, *options)
+        rows = watch(session, testpmd, arguments.minutes, arguments.interval)
+        summary: dict[str, Any] = session.end()
+    spans = summary["spans"]
+    print(f"spans exported {spans['exported']:,}, dropped {spans['dropped']:,}; lost {summary['records']['lost']}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows, "spans": spans, "lost": summary["records"]["lost"]}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

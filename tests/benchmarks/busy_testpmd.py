@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For benchmarks: a testpmd that forwards as fast as it can, and monitors of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from testpmd import Testpmd, pcap_device
+from traffic import make_frames, write_pcap
+
+FRAMES = 1024
+
+
+@contextmanager
+def busy_testpmd(mode: str = "macswap") -> Iterator[Testpmd]:
+    """Plays the same frames for ever."""
+    with tempfile.TemporaryDirectory() as folder:
+        capture = Path(folder, "frames.pcap")
+        write_pcap(capture, make_frames(FRAMES))
+        testpmd = Testpmd("dpdk-testpmd", f"nfpb{os.getpid()}", pcap_device(capture, infinite=True), mode, False)
+        try:
+            yield testpmd
+        finally:
+            testpmd.stop()
+
+
+def packets_per_second(testpmd: Testpmd, seconds: float = 1.0) -> float:
+    """Transmitted, by its own counters."""
+    begun, before = time.monotonic(), testpmd.telemetry()[1]
+    time.sleep(seconds)
+    return (testpmd.telemetry()[1] - before) / (time.monotonic() - begun)
+
+
+class Session:
+    """`nfprobe attach` with these options."""
+
+    def __init__(self, pid: int, *options: object) -> None:
+        words = [sys.executable, "-m", "otel_nfprobe", "attach", pid, "--json", "--trial", "0s", *options]
+        self.process = subprocess.Popen(
+            list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
+
+    def end(self) -> dict[str, Any]:
+        """As Ctrl-C does. Returns the summary; the status is not 0 where spans were dropped."""
+        self.process.send_signal(signal.SIGINT)
+        output, _ = self.process.communicate(timeout=120)
+        found = [line for line in output.splitlines() if line.startswith("{")]
+        assert found, output
+        summary: dict[str, Any] = json.loads(found[-1])
+        return summary
+
+
+def resident_mib(pid: int) -> float:
+    """What a process holds in memory now, without what it shares of other processes' rings."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
