@@ -12,13 +12,21 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from otel_nfprobe.clock import sample_pair
+from otel_nfprobe.columns import NONE, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.tail import CauseKind, find_causes
+from otel_nfprobe.typical import BatchSample, Typical
 
+START_S = 0.3  # attaching stops the target, and its first records meet memory that was never touched
 SEIZE, INTERRUPT, CONT, DETACH = 0x4206, 0x4207, 7, 17
 WALL = 0x40000000
 CLASSIFY = 2  # enum fw_stage
@@ -44,11 +52,11 @@ _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 
 class Debugger(threading.Thread):
-    """Stops one thread while it is in fw_classify, now and then, as a person with a debugger would.
+    """Stops one thread while it is in a certain place, now and then, as a person with a debugger would.
 
     Args:
         tid: the worker.
-        stage_address: of `fw_stage` in the process.
+        is_there: whether the stopped thread is there.
         pause_s: how long it is held.
         every_s: between two pauses, on average.
 
@@ -56,12 +64,12 @@ class Debugger(threading.Thread):
         pauses: start and end in ticks; others: stops in other places, which were let go at once.
     """
 
-    def __init__(self, pid: int, tid: int, stage_address: int, pause_s: float, every_s: float, seed: int) -> None:
+    def __init__(self, tid: int, is_there: Callable[[], bool], pause_s: float, every_s: float, seed: int) -> None:
         super().__init__()
         self.pauses: list[tuple[int, int]] = []
         self.others: list[tuple[int, int]] = []
         self.failure = ""
-        self._pid, self._tid, self._address = pid, tid, stage_address
+        self._tid, self._is_there = tid, is_there
         self._pause_s, self._every_s = pause_s, every_s
         self._random = random.Random(seed)
         self._ending = threading.Event()
@@ -70,31 +78,34 @@ class Debugger(threading.Thread):
         if _libc.ptrace(SEIZE, self._tid, None, None):
             self.failure = f"PTRACE_SEIZE: {os.strerror(ctypes.get_errno())}"
             return
-        memory = os.open(f"/proc/{self._pid}/mem", os.O_RDONLY)
-        try:
-            while not self._ending.wait(self._every_s * self._random.uniform(0.5, 1.5)):
-                while not self._stop_once(memory) and not self._ending.is_set():
-                    time.sleep(0.0002)
-            _libc.ptrace(INTERRUPT, self._tid, None, None)
-            os.waitpid(self._tid, WALL)
-            _libc.ptrace(DETACH, self._tid, None, None)
-        finally:
-            os.close(memory)
+        while not self._ending.wait(self._every_s * self._random.uniform(0.5, 1.5)):
+            while not self._stop_once() and not self._ending.is_set():
+                time.sleep(0.0002)
+        _libc.ptrace(INTERRUPT, self._tid, None, None)
+        os.waitpid(self._tid, WALL)
+        _libc.ptrace(DETACH, self._tid, None, None)
 
     def end(self) -> None:
         self._ending.set()
         self.join()
 
-    def _stop_once(self, memory: int) -> bool:
+    def _stop_once(self) -> bool:
         start = sample_pair().ticks
         _libc.ptrace(INTERRUPT, self._tid, None, None)
         os.waitpid(self._tid, WALL)
-        inside = int.from_bytes(os.pread(memory, 4, self._address), "little") == CLASSIFY
+        inside = self._is_there()
         if inside:
             time.sleep(self._pause_s)
         _libc.ptrace(CONT, self._tid, None, None)
         (self.pauses if inside else self.others).append((start, sample_pair().ticks))
         return inside
+
+
+def is_classifying(pid: int, stage_address: int) -> bool:
+    """Whether the firewall's worker says so in `fw_stage`."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(stage_address)
+        return int.from_bytes(memory.read(4), "little") == CLASSIFY
 
 
 def start_hog(cpu: int, busy_s: float, idle_s: float) -> subprocess.Popen[bytes]:
@@ -116,6 +127,7 @@ class Truth:
 
     @classmethod
     def read(cls, path: Path, debugger: Debugger | None) -> Truth:
+        """Of the firewall's log and the debugger's."""
         truth = cls()
         for line in path.read_text().splitlines():
             kind, *words = line.split()
@@ -169,8 +181,9 @@ class Truth:
 
 @dataclass
 class Verdict:
-    """How many late packets have a known truth, and what nfprobe said of them."""
+    """How many late packets have a known truth, and what nfprobe said of them, and of each kind of fault should."""
 
+    expected: Mapping[str, tuple[set[str], str | None]] = field(default_factory=lambda: EXPECTED)
     late: int = 0
     judged: int = 0
     right: int = 0
@@ -187,12 +200,12 @@ class Verdict:
             self.unjudged["nothing"] += 1
             return
         true = {fault for fault, ticks in amounts.items() if ticks >= 0.5 * min(largest, late_ticks)}
-        if not true <= EXPECTED.keys():
+        if not true <= self.expected.keys():
             self.unjudged.update(true)
             return  # the machine stood still, or the debugger stopped it elsewhere: nobody can know
         self.judged += 1
         self.by_fault.update(true)
-        if any(kind in EXPECTED[fault][0] and function == EXPECTED[fault][1] for fault in true):
+        if any(kind in self.expected[fault][0] and function == self.expected[fault][1] for fault in true):
             self.right += 1
         elif kind != "unknown":
             self.wrong += 1
@@ -213,3 +226,43 @@ def find_packet_ticks(batches: np.ndarray) -> float:
     """What a packet usually costs in full batches."""
     full = batches[batches["size"] >= 32]
     return float(np.median((full["end_ticks"] - full["start_ticks"]) / full["size"])) if len(full) else 0.0
+
+
+class Found:
+    """What a recording says of its late packets."""
+
+    def __init__(self, path: Path, truth: Truth) -> None:
+        reader = RecordingReader(path)
+        self.facts: RecordingFacts = read_facts(reader)
+        self.truth = truth
+        sample, takes = BatchSample(), []
+        with Pipeline(self.facts.roles) as pipeline:
+            for columns in replay(reader, self.facts, pipeline):
+                sample.add(columns)
+                takes.append(columns)
+        self.columns = concatenate(takes)
+        self.typical: Typical = sample.typical()
+        self.packet_ticks = find_packet_ticks(self.columns.batches)
+        self.begin = int(self.columns.batches["start_ticks"].min())
+
+    def judge(self, quantile: float, expected: Mapping[str, tuple[set[str], str | None]] = EXPECTED) -> Verdict:
+        """Compares the causes of all packets later than a quantile with the truth."""
+        latency, starts = latency_ticks(self.columns), life_start_ticks(self.columns)
+        settled = starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
+        if not settled.any():
+            return Verdict(expected)
+        late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
+        causes = find_causes(self.columns, late, self.typical, self.facts.switches)
+        verdict, names = Verdict(expected), self.facts.function_names
+        for packet, cause in zip(late.tolist(), causes, strict=True):
+            life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])
+            function = names[cause["function"]] if cause["function"] != NONE else None
+            kind = CauseKind(int(cause["kind"])).name.lower()
+            self.compare(verdict, life, kind, function, f"packet {packet}")
+        return verdict
+
+    def compare(self, verdict: Verdict, life: tuple[int, int], kind: str, function: str | None, where: str) -> None:
+        late = life[1] - life[0] - self.typical.latency_ticks
+        if self.truth.window(*life)[0] < self.begin:
+            return  # what happened before the session began is not in it
+        verdict.judge(self.truth.amounts(*life, self.packet_ticks), late, kind, function, where)

@@ -12,31 +12,24 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from culprit import Debugger, Truth, Verdict, find_packet_ticks, start_hog
+from culprit import START_S, Debugger, Found, Truth, Verdict, is_classifying, start_hog
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_receiver import Receiver
 
-from otel_nfprobe.columns import NONE, concatenate, latency_ticks, life_start_ticks
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
-from otel_nfprobe.tail import CauseKind, find_causes
-from otel_nfprobe.typical import BatchSample, Typical
-
 pytestmark = pytest.mark.integration
 
 DESCRIPTION = Path(__file__).resolve().parents[2] / "examples" / "firewall" / "firewall.yaml"
 RIGHT_SHARE, WRONG_SHARE = 0.95, 0.01
 JUDGED_MIN = 100
-START_S = 0.3  # attaching stops the firewall, and its first records meet memory that was never touched
 RATE = 60_000
 FAULTS = {
     "output": ("--slow-every", "700", "--slow-us", "6000"),
@@ -111,63 +104,24 @@ class Run:
         offset = next(int(line.split()[0], 16) for line in self._symbols.splitlines() if line.endswith(" fw_stage"))
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         base = next(int(line.split("-")[0], 16) for line in maps if line.endswith(str(self._binary)))
-        debugger = Debugger(pid, worker, base + offset, 0.006, 0.15, self._seed)
+        debugger = Debugger(worker, partial(is_classifying, pid, base + offset), 0.006, 0.15, self._seed)
         debugger.start()
         return debugger
 
 
-class Found:
-    """What a recording says of its late packets."""
-
-    def __init__(self, path: Path, truth: Truth) -> None:
-        reader = RecordingReader(path)
-        self.facts: RecordingFacts = read_facts(reader)
-        self.truth = truth
-        sample, takes = BatchSample(), []
-        with Pipeline(self.facts.roles) as pipeline:
-            for columns in replay(reader, self.facts, pipeline):
-                sample.add(columns)
-                takes.append(columns)
-        self.columns = concatenate(takes)
-        self.typical: Typical = sample.typical()
-        self.packet_ticks = find_packet_ticks(self.columns.batches)
-        self.begin = int(self.columns.batches["start_ticks"].min())
-
-    def judge(self, quantile: float) -> Verdict:
-        """Compares the causes of all packets later than a quantile with the truth."""
-        latency, starts = latency_ticks(self.columns), life_start_ticks(self.columns)
-        settled = starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
-        if not settled.any():
-            return Verdict()
-        late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
-        causes = find_causes(self.columns, late, self.typical, self.facts.switches)
-        verdict, names = Verdict(), self.facts.function_names
-        for packet, cause in zip(late.tolist(), causes, strict=True):
-            life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])
-            function = names[cause["function"]] if cause["function"] != NONE else None
-            kind = CauseKind(int(cause["kind"])).name.lower()
-            self._compare(verdict, life, kind, function, f"packet {packet}")
-        return verdict
-
-    def judge_spans(self, roots: list[Span]) -> Verdict:
-        """The same for the spans that were sent while the firewall ran."""
-        verdict, clock = Verdict(), self.facts.make_clock()
-        for span in roots:
-            times = clock.convert_back(np.array([span.start_time_unix_nano, span.end_time_unix_nano], np.uint64))
-            attributes = attributes_of(span)
-            kind, function = attributes["nf.tail.cause"], attributes.get("nf.tail.function")
-            self._compare(verdict, (int(times[0]), int(times[1])), kind, function, f"span {span.name}")
-        return verdict
-
-    def _compare(self, verdict: Verdict, life: tuple[int, int], kind: str, function: str | None, where: str) -> None:
-        late = life[1] - life[0] - self.typical.latency_ticks
-        if self.truth.window(*life)[0] < self.begin:
-            return  # what happened before the session began is not in it
-        verdict.judge(self.truth.amounts(*life, self.packet_ticks), late, kind, function, where)
-
-
 def attributes_of(span: Span) -> dict[str, Any]:
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
+
+
+def judge_spans(found: Found, roots: list[Span]) -> Verdict:
+    """The same for the spans that were sent while the firewall ran."""
+    verdict, clock = Verdict(), found.facts.make_clock()
+    for span in roots:
+        times = clock.convert_back(np.array([span.start_time_unix_nano, span.end_time_unix_nano], np.uint64))
+        attributes = attributes_of(span)
+        kind, function = attributes["nf.tail.cause"], attributes.get("nf.tail.function")
+        found.compare(verdict, (int(times[0]), int(times[1])), kind, function, f"span {span.name}")
+    return verdict
 
 
 def check(verdict: Verdict) -> None:
@@ -193,7 +147,7 @@ def check_live(found: Found, spans: list[Span]) -> None:
     known = [span for span in late if attributes_of(span)["nf.tail.cause"] == "queue"]
     assert all(span.links for span in known)
     begin = min(span.start_time_unix_nano for span in spans)
-    verdict = found.judge_spans([span for span in late if span.start_time_unix_nano > begin + START_S * 1e9])
+    verdict = judge_spans(found, [span for span in late if span.start_time_unix_nano > begin + START_S * 1e9])
     if verdict.judged >= JUDGED_MIN:
         check(verdict)
 
