@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import RBP, RSP, Row
@@ -67,6 +68,10 @@ _RUNTIME = re.compile(
     r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
     r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
+)
+# Most names are none of all these.
+_SPECIAL = re.compile(
+    "|".join(names.pattern for names in (_NEVER_RETURNING, _NEW_STACK, _RUNTIME, RETURNS_TWICE, CALLER_SENSITIVE))
 )
 
 
@@ -119,15 +124,10 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
-        self.aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
+        aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
+        self.is_cold = any(".cold" in alias for alias in aliases)
+        self.aliases = [alias for alias in aliases if _SPECIAL.fullmatch(alias)]
         self.tail_calls = tail_calls
-        self.steps: Mapping[str, Callable[[], FunctionPlan]] = {
-            "in-stack": self._in_stack,
-            "relocated": self._relocated,
-            "copied": self._copied,
-            "got": self._slot,
-            "entry": self._entry_only,
-        }
 
     def plan(self, strategy: str | None) -> FunctionPlan:
         """By one strategy, or by the first that fits."""
@@ -135,10 +135,10 @@ class _Ladder:
         if reason:
             return self._refused(reason)
         if strategy is not None:
-            return self.steps[strategy]()
+            return self.STEPS[strategy](self)
         first = ""
-        for step in self.steps.values():
-            plan = step()
+        for step in self.STEPS.values():
+            plan = step(self)
             if plan.strategy is not None:
                 return replace(plan, reason=first) if first else plan
             first = first or plan.reason
@@ -156,7 +156,7 @@ class _Ladder:
             return IN_LIBRARY
         if function.name_source == "section":
             return PLT_STUB
-        if any(_RUNTIME.fullmatch(alias) for alias in self.aliases):
+        if self.aliases and any(_RUNTIME.fullmatch(alias) for alias in self.aliases):
             return RUNTIME
         self.scan = scan_module(module.image)
         self.index = self.scan.index_of(function.offset)
@@ -165,7 +165,7 @@ class _Ladder:
             return SIGNAL_RETURN
         if self.own.outermost:
             return ""
-        if not self.own.own_entry or any(".cold" in alias for alias in self.aliases):
+        if not self.own.own_entry or self.is_cold:
             return NO_ENTRY
         return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
 
@@ -173,11 +173,11 @@ class _Ladder:
         """Why a call of the function has no end, or ""."""
         if self.own.outermost:
             return PROGRAM_START
-        if any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
+        if self.aliases and any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
             return NEVER_RETURNS
         if not self.own.has_exit and self.own.trouble != UNDECODABLE:
             return NEVER_RETURNS
-        if any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
+        if self.aliases and any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
             return TWICE
         return ""
 
@@ -195,7 +195,7 @@ class _Ladder:
         """Why its start is reached without a call, or ""."""
         start = self.function.offset
         if any(start <= address <= start + 4 for address in self.own.near):
-            site = find_site(self.function, self.function.frame.has_lsda)
+            site = find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
             if {start, site.offset} & set(self.own.near):
                 return OWN_LOOP
         return TAIL_LOOP if comes_back(self.scan, self.index) else ""
@@ -239,6 +239,14 @@ class _Ladder:
         reason = self._loops()
         return self._refused(reason) if reason else self._at_site(ENTRY_ONLY)
 
+    STEPS: ClassVar[Mapping[str, Callable[[_Ladder], FunctionPlan]]] = {
+        "in-stack": _in_stack,
+        "relocated": _relocated,
+        "copied": _copied,
+        "got": _slot,
+        "entry": _entry_only,
+    }
+
     def _rules(self) -> Sequence[Row] | None:
         try:
             return self.scan.entry_rows(self.index)
@@ -248,7 +256,7 @@ class _Ladder:
     def _at_site(self, strategy: str, words: int = 0) -> FunctionPlan:
         function = self.function
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
-        site = find_site(function, moves_calls)
+        site = find_site(function, self.scan, self.index, moves_calls)
         rules = () if strategy == RELOCATED_BODY else self._rules()
         rows = _rows(rules, site) if rules else None if rules is None else ()
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")

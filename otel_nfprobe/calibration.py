@@ -90,7 +90,8 @@ def write_probed(
         bare: address of a function without probe, for a GOT slot: the way to it is given then.
         program: capture program index of a transmit or drop function.
     """
-    values = template_values(session, 0, program=program)
+    values = template_values(session)
+    values.program = program
     if is_slot:
         return fill_template(shape, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
     trampoline = address + ALIGNMENT_BYTES

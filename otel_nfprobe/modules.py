@@ -37,7 +37,7 @@ class Module:
     inode: int = 0
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The file's base name."""
         return os.path.basename(self.path.removesuffix(" (deleted)"))

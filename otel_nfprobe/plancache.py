@@ -58,6 +58,9 @@ class KeptPlans:
     def keep(self, plan: FunctionPlan) -> FunctionPlan:
         """Takes over a new plan, that of the function which was last looked for."""
         module, consulted = plan.module, self.tail_calls.consulted
+        if not consulted:
+            self._of(module).keep(plan, [])
+            return plan
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
         # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
@@ -155,6 +158,7 @@ _COLUMNS = (int, str, list, (str, type(None)), str, int, int, int, list, list, b
 
 
 def _row(plan: FunctionPlan, slots: list[list[Any]]) -> list[Any]:
+    """As JSON gives it back, but for its lists, which may be tuples here."""
     base = plan.module.base
     return [
         plan.offset,
@@ -165,8 +169,8 @@ def _row(plan: FunctionPlan, slots: list[list[Any]]) -> list[Any]:
         plan.site - base if plan.site else -1,
         len(plan.site_bytes),
         len(plan.displaced),
-        list(plan.displaced_offsets),
-        [list(row) for row in plan.displaced_rows],
+        plan.displaced_offsets,
+        plan.displaced_rows,
         plan.single,
         plan.island - base if plan.island else -1,
         plan.argument_words,
@@ -212,5 +216,4 @@ def _is_sound(rows: Any) -> bool:
 
 def _facts(function: Function) -> str:
     """What is known of a function by its names: they tell what it does, and they are from other files, too."""
-    text = "\0".join((function.name_source, str(function.exported), *function.aliases))
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return "\0".join((function.name_source, str(function.exported), *function.aliases))

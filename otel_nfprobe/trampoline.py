@@ -14,7 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
@@ -37,6 +37,8 @@ SITE_BYTES_MAX = 32
 NO_ARGUMENT = 255  # NFP_ABSENT of session.h
 # Words of stack arguments -> template.
 COPY_SHAPES = {words: getattr(lib, f"NFP_SHAPE_COPY_{words}") for words in (2, 4, 8, 16, 32, 64)}
+_BYTES = ffi.typeof("uint8_t[]")
+_Key = tuple[int, int, int, bytes]  # what tells probes apart: site, template, module, displaced bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Trampolines:
         self._session = session
         self.arenas = Arenas(session, target)
         self.parts: list[CodePart] = []  # all code that was written here
-        self._known: dict[tuple[int, int, int, bytes], int] | None = None
+        self._known: dict[_Key, int] | None = None
+        self._values = template_values(session)
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
         """Writes a trampoline and a probe table entry for each request.
@@ -131,11 +134,12 @@ class Trampolines:
     def _make_near(self, requests: list[ProbeRequest]) -> tuple[list[Probe], list[str]]:
         probes: list[Probe] = []
         reasons: list[str] = []
-        fresh: list[ProbeRequest] = []
+        fresh: list[tuple[ProbeRequest, _Key]] = []
         for request in requests:
-            known = self._find_known(request)
+            key = _key(request)
+            known = self._find_known(request, key)
             if known is None:
-                fresh.append(request)
+                fresh.append((request, key))
             else:
                 probes.append(known)
         if fresh:
@@ -143,13 +147,15 @@ class Trampolines:
             probes += made
         return probes, reasons
 
-    def _write_all(self, requests: list[ProbeRequest], in_pieces: bool = False) -> tuple[list[Probe], list[str]]:
+    def _write_all(
+        self, requests: list[tuple[ProbeRequest, _Key]], in_pieces: bool = False
+    ) -> tuple[list[Probe], list[str]]:
         """In one arena, or in several where the free memory near the module lies in pieces."""
-        need = sum(_room_for(request) for request in requests) + FRAME_ROOM_BYTES
-        need += object_room_bytes((request.plan.name, _symbols_of(request)) for request in requests)
+        need = sum(_room_for(request) for request, _ in requests) + FRAME_ROOM_BYTES
+        need += object_room_bytes((request.plan.name, _symbols_of(request)) for request, _ in requests)
         try:
             # A file takes the code of one piece only; memory is filled up by the next.
-            arena = self.arenas.near(requests[0].plan.module, need, in_file=not in_pieces)
+            arena = self.arenas.near(requests[0][0].plan.module, need, in_file=not in_pieces)
         except NoRoomError as refusal:
             if len(requests) <= PIECE_MIN:
                 return [], [refusal.sentence] * len(requests)
@@ -158,9 +164,9 @@ class Trampolines:
             more, others = self._write_all(requests[middle:], True)
             return probes + more, reasons + others
         probes, reasons, frames = [], [], Frames()
-        for request in requests:
+        for request, key in requests:
             try:
-                probes.append(self._write(arena, request, frames))
+                probes.append(self._write(arena, request, key, frames))
             except NfprobeError as refusal:
                 reasons.append(refusal.sentence)
         self._register(arena, frames)
@@ -168,14 +174,13 @@ class Trampolines:
 
     # ---- trampolines of earlier attaches -------------------------------------------------------------------
 
-    def _find_known(self, request: ProbeRequest) -> Probe | None:
+    def _find_known(self, request: ProbeRequest, key: _Key) -> Probe | None:
         if self._known is None:
             self._known = {}
             for index in range(self._session.probe_count):
                 entry = self._session.probe(index)
-                key = (int(entry.site), int(entry.shape), int(entry.module), _old_bytes(entry))
-                self._known[key] = index
-        found = self._known.get(_key(request))
+                self._known[int(entry.site), int(entry.shape), int(entry.module), _old_bytes(entry)] = index
+        found = self._known.get(key)
         if found is None:
             return None
         trampoline = int(self._session.probe(found).trampoline)
@@ -188,7 +193,7 @@ class Trampolines:
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def _write(self, arena: int, request: ProbeRequest, frames: Frames) -> Probe:
+    def _write(self, arena: int, request: ProbeRequest, key: _Key, frames: Frames) -> Probe:
         entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         address = int(entry.address) + start
@@ -203,33 +208,33 @@ class Trampolines:
         entry.used = start + len(code.image)
         frames.function = request.plan.name
         code.describe(frames)
-        self._describe(index, request, address + code.entry)
+        self._describe(index, request.plan, key, address + code.entry)
         return Probe(index, request, address + code.entry, code.moves)
 
     def _code(self, request: ProbeRequest, address: int, index: int) -> _Code:
-        names = ("program", "return_mask", "gate", "snippet", "when", "queue_argument")
-        fields = {name: getattr(request, name) for name in names}
-        values = template_values(self._session, index, snippet_bytes=len(request.snippet), **fields)
+        values = self._values
+        values.function, values.program, values.gate = index, request.program, request.gate
+        values.return_mask, values.when = request.return_mask, request.when
+        values.queue_argument, values.snippet_bytes = request.queue_argument, len(request.snippet)
+        ffi.memmove(values.snippet, request.snippet, len(request.snippet))
         return (_relocated_code if _is_relocated(request) else _displaced_code)(request, address, values)
 
-    def _describe(self, index: int, request: ProbeRequest, trampoline: int) -> None:
-        plan, key = request.plan, _key(request)
+    def _describe(self, index: int, plan: FunctionPlan, key: _Key, trampoline: int) -> None:
         entry = self._session.probe(index)
         entry.function = plan.address
-        entry.site = plan.site
         entry.trampoline = trampoline
-        _, entry.shape, entry.module, _ = key
+        entry.site, entry.shape, entry.module, old_bytes = key
         entry.id = index
         entry.kind = lib.NFP_SITE_GOT if plan.is_slot else lib.NFP_SITE_CODE
-        entry.length = len(plan.site_bytes)
+        entry.length = len(old_bytes)
         entry.armed = 0
-        ffi.buffer(entry.old_bytes, SITE_BYTES_MAX)[: len(plan.site_bytes)] = plan.site_bytes
+        ffi.memmove(entry.old_bytes, old_bytes, len(old_bytes))
         new_bytes = _site_code(plan, trampoline)
-        ffi.buffer(entry.new_bytes, SITE_BYTES_MAX)[: len(new_bytes)] = new_bytes
+        ffi.memmove(entry.new_bytes, new_bytes, len(new_bytes))
         entry.island = plan.island
         if plan.island:
-            ffi.buffer(entry.island_old, 8)[:JUMP_BYTES] = plan.island_bytes
-            ffi.buffer(entry.island_new, 8)[:JUMP_BYTES] = encode_jump(plan.island, trampoline)
+            ffi.memmove(entry.island_old, plan.island_bytes, JUMP_BYTES)
+            ffi.memmove(entry.island_new, encode_jump(plan.island, trampoline), JUMP_BYTES)
         if self._known is not None:
             self._known[key] = index
 
@@ -253,17 +258,23 @@ class Trampolines:
 # ---- code for one address ----------------------------------------------------------------------------------------
 
 
-def template_values(session: Session, function: int, **fields: Any) -> Any:
-    """What templates are filled in with (struct nfp_trampoline); those not given are of a plain call."""
+def template_values(session: Session) -> Any:
+    """What templates are filled in with (struct nfp_trampoline): that of a plain call of function 0."""
     tls_offset = int(ffi.cast("int32_t", session.header.tls_offset))
     plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
-    return ffi.new("struct nfp_trampoline *", {"tls_offset": tls_offset, "function": function} | plain | fields)
+    return ffi.new("struct nfp_trampoline *", {"tls_offset": tls_offset} | plain)
+
+
+@cache
+def template_bytes(shape: int) -> int:
+    """Bytes of a template (enum nfp_shape)."""
+    return int(lib.nfp_trampoline_bytes(shape))
 
 
 def fill_template(shape: int, values: Any) -> bytes:
     """A template (enum nfp_shape) with its fields filled in from a struct nfp_trampoline."""
-    size = int(lib.nfp_trampoline_bytes(shape))
-    room = ffi.new("uint8_t[]", size)
+    size = template_bytes(shape)
+    room = ffi.new(_BYTES, size)
     lib.nfp_trampoline_write(shape, values, room, size)
     return bytes(ffi.buffer(room, size))
 
@@ -328,7 +339,7 @@ def _exits(plan: FunctionPlan) -> list[Exit]:
 
 
 def _exit_bytes(way_out: Exit) -> int:
-    return int(lib.nfp_trampoline_bytes(lib.NFP_SHAPE_EXIT)) + way_out.room_bytes
+    return template_bytes(lib.NFP_SHAPE_EXIT) + way_out.room_bytes
 
 
 def _exits_bytes(exits: Iterable[Exit]) -> int:
@@ -345,7 +356,7 @@ def _symbols_of(request: ProbeRequest) -> int:
 
 
 def _room_for(request: ProbeRequest) -> int:
-    room = int(lib.nfp_trampoline_bytes(request.template)) + ALIGNMENT_BYTES + FRAME_ROOM_BYTES
+    room = template_bytes(request.template) + ALIGNMENT_BYTES + FRAME_ROOM_BYTES
     if not _is_relocated(request):
         return room + DISPLACED_ROOM_BYTES
     exits = _exits(request.plan)
@@ -368,7 +379,7 @@ def _old_bytes(entry: Any) -> bytes:
     return bytes(ffi.buffer(entry.old_bytes, SITE_BYTES_MAX))[: min(int(entry.length), SITE_BYTES_MAX)]
 
 
-def _key(request: ProbeRequest) -> tuple[int, int, int, bytes]:
+def _key(request: ProbeRequest) -> _Key:
     plan = request.plan
     return plan.site, _shape_key(request), _module_hash(request), plan.site_bytes
 
@@ -382,11 +393,14 @@ def _shape_key(request: ProbeRequest) -> int:
 
 def _module_hash(request: ProbeRequest) -> int:
     module = request.plan.module
-    in_code = f"{request.snippet.hex()}|{request.program}|{request.return_mask}|{request.when}|{request.queue_argument}"
+    in_code = request.snippet, request.program, request.return_mask, request.when, request.queue_argument
     return _hash_module(module.build_id, module.path, module.base, request.plan.strategy, in_code)
 
 
 @lru_cache(maxsize=1024)
-def _hash_module(build_id: str, path: str, base: int, strategy: str | None, in_code: str) -> int:
-    text = f"{build_id}|{path}|{base:#x}|{strategy}|{in_code}"
+def _hash_module(
+    build_id: str, path: str, base: int, strategy: str | None, in_code: tuple[bytes, int, int, int, int]
+) -> int:
+    snippet, *numbers = in_code
+    text = "|".join((build_id, path, f"{base:#x}", str(strategy), snippet.hex(), *map(str, numbers)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

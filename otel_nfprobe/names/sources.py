@@ -37,12 +37,15 @@ def names_of(module: Module) -> Names:
     """
     names: Names = {}
     _add(names, (symbol for symbol in module.image.symbols if symbol.kind in FUNCTION_KINDS))
-    if not any(symbol.source == "symtab" for symbol in module.image.symbols) and _unnamed(module, names):
+    missing = _unnamed(module, names)
+    if missing and not any(symbol.source == "symtab" for symbol in module.image.symbols):
         _add_separate(module, names)
-    if _unnamed(module, names):
-        _add_dwarf(module, names)
-    if _unnamed(module, names):
-        _add_archives(module, names)
+        missing = [start for start in missing if start not in names]
+    if missing:
+        _add_dwarf(module, names, missing)
+        missing = [start for start in missing if start not in names]
+    if missing:
+        _add_archives(module, names, missing)
     for symbols in names.values():
         symbols.sort(key=lambda symbol: (_ORDER[symbol.source], symbol.rank, symbol.name))
     return names
@@ -94,13 +97,12 @@ def _symbols(module: Module, file: ObjectFile, source: str) -> Iterable[Symbol]:
             yield Symbol(symbol.value, symbol.size, name, symbol.kind, rank, source, version, symbol.binding)
 
 
-def _add_dwarf(module: Module, names: Names) -> None:
+def _add_dwarf(module: Module, names: Names, missing: list[int]) -> None:
     from otel_nfprobe.names.dwarf import open_dwarf
 
     dwarf = open_dwarf(module)
     if dwarf is None:
         return
-    missing = _unnamed(module, names)
     for function in dwarf.functions_at(missing):
         position = bisect_left(missing, function.start)
         if function.name and position < len(missing) and missing[position] == function.start:
@@ -108,7 +110,7 @@ def _add_dwarf(module: Module, names: Names) -> None:
             _add(names, [Symbol(function.start, 0, function.name, 2, rank, DWARF, "", 0)])
 
 
-def _add_archives(module: Module, names: Names) -> None:
+def _add_archives(module: Module, names: Names, missing: list[int]) -> None:
     asked = [str(path) for path in module.cache.get("archives", ())]
     paths = asked or known_archives(module)
     spans = [(frame.start, frame.size) for frame in module.image.frames.frames]
@@ -120,6 +122,6 @@ def _add_archives(module: Module, names: Names) -> None:
             raise
         note(module, error.sentence)
         return
-    for start in _unnamed(module, names):
+    for start in missing:
         if start in found:
             _add(names, [Symbol(start, 0, found[start], 2, rank_of(found[start], 0), ARCHIVE, "", 0)])

@@ -178,7 +178,7 @@ def _find_exits(scan: ModuleScan, index: int) -> list[Exit]:
         for instruction in _decode(scan, member):
             if instruction.flow_control == FlowControl.NEXT:
                 continue  # nine of ten
-            key = _exit_key(scan, members, instruction)
+            key = _exit_key(scan, members, instruction, 0)
             if key is not None and key not in found:
                 found[key] = Exit(_exit_instruction(instruction), _exit_room(instruction))
     return list(found.values())
@@ -203,15 +203,15 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
     for member in members:
         first = len(copied)
         instruction = None
-        for instruction in _decode(scan, member):
-            address = instruction.ip
+        for instruction in _decode(scan, member, base):
+            address = instruction.ip - base
             sources.append(address)
-            if instruction.flow_control == FlowControl.NEXT and address != start:
-                copied.append(_moved_plain(instruction, base))
-                continue
-            key = _exit_key(scan, members, instruction)
-            target = exit_address(exits.setdefault(key, len(exits))) if key is not None else None
-            copied.append(_moved(instruction, base, start, target))
+            if instruction.flow_control != FlowControl.NEXT or address == start:
+                key = _exit_key(scan, members, instruction, base)
+                target = exit_address(exits.setdefault(key, len(exits))) if key is not None else None
+                copied.append(_moved(instruction, base + start, target))
+            else:
+                copied.append(instruction)
         end = scan.frames[member].start + scan.frames[member].size
         if instruction is not None and not ends_flow(instruction):
             sources.append(0)
@@ -239,20 +239,21 @@ def _inner_target(instruction: Instruction, base: int, bounds: list[tuple[Frame,
     return target if inside else None
 
 
-def _decode(scan: ModuleScan, member: int) -> list[Instruction]:
+def _decode(scan: ModuleScan, member: int, base: int = 0) -> list[Instruction]:
+    """Instructions of a module that is loaded at `base`: addresses in them are the process's."""
     frame = scan.frames[member]
-    return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=frame.start))
+    return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=base + frame.start))
 
 
-def _exit_key(scan: ModuleScan, members: Sequence[int], instruction: Instruction) -> tuple[int, int] | None:
-    """What tells the ways out apart, or None for an instruction that stays inside."""
+def _exit_key(scan: ModuleScan, members: Sequence[int], instruction: Instruction, base: int) -> tuple[int, int] | None:
+    """What tells the ways out apart, or None for an instruction that stays inside. Addresses are the file's own."""
     flow = instruction.flow_control
     if flow == FlowControl.RETURN:
         return int(instruction.code), int(instruction.immediate16) if instruction.op_count else 0
     if flow == FlowControl.INDIRECT_BRANCH:
-        return -1, int(instruction.ip)
+        return -1, int(instruction.ip) - base
     if flow in _JUMPS and instruction.op0_kind == OpKind.NEAR_BRANCH64:
-        target = int(instruction.near_branch_target)
+        target = int(instruction.near_branch_target) - base
         return None if scan.index_of(target) in members else (-2, target)
     return None
 
@@ -273,30 +274,22 @@ def _jump(target: int, address: int) -> Instruction:
     return jump
 
 
-def _moved_plain(instruction: Instruction, base: int) -> Instruction:
-    """The same for an instruction that the next one in memory follows, and that is not the function's first."""
-    moved = instruction.copy()
-    moved.ip = base + instruction.ip
-    if instruction.is_ip_rel_memory_operand:
-        moved.memory_displacement = instruction.ip_rel_memory_address + base
-    return moved
+def _moved(instruction: Instruction, start: int, exit_address: int | None) -> Instruction:
+    """The instruction as it goes into the copy: leaving by its exit.
 
-
-def _moved(instruction: Instruction, base: int, start: int, exit_address: int | None) -> Instruction:
-    """The instruction as it goes into the copy: in the process's addresses, leaving by its exit."""
+    Args:
+        instruction, start: the function's start, too, in the process's addresses.
+    """
     address = int(instruction.ip)
     if exit_address is not None and instruction.flow_control not in _JUMPS:
-        return _jump(exit_address, base + address)
+        return _jump(exit_address, address)
     moved = instruction.copy()
-    moved.ip = START if address == start else base + address
+    if address == start:
+        moved.ip = START
     if exit_address is not None:
         moved.near_branch64 = exit_address
-    elif moved.op_count and moved.op0_kind == OpKind.NEAR_BRANCH64:
-        target = int(instruction.near_branch_target)
-        jumps_to_start = target == start and instruction.flow_control in _JUMPS
-        moved.near_branch64 = START if jumps_to_start else base + target
-    if instruction.is_ip_rel_memory_operand:
-        moved.memory_displacement = int(instruction.ip_rel_memory_address) + base
+    elif instruction.flow_control in _JUMPS and moved.op0_kind == OpKind.NEAR_BRANCH64:
+        moved.near_branch64 = START if instruction.near_branch_target == start else instruction.near_branch_target
     return moved
 
 

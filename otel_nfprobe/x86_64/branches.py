@@ -51,6 +51,14 @@ class ModuleScan:
         """The lengths of its first instructions: Scans.heads."""
         return self._scans.heads[index]
 
+    def is_harmless(self, index: int) -> bool:
+        """Scans.harmless."""
+        return self._scans.harmless[index]
+
+    def may_circle(self, index: int) -> bool:
+        """Scans.circling."""
+        return self._scans.circling[index]
+
     def leads_of(self, index: int) -> list[int]:
         """Scans.leads_of."""
         return self._scans.leads_of(index)

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from otel_nfprobe.codescan import scan_code
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.ehframe import ENTRY_BYTES, Frame, Row
 from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.x86_64.jumpgraph import circling, reaching
 from otel_nfprobe.x86_64.scan import (
     POPS_ARGUMENTS,
     RETURN_ADDRESS,
@@ -37,6 +39,9 @@ _REASONS = {
 _JUMP, _CONDITIONAL_JUMP = int(lib.NFP_CODE_JUMP), int(lib.NFP_CODE_CONDITIONAL_JUMP)
 _JUMPS = (_JUMP, _CONDITIONAL_JUMP)
 _CALL, _REFERENCE, _NEAR = int(lib.NFP_CODE_CALL), int(lib.NFP_CODE_REFERENCE), int(lib.NFP_CODE_NEAR)
+_HAS_EXIT, _EXITS_ELSEWHERE = int(lib.NFP_CODE_HAS_EXIT), int(lib.NFP_CODE_EXITS_ELSEWHERE)
+_HAS_TABLE, _OWN_ENTRY = int(lib.NFP_CODE_HAS_TABLE), int(lib.NFP_CODE_OWN_ENTRY)
+_TAKES_ADDRESS, _READS_RETURN = int(lib.NFP_CODE_TAKES_ADDRESS), int(lib.NFP_CODE_READS_RETURN)
 _SLOT_JUMP, _POINTER_JUMP = int(lib.NFP_CODE_SLOT_JUMP), int(lib.NFP_CODE_POINTER_JUMP)
 Addresses = NDArray[np.uint64]
 
@@ -70,6 +75,25 @@ class Ways:
         return self._functions[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
 
 
+class _Group:
+    """Events of some kinds.
+
+    Args:
+        count: of functions.
+        functions: in which one each event is; those of one stand together.
+        columns: what is known of each.
+    """
+
+    def __init__(self, count: int, functions: NDArray[np.int64], *columns: NDArray[Any]) -> None:
+        self._bounds = list(accumulate(np.bincount(functions, minlength=count).tolist(), initial=0))
+        self._columns = [column.tolist() for column in columns]
+
+    def of(self, index: int) -> Iterator[list[Any]]:
+        """The columns of one function's events."""
+        low, high = self._bounds[index], self._bounds[index + 1]
+        return (column[low:high] for column in self._columns)
+
+
 class Scans:
     """Functions are indexes of the image's frame table.
 
@@ -89,38 +113,80 @@ class Scans:
         self._targets = events["value"]
         self._functions = np.repeat(np.arange(len(functions)), functions["events"])
         self._sites = functions["start"][self._functions] + events["offset"]
-        columns = self._kinds, self._targets, self._sites, events["frame_is_gone"] != 0
-        self._events = list(zip(*(column.tolist() for column in columns), strict=True))
-        self._bounds = list(accumulate(functions["events"].tolist(), initial=0))
         self._troubles: list[int] = functions["trouble"].tolist()
         self._flags: list[int] = functions["flags"].tolist()
         self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
 
         self._leads = self._find_leads(functions)
+        columns = self._targets, self._sites, events["frame_is_gone"] != 0, self._leads
+        self._jumps = self._group(len(functions), _JUMPS, *columns)
+        self._calls = self._group(len(functions), (_CALL,), *columns[:2])
+        self._references = self._group(len(functions), (_REFERENCE,), self._targets)
+        self._near = self._group(len(functions), (_NEAR,), self._targets)
+        self._others = self._find_others()
         self._rows: list[list[int]] = rows.tolist()
         self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
         self.heads = [_lengths(head) for head in functions["head"].tolist()]
 
-    def _find_leads(self, functions: Rows) -> list[int]:
+    def _group(self, count: int, kinds: Sequence[int], *columns: NDArray[Any]) -> _Group:
+        chosen = np.isin(self._kinds, kinds)
+        return _Group(count, self._functions[chosen], *(column[chosen] for column in columns))
+
+    def _find_others(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Kind, value and site of the rare events, by function."""
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        chosen = ~np.isin(self._kinds, (*_JUMPS, _CALL, _REFERENCE, _NEAR))
+        columns = (self._functions, self._kinds, self._targets, self._sites)
+        for index, *event in zip(*(column[chosen].tolist() for column in columns), strict=True):
+            found.setdefault(index, []).append((event[0], event[1], event[2]))
+        return found
+
+    def _find_leads(self, functions: Rows) -> NDArray[np.int64]:
         """For each event, the function whose range holds its value, or -1: none, or an entry of a PLT."""
         if not len(functions):
-            return []
+            return np.empty(0, dtype=np.int64)
         found = np.searchsorted(functions["start"], self._targets, side="right") - 1
         sizes = np.array([frame.size for frame in self._frames], dtype=np.uint64)
         found[self._targets - functions["start"][found] >= sizes[found]] = -1
         for name, low, size in self._image.sections:
             if name.startswith(".plt") and low:
                 found[self._targets - np.uint64(low) < np.uint64(size)] = -1
-        leads: list[int] = found.tolist()
-        return leads
+        return found
+
+    @cached_property
+    def harmless(self) -> list[bool]:
+        """Whether jumps out of each function reach nothing but functions of the module that have no trouble, directly.
+
+        False where that takes a closer look.
+        """
+        jumps = np.isin(self._kinds, _JUMPS)
+        elsewhere = (jumps & (self._leads < 0)) | np.isin(self._kinds, (_SLOT_JUMP, _POINTER_JUMP))
+        marked = np.array(self._troubles) != lib.NFP_CODE_NO_TROUBLE
+        marked[self._functions[elsewhere]] = True
+        harmless: list[bool] = (~reaching(marked, *self._inner_jumps)).tolist()
+        return harmless
+
+    @cached_property
+    def circling(self) -> list[bool]:
+        """Whether jumps out of each function may lead back into it."""
+        circles: list[bool] = circling(len(self._frames), *self._inner_jumps).tolist()
+        return circles
+
+    @cached_property
+    def _inner_jumps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each jump from function to function, the one that it is in and the one that it leads into."""
+        inside = np.isin(self._kinds, _JUMPS) & (self._leads >= 0)
+        others = [(index, lead) for index in self.unknown for lead in self.leads_of(index) if lead >= 0]
+        sources, targets = np.array(others, dtype=np.int64).reshape(-1, 2).T
+        known = self._functions[inside], self._leads[inside]
+        return np.concatenate((known[0], sources)), np.concatenate((known[1], targets))
 
     def leads_of(self, index: int) -> list[int]:
         """For each jump out of a function the one that it leads into; -1: none, or an entry of a PLT."""
         if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
             return [self._lead(target) for target in self.at(index).jumps]
-        low, high = self._bounds[index], self._bounds[index + 1]
-        events = zip(self._events[low:high], self._leads[low:high], strict=True)
-        return [lead for event, lead in events if event[0] in _JUMPS]
+        *_, leads = self._jumps.of(index)
+        return leads
 
     def _lead(self, address: int) -> int:
         index = bisect_right(self._starts, address) - 1
@@ -151,30 +217,28 @@ class Scans:
     def _make(self, index: int) -> FunctionScan:
         """From what the C core found."""
         flags = self._flags[index]
+        jumps, jump_sites, jumps_leave, _ = self._jumps.of(index)
+        calls, call_sites = self._calls.of(index)
+        (references,), (near,) = self._references.of(index), self._near.of(index)
         scan = FunctionScan(
             self._frames[index],
             _REASONS[self._troubles[index]],
-            has_exit=flags & lib.NFP_CODE_HAS_EXIT != 0,
-            exits_elsewhere=flags & lib.NFP_CODE_EXITS_ELSEWHERE != 0,
-            has_table=flags & lib.NFP_CODE_HAS_TABLE != 0,
-            takes_address=flags & lib.NFP_CODE_TAKES_ADDRESS != 0,
-            reads_return=flags & lib.NFP_CODE_READS_RETURN != 0,
-            own_entry=flags & lib.NFP_CODE_OWN_ENTRY != 0,
+            jumps=jumps,
+            jump_sites=jump_sites,
+            jumps_leave=jumps_leave,
+            calls=calls,
+            call_sites=call_sites,
+            references=references,
+            near=near,
+            has_exit=flags & _HAS_EXIT != 0,
+            exits_elsewhere=flags & _EXITS_ELSEWHERE != 0,
+            has_table=flags & _HAS_TABLE != 0,
+            takes_address=flags & _TAKES_ADDRESS != 0,
+            reads_return=flags & _READS_RETURN != 0,
+            own_entry=flags & _OWN_ENTRY != 0,
         )
-        for kind, value, site, leaves in self._events[self._bounds[index] : self._bounds[index + 1]]:
-            if kind == _CALL:
-                scan.calls.append(value)
-                scan.call_sites.append(site)
-            elif kind in _JUMPS:
-                scan.jumps.append(value)
-                scan.jump_sites.append(site)
-                scan.jumps_leave.append(leaves)
-            elif kind == _REFERENCE:
-                scan.references.append(value)
-            elif kind == _NEAR:
-                scan.near.append(value)
-            else:
-                self._finish(scan, kind, value, site)
+        for event in self._others.get(index, ()):
+            self._finish(scan, *event)
         return scan
 
     def _finish(self, scan: FunctionScan, kind: int, value: int, site: int) -> None:

@@ -21,7 +21,7 @@ from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
 
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.symbols import Function
-from otel_nfprobe.x86_64.branches import ModuleScan, scan_module
+from otel_nfprobe.x86_64.branches import ModuleScan
 from otel_nfprobe.x86_64.relocate import JUMP_BYTES, ends_flow
 from otel_nfprobe.x86_64.scan import UNDECODABLE
 
@@ -80,15 +80,15 @@ class _Taken(NamedTuple):
     reason: str
 
 
-def find_site(function: Function, catches: bool) -> Site:
+def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -> Site:
     """The best patch site of a function.
 
     Args:
+        scan: of its module.
+        index: of the function in the frame table.
         catches: exceptions are looked up by the address of the function's own calls, so none may be displaced.
     """
-    image, start = function.module.image, function.offset
-    scan = scan_module(image)
-    index = scan.index_of(start)
+    image, start = scan.image, function.offset
     head = scan.head_of(index) if scan.starts[index] == start else ()
     skipped = len(ENDBR) if image.read(start, len(ENDBR)) == ENDBR else 0
     site = _at(scan, function, start + skipped, catches, head)

@@ -76,6 +76,8 @@ class TailCalls:
 
     def trouble(self, module: Module, index: int) -> str:
         """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
+        if scan_module(module.image).is_harmless(index):
+            return ""
         root = (id(module), index)
         if root not in self._known and not self._vouch(module, index):
             before, self.consulted = self.consulted, set()
@@ -159,6 +161,8 @@ class TailCalls:
         for jump in self._jumps(module, index):
             reason, node, proven = jump.reason, jump.node, without
             if node is not None and not reason:
+                if scan_module(node[0].image).is_harmless(node[1]):
+                    continue
                 known = self._known.get((id(node[0]), node[1]))
                 if known is not None:
                     self.consulted |= self._behind[id(node[0]), node[1]]
@@ -262,6 +266,8 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
     Such a loop needs no stack; with an in-stack call each turn would take some and give it back too late.
     Loops through pointers are not seen.
     """
+    if not scan.may_circle(index):
+        return False
     start = scan.starts[index]
     seen, waiting = {index}, [index]
     while waiting:
