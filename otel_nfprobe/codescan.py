@@ -60,7 +60,8 @@ def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
     programs = b"".join([frame.instructions for frame in frames])
     functions = _describe(image, frames)
     scan = ffi.new("struct nfp_code_scan *")
-    scan.file, scan.file_bytes = ffi.from_buffer("uint8_t[]", image.data), len(image.data)
+    data = image.data  # kept until the end: the image may give them up
+    scan.file, scan.file_bytes = ffi.from_buffer("uint8_t[]", data), len(data)
     scan.programs, scan.programs_bytes = ffi.from_buffer("uint8_t[]", programs), len(programs)
     scan.functions = ffi.from_buffer("struct nfp_code_function[]", functions)
     scan.count, scan.entry_bytes = len(functions), ENTRY_BYTES

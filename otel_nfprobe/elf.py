@@ -7,35 +7,33 @@ a reason. Called by modules.py and by everything that looks at functions.
 
 from __future__ import annotations
 
-import io
-import os
 import struct
-import warnings
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import lief
+import numpy as np
 
+from otel_nfprobe.columns import Rows
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import FrameTable, parse_frames
+from otel_nfprobe.elftables import SYMBOL, Dynamic, Note, ProgramHeader, name_at, notes_in, read_program_headers
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.filecontent import Content, FileContent
+from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, MACHINE_X86_64, NOTE, SYMTAB, ObjectError, ObjectFile, Section
 
-FILE_BYTES_MAX = 1 << 30
 CACHE_ENTRIES = 256
 PAGE_BYTES = 4096
-MACHINE_X86_64 = 62
 FILE_TYPES = (2, 3)  # ET_EXEC, ET_DYN
-SEGMENT_LOAD, SEGMENT_INTERP = 1, 3
+SEGMENT_LOAD, SEGMENT_DYNAMIC, SEGMENT_INTERP, SEGMENT_NOTE, SEGMENT_FRAMES = 1, 2, 3, 4, 0x6474E550
+SECTION_DYNAMIC_SYMBOLS = 11
+SYMBOL_KINDS = (1, 2, 10)  # STT_OBJECT, STT_FUNC, STT_GNU_IFUNC
 EXECUTABLE = 1
 JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 GO_SECTIONS = (".go.buildinfo", ".gopclntab", ".note.go.buildid")
 UNREADABLE_NAME = "?"
-
-lief.logging.disable()
-# lief warns of numbers that it has no name for; they are ordinary in files of other compilers.
-warnings.filterwarnings("ignore", ".* is not a valid ", RuntimeWarning)
 
 
 class Segment(NamedTuple):
@@ -74,31 +72,23 @@ class ElfImage:
 
     Args:
         path: what to call it in messages.
-        data: its bytes.
+        content: its bytes, or where they are read.
 
     Raises:
         UsageError: it is no ELF file, or a malformed one.
         RefusedError: it is for another machine.
     """
 
-    def __init__(self, path: str, data: bytes) -> None:
+    def __init__(self, path: str, content: bytes | Content) -> None:
         self.path = path
-        self.data = data
+        self.content = Content(content) if isinstance(content, bytes) else content
         self.cache: dict[str, Any] = {}  # what others worked out about the file
-        _check_header(path, data)
-        parsed: Any = lief.ELF.parse(io.BytesIO(data))
-        if parsed is None:
-            raise UsageError(f"{path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
-        self._elf = parsed
-        self.is_fixed = struct.unpack_from("<H", data, 16)[0] == 2
-        self.segments: list[Segment] = []
-        self.has_interpreter = False
-        for segment in parsed.segments:
-            kind = int(segment.type)
-            if kind == SEGMENT_INTERP:
-                self.has_interpreter = True
-            if kind == SEGMENT_LOAD:
-                self.segments.append(_segment_of(segment))
+        header = self.content.part(0, 64)
+        _check_header(path, header)
+        self.is_fixed = struct.unpack_from("<H", header, 16)[0] == 2
+        self._headers = read_program_headers(self.content.part)
+        self.has_interpreter = any(item.kind == SEGMENT_INTERP for item in self._headers)
+        self.segments = [_segment_of(item) for item in self._headers if item.kind == SEGMENT_LOAD]
         if not self.segments:
             raise UsageError(f"{path} has nothing that is loaded.", "nfprobe functions ELF-FILE")
         self.lowest = min(segment.address for segment in self.segments) & -PAGE_BYTES
@@ -107,18 +97,30 @@ class ElfImage:
             for segment in self.segments
             if segment.flags & EXECUTABLE
         ]
-        self.sections = [
-            (_text(section), int(section.virtual_address), int(section.size)) for section in parsed.sections
-        ]
+        self._sections = _read_sections(self.content)
+        self.sections = [(section.name, section.address, section.size) for section in self._sections]
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of the file. Whoever looks at many keeps them in a variable: they may have to be read again."""
+        return self.content.whole()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes at one of the file's own addresses; fewer, or none, where the file has no more."""
+        offset, size = self._place(address, size)
+        return self.data[offset : offset + size] if size else b""
+
+    def _read_table(self, address: int, size: int) -> bytes:
+        """As read, for tables of files that are not looked at otherwise."""
+        return self.content.part(*self._place(address, size))
+
+    def _place(self, address: int, size: int) -> tuple[int, int]:
+        """Where in the file the bytes at an address are, and how many of them."""
         for segment in self.segments:
             inside = address - segment.address
             if 0 <= inside < segment.file_bytes:
-                start = segment.offset + inside
-                return self.data[start : start + min(size, segment.file_bytes - inside)]
-        return b""
+                return segment.offset + inside, min(size, segment.file_bytes - inside)
+        return 0, 0
 
     def segment_at_offset(self, offset: int) -> Segment | None:
         """The loaded segment that a mapping of the file from this offset belongs to."""
@@ -128,46 +130,63 @@ class ElfImage:
                 return segment
         return None
 
+    def _notes(self) -> Iterator[Note]:
+        for header in self._headers:
+            if header.kind == SEGMENT_NOTE:
+                yield from notes_in(self.content.part(header.offset, header.file_bytes), header.alignment)
+        for section in self._sections:
+            if section.kind == NOTE:
+                yield from notes_in(self.content.part(section.offset, section.size), 4)
+
     @cached_property
     def build_id(self) -> str:
         """The build id in hex, or "" when the file has none."""
-        for note in self._elf.notes:
-            if _name_of(note) == "GNU" and int(note.original_type) == 3:
-                return bytes(note.description).hex()
-        return ""
+        return next((note.content.hex() for note in self._notes() if note.name == b"GNU" and note.kind == 3), "")
 
     @cached_property
     def is_go(self) -> bool:
         """Whether the Go compiler made it."""
         if any(name in GO_SECTIONS for name, _, _ in self.sections):
             return True
-        return any(_name_of(note) == "Go" for note in self._elf.notes)
+        return any(note.name == b"Go" for note in self._notes())
+
+    @cached_property
+    def _dynamic(self) -> Dynamic:
+        header = next((item for item in self._headers if item.kind == SEGMENT_DYNAMIC), None)
+        content = b"" if header is None else self.content.part(header.offset, header.file_bytes)
+        return Dynamic(content, self._read_table, self.content.size_bytes)
 
     @cached_property
     def soname(self) -> str:
         """DT_SONAME, or ""."""
-        for entry in self._elf.dynamic_entries:
-            if int(entry.tag) == 14:
-                return _text(entry)
-        return ""
+        return _text(self._dynamic.soname)
 
     @cached_property
     def symbols(self) -> list[Symbol]:
         """Defined functions and objects of .dynsym and .symtab."""
-        found = []
-        versions: dict[int, str] = {}
-        for source, table in (("dynsym", self._elf.dynamic_symbols), ("symtab", self._elf.symtab_symbols)):
-            for symbol in table:
-                kind = int(symbol.type) & 0xF
-                address = int(symbol.value)
-                if kind in (1, 2, 10) and address and int(symbol.shndx) != 0:
-                    name, version = split_version(_text(symbol))
-                    if name:
-                        version = _version_of(symbol, versions) if source == "dynsym" else version
-                        rank = rank_of(name, int(symbol.binding), version)
-                        size, binding = int(symbol.size), int(symbol.binding)
-                        found.append(Symbol(address, size, name, kind, rank, source, version, binding))
+        table = self._dynamic_symbols()
+        found = list(_symbols_of(table, self._dynamic.strings, "dynsym", self._versions(len(table))))
+        for section in self._sections:
+            if section.kind == SYMTAB and section.link < len(self._sections):
+                names = self._sections[section.link]
+                rows = self.content.part(section.offset, section.size - section.size % SYMBOL.itemsize)
+                rows = rows[: len(rows) - len(rows) % SYMBOL.itemsize]
+                texts = self.content.part(names.offset, names.size)
+                found += _symbols_of(np.frombuffer(rows, SYMBOL), texts, "symtab", None)
         return found
+
+    def _dynamic_symbols(self) -> Rows:
+        sizes = [section.size for section in self._sections if section.kind == SECTION_DYNAMIC_SYMBOLS]
+        return self._dynamic.symbols(sizes[0] // SYMBOL.itemsize if sizes else None)
+
+    def _versions(self, count: int) -> list[str] | None:
+        """Of each dynamic symbol: "@@VERSION", "@VERSION" or ""; None when the file has no versions."""
+        numbers = self._dynamic.version_numbers(count).tolist()
+        if len(numbers) < count:
+            return None
+        names = {0: "", 1: "", **{number: name for number, name in self._dynamic.version_names.items() if number > 1}}
+        known = {number: _version(names.get(number & 0x7FFF, ""), number & 0x8000 != 0) for number in set(numbers)}
+        return [known[number] for number in numbers]
 
     def names_address(self, low: int, high: int) -> bool:
         """Whether a symbol stands for an address in [low, high)."""
@@ -192,13 +211,13 @@ class ElfImage:
     @cached_property
     def slots(self) -> list[Slot]:
         """The GOT slots that stand for a name (JUMP_SLOT and GLOB_DAT)."""
+        rows = self._dynamic.relocations
+        rows = rows[(rows["kind"] == JUMP_SLOT) | (rows["kind"] == GLOB_DAT)]
+        symbols, strings = self._dynamic_symbols(), self._dynamic.strings
         found = {}
-        for relocation in self._elf.relocations:
-            kind = int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF
-            if kind in (JUMP_SLOT, GLOB_DAT):
-                symbol = relocation.symbol
-                address = int(relocation.address)
-                found[address] = Slot(address, _text(symbol) if symbol else "", kind == JUMP_SLOT)
+        for address, kind, symbol, _ in rows.tolist():
+            name = name_at(strings, int(symbols["name"][symbol])) if 0 < symbol < len(symbols) else b""
+            found[address] = Slot(address, _text(name), kind == JUMP_SLOT)
         return [found[address] for address in sorted(found)]
 
     @cached_property
@@ -209,17 +228,11 @@ class ElfImage:
     @cached_property
     def code_pointers(self) -> list[int]:
         """Code addresses that relocated data holds (jump targets of computed gotos, callbacks), sorted."""
-        found = []
-        for relocation in self._elf.relocations:
-            if relocation.is_relatively_encoded:  # DT_RELR: the addend stands in the relocated word
-                target = int.from_bytes(self.read(int(relocation.address), 8), "little")
-            elif int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF == RELATIVE:
-                target = int(relocation.addend)
-            else:
-                continue
-            if any(start <= target < end for start, end in self.code_ranges):
-                found.append(target)
-        return sorted(found)
+        rows = self._dynamic.relocations
+        targets = rows["addend"][rows["kind"] == RELATIVE].tolist()
+        # The addend stands in the relocated word.
+        targets += [int.from_bytes(self.read(address, 8), "little") for address in self._dynamic.packed_relocations()]
+        return sorted(target for target in targets if any(start <= target < end for start, end in self.code_ranges))
 
     @cached_property
     def frames(self) -> FrameTable:
@@ -239,12 +252,11 @@ class ElfImage:
             if name == ".eh_frame" and address:
                 return address, self.read(address, size)
         # No section headers: PT_GNU_EH_FRAME leads to a header with a pointer to the section.
-        for segment in self._elf.segments:
-            if int(segment.type) == 0x6474E550:
-                header_address = int(segment.virtual_address)
-                header = self.read(header_address, 8)
+        for segment in self._headers:
+            if segment.kind == SEGMENT_FRAMES:
+                header = self.read(segment.address, 8)
                 if len(header) == 8 and header[0] == 1 and header[1] == 0x1B:
-                    address = header_address + 4 + struct.unpack_from("<i", header, 4)[0]
+                    address = segment.address + 4 + struct.unpack_from("<i", header, 4)[0]
                     return address, _until_terminator(self.read(address, FILE_BYTES_MAX))
         return 0, b""
 
@@ -262,7 +274,7 @@ class ElfImage:
         return ranges, [start for start, _, _ in ranges]
 
 
-_images: OrderedDict[tuple[int, int, int, int], ElfImage] = OrderedDict()
+_images: OrderedDict[tuple[int, ...], ElfImage] = OrderedDict()
 
 
 def read_image(file: Any, path: str) -> ElfImage:
@@ -271,13 +283,13 @@ def read_image(file: Any, path: str) -> ElfImage:
     Raises:
         UsageError, RefusedError: as ElfImage.
     """
-    status = os.fstat(file.fileno())
-    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    content = FileContent(file, path)
+    key = content.key
     image = _images.get(key)
     if image is None:
-        if status.st_size > FILE_BYTES_MAX:
+        if content.size_bytes > FILE_BYTES_MAX:
             raise UsageError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        image = ElfImage(path, file.read(FILE_BYTES_MAX))
+        image = ElfImage(path, content)
         _images[key] = image
         while len(_images) > CACHE_ENTRIES:
             _images.popitem(last=False)
@@ -297,26 +309,36 @@ def _check_header(path: str, data: bytes) -> None:
         raise UsageError(f"{path} is an ELF file, but neither a program nor a shared library.")
 
 
-def _segment_of(segment: Any) -> Segment:
-    return Segment(
-        int(segment.virtual_address),
-        int(segment.file_offset),
-        int(segment.physical_size),
-        int(segment.virtual_size),
-        int(segment.flags),
-    )
+def _segment_of(header: ProgramHeader) -> Segment:
+    return Segment(header.address, header.offset, header.file_bytes, header.memory_bytes, header.flags)
 
 
-def _text(item: Any) -> str:
-    # lief raises for a name that is not UTF-8.
+def _read_sections(content: Content) -> list[Section]:
+    # What is loaded is found without them.
     try:
-        return str(item.name)
+        return ObjectFile(content.part).sections
+    except ObjectError:
+        return []
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
     except UnicodeDecodeError:
         return UNREADABLE_NAME
 
 
-def _name_of(note: Any) -> str:
-    return _text(note).rstrip("\0")
+def _symbols_of(table: Rows, names: bytes, source: str, versions: list[str] | None) -> Iterator[Symbol]:
+    kinds = table["info"] & 0xF
+    wanted = (table["value"] != 0) & (table["section"] != 0) & np.isin(kinds, SYMBOL_KINDS)
+    places = np.flatnonzero(wanted)
+    for place, (offset, info, _, _, address, size) in zip(places.tolist(), table[places].tolist(), strict=True):
+        name, version = split_version(_text(name_at(names, offset)))
+        if name:
+            if source == "dynsym":
+                version = "" if versions is None else versions[place]
+            rank, binding = rank_of(name, info >> 4, version), info >> 4
+            yield Symbol(address, size, name, info & 0xF, rank, source, version, binding)
 
 
 def split_version(text: str) -> tuple[str, str]:
@@ -333,15 +355,10 @@ def rank_of(name: str, binding: int, version: str = "") -> int:
     return (4096 if hidden else 0) + 1024 * min(underscores, 3) + 256 * order + min(len(name), 255)
 
 
-def _version_of(symbol: Any, known: dict[int, str]) -> str:
-    if not symbol.has_version:
-        return ""
-    value = int(symbol.symbol_version.value)
-    if value not in known:
-        version = symbol.symbol_version
-        text = _text(version.symbol_version_auxiliary) if version.has_auxiliary_version else ""
-        known[value] = f"{'@' if value & 0x8000 else '@@'}{text}" if text else "@" if value & 0x8000 else ""
-    return known[value]
+def _version(name: str, is_hidden: bool) -> str:
+    if not name:
+        return "@" if is_hidden else ""
+    return f"{'@' if is_hidden else '@@'}{name}"
 
 
 def _until_terminator(content: bytes) -> bytes:

@@ -33,6 +33,7 @@ from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.flightrecorder import FlightWriter
 from otel_nfprobe.forks import Forks
+from otel_nfprobe.heap import give_back, limit_heap
 from otel_nfprobe.latecapture import ALL, LateWish
 from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.metrics_settings import find_settings
@@ -70,6 +71,7 @@ def plan(
     stopping: threading.Event,
 ) -> Monitor:
     """Decides what is probed; the target is not touched."""
+    limit_heap()
     find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
     if complaint := find_complaint(os.environ):
         say(complaint)
@@ -193,6 +195,7 @@ class Measurement:
         """
         try:
             self.monitor.attach()
+            give_back()
             keep_what_is_there()
             spans = None
             if self._exporter is not None:

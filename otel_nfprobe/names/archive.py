@@ -19,11 +19,10 @@ from itertools import count
 from typing import NamedTuple
 
 from otel_nfprobe import cache
-from otel_nfprobe.elf import FILE_BYTES_MAX
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.names.debugfile import FileReader, roots_of
-from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
 
 MAGIC = b"!<arch>\n"
 THIN_MAGIC = b"!<thin>\n"

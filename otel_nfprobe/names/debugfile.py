@@ -14,9 +14,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from otel_nfprobe.elf import FILE_BYTES_MAX
 from otel_nfprobe.modules import Module
-from otel_nfprobe.names.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
 
 DEBUG_FOLDER = "/usr/lib/debug"
 CHUNK_BYTES = 1 << 20

@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from otel_nfprobe.elf import FILE_BYTES_MAX, MACHINE_X86_64
-
+FILE_BYTES_MAX = 1 << 30
+MACHINE_X86_64 = 62
 SECTIONS_MAX = 1 << 20
 SYMTAB, RELA, NOTE, NOBITS = 2, 4, 7, 8  # section types
 COMPRESSED = 0x800  # section flag

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import lief
 import numpy as np
+from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from otel_nfprobe._core import lib
@@ -64,9 +64,9 @@ def find_engine(target: Target, mode: str) -> str:
     An engine is a structure of pointers: its name, then functions, the last of which forwards packets.
     """
     module = next(module for module in target.modules() if module.path == target.executable)
-    elf = lief.ELF.parse(list(module.image.data))
-    assert elf is not None
-    pointers = {int(relocation.address): int(relocation.addend) for relocation in elf.relocations}
+    with open(module.path, "rb") as file:
+        relocations = ELFFile(file).get_section_by_name(".rela.dyn").iter_relocations()
+        pointers = {row["r_offset"]: row["r_addend"] for row in relocations}
     wanted = mode.encode() + b"\0"
     for where, what in pointers.items():
         if module.image.read(what, len(wanted)) == wanted:

@@ -10,6 +10,7 @@ import pytest
 
 from otel_nfprobe import analysis, cache, plancache
 from otel_nfprobe.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
+from otel_nfprobe.filecontent import Content
 from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import Function, functions_of
 
@@ -74,7 +75,7 @@ def test_another_file_of_the_same_build_id(
     plan_functions(functions)
     image = functions[0].module.image
     judged.clear()
-    monkeypatch.setattr(image, "data", image.data[:-1] + b"?")
+    monkeypatch.setattr(image, "content", Content(image.data[:-1] + b"?"))
     plan_functions(functions[:50])
     assert len(judged) == 50
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of files, in memory only while they are needed.
+
+A program with two hundred libraries has tens of megabytes of them, and of most only some tables are looked at. So a
+part is read when it is asked for, and whole files are forgotten again, those first that were not used for longest. A
+file that is opened again must be the very file that it was. Called by elf.py.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from otel_nfprobe.errors import NfprobeError
+
+KEPT_BYTES_MAX = 64 << 20  # of whole files, beside the one that was read last
+
+
+class Content:
+    """Bytes that are there.
+
+    Args:
+        data: all of them.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size_bytes = len(data)
+
+    def part(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes from an offset; fewer where the file ends."""
+        return self._data[offset : offset + size_bytes]
+
+    def whole(self) -> bytes:
+        """All bytes."""
+        return self._data
+
+
+class FileContent(Content):
+    """A file's bytes.
+
+    Args:
+        file: open for reading; it may be closed afterwards.
+        path: where the file is found, too, when the path that it was opened by is gone.
+    """
+
+    def __init__(self, file: Any, path: str) -> None:
+        super().__init__(b"")
+        status = os.fstat(file.fileno())
+        self.key = _key(status)
+        self.size_bytes = status.st_size
+        self._paths = (str(file.name), path)
+
+    def part(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes from an offset; fewer where the file ends.
+
+        Raises:
+            NfprobeError: the file is gone, or another one.
+        """
+        whole = _kept.find(self)
+        if whole is not None:
+            return whole[offset : offset + size_bytes]
+        return self._read(offset, size_bytes)
+
+    def whole(self) -> bytes:
+        """All bytes. Raises as `part`."""
+        whole = _kept.find(self)
+        if whole is None:
+            whole = self._read(0, self.size_bytes)
+            _kept.keep(self, whole)
+        return whole
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        wanted = min(size_bytes, self.size_bytes - offset)
+        if offset < 0 or wanted <= 0:
+            return b""
+        for path in self._paths:
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    if _key(os.fstat(file.fileno())) != self.key:
+                        continue
+                    content = os.pread(file.fileno(), wanted, offset)
+            except OSError:
+                continue
+            if len(content) == wanted:
+                return content
+        raise NfprobeError(f"{self._paths[-1]} was changed or removed while it was being looked at.")
+
+
+class _Kept:
+    """The whole files that were used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
+        self._contents: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self._size_bytes = 0
+
+    def find(self, content: FileContent) -> bytes | None:
+        with self._lock:
+            if content.key in self._contents:
+                self._contents.move_to_end(content.key)
+            return self._contents.get(content.key)
+
+    def keep(self, content: FileContent, data: bytes) -> None:
+        with self._lock:
+            if content.key not in self._contents:
+                self._contents[content.key] = data
+                self._size_bytes += len(data)
+            while self._size_bytes > KEPT_BYTES_MAX and len(self._contents) > 1:
+                self._size_bytes -= len(self._contents.popitem(last=False)[1])
+
+    def forget(self) -> None:
+        with self._lock:
+            self._contents.clear()
+            self._size_bytes = 0
+
+
+_kept = _Kept()
+
+
+def forget_contents() -> None:
+    """Gives up what is in memory of all files: it can be read again."""
+    _kept.forget()
+
+
+def _key(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
