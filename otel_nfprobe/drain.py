@@ -49,6 +49,9 @@ PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/
 BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind
 ROOM_SHARE = 0.9  # of the exporter's room is used: how many traces fill it is an estimate
 TRACE_BYTES = 2000.0  # of one packet's trace, as long as none was encoded
+PART_RECORDS = (
+    1 << 17
+)  # after so many what is complete is taken in the middle of a round: it bounds the memory of a full ring
 PLENTY_SHARE = 8  # a round that took more than this part of a ring is followed by the next one at once
 
 
@@ -153,6 +156,7 @@ class Drain:
     _housekeeping_at: float = 0.0
     _undelivered: int = 0
     _full_rounds: int = 0
+    _untaken: int = 0  # records that were fed since the last take
 
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
@@ -172,6 +176,8 @@ class Drain:
         by_thread: Counter[int] = Counter()
         for thread, records in self.session.drain():
             by_thread[thread] += self._feed(thread, records)
+            if self._untaken >= PART_RECORDS:
+                self._deliver(is_part=True)
         self._note_fill(max(by_thread.values(), default=0))
         taken = by_thread.total() + self._free_ended()
         self.records += taken
@@ -239,6 +245,7 @@ class Drain:
     def _feed(self, thread: int, records: NDArray[np.void]) -> int:
         self._record(thread, records)
         self.pipeline.feed(thread, records)
+        self._untaken += len(records)
         return len(records)
 
     def _free_ended(self) -> int:
@@ -271,11 +278,12 @@ class Drain:
         except NfprobeError as error:
             self.recording_error = error
 
-    def _deliver(self, is_over: bool = False) -> None:
-        columns = self.pipeline.take()
+    def _deliver(self, is_over: bool = False, is_part: bool = False) -> None:
+        self._untaken = 0
+        columns = self.pipeline.take(is_part)
         convert_arrivals(columns.packets, self.clock.convert_back)
         self.repeats.mark(columns.packets, self.clock)
-        self.write(lambda recording: recording.take(columns, is_over))
+        self.write(lambda recording: recording.take(columns, is_over, is_part))
         self.statistics.add(columns)
         if self.late is not None:
             self.late.add(columns)

@@ -225,9 +225,9 @@ class FlightWriter(RecordingWriter):
         self._counters = encode_counters(counters)
         self._write_if_due()
 
-    def take(self, columns: Columns, is_over: bool = False) -> None:
+    def take(self, columns: Columns, is_over: bool = False, is_part: bool = False) -> None:
         """As of RecordingWriter; looks for packets that were slow."""
-        super().take(columns, is_over)
+        super().take(columns, is_over, is_part)
         if self._trigger_ticks and len(columns.packets) and not self._reason:
             latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
             if latency.max() > self._trigger_ticks:

@@ -151,10 +151,14 @@ class Pipeline:
         """Say that the session is over: the next take gives everything that is left."""
         lib.nfp_pipeline_finish(self._pipeline)
 
-    def take(self) -> Columns:
-        """Give what is complete since the last take, as copies."""
+    def take(self, is_part: bool = False) -> Columns:
+        """Give what is complete since the last take, as copies.
+
+        Args:
+            is_part: in the middle of a round: only what need not wait for its end.
+        """
         columns = self._columns
-        lib.nfp_pipeline_take(self._pipeline, columns)
+        (lib.nfp_pipeline_take_part if is_part else lib.nfp_pipeline_take)(self._pipeline, columns)
         return Columns(
             _copy(columns.calls, columns.call_count, CALL),
             _copy(columns.batches, columns.batch_count, BATCH),

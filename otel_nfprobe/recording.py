@@ -41,7 +41,7 @@ from otel_nfprobe.sessionfacts import (
 )
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
-TAKE, SUBMIT = 9, 10
+TAKE, SUBMIT, PART = 9, 10, 13
 SAMPLES, PLACES = 11, 12
 
 RECORD_BYTES = 16
@@ -143,10 +143,14 @@ class RecordingWriter:
         for start in range(0, len(data), step):
             self._put_records(thread, data[start : start + step])
 
-    def take(self, columns: Columns, is_over: bool = False) -> None:
-        """Notes that the session took what was complete, these columns; `is_over`: after the end of all."""
+    def take(self, columns: Columns, is_over: bool = False, is_part: bool = False) -> None:
+        """Notes that the session took what was complete, these columns; `is_over`: after the end of all.
+
+        Args:
+            is_part: it did so in the middle of a round.
+        """
         if not self._sink.is_full:
-            self._block(TAKE, b"", int(is_over))
+            self._block(PART if is_part else TAKE, b"", int(is_over))
 
     def submit(self) -> None:
         """Notes that the session sent the packets that it had selected."""
@@ -340,7 +344,7 @@ def _block_of(raw: RawBlock) -> Block | None:
     elif kind == END:
         value = json.loads(recording_pb2.End.FromString(payload).summary_json)
         _check(isinstance(value, dict))
-    elif kind not in (TAKE, SUBMIT):
+    elif kind not in (TAKE, SUBMIT, PART):
         return None
     return Block(kind, thread, value)
 

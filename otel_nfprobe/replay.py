@@ -104,7 +104,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     anchors: list[Rows] = []
     switches: list[Rows] = []
     samples: list[Rows] = []
-    for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.SUBMIT)):
+    for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
         if block.type == recording.FUNCTIONS:
             facts.functions.update({item.id: item for item in block.payload if item.id < FUNCTIONS_MAX})
         elif block.type == recording.THREADS:
@@ -160,6 +160,8 @@ def replay_steps(
             yield from rounds.feed(block)
         elif block.type == recording.TAKE:
             yield from rounds.take_noted(bool(block.thread))
+        elif block.type == recording.PART:
+            yield from rounds.take_noted(is_part=True)
         elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)
@@ -192,12 +194,12 @@ class _Rounds:
         self._pipeline.feed(block.thread, block.array(RECORD))
         self._fed += count
 
-    def take_noted(self, is_over: bool) -> Iterator[Columns]:
+    def take_noted(self, is_over: bool = False, is_part: bool = False) -> Iterator[Columns]:
         self._noted = True
         if is_over:
             self._pipeline.finish()
         if is_over or self._fed >= self._round_records:
-            yield self._take()
+            yield self._take(is_part)
 
     def end_threads(self, threads: list[ThreadInfo]) -> None:
         for item in threads:
@@ -209,9 +211,9 @@ class _Rounds:
         yield self._take()
         yield Block(recording.SUBMIT, 0, b"")
 
-    def _take(self) -> Columns:
+    def _take(self, is_part: bool = False) -> Columns:
         self._fed = 0
-        columns = self._pipeline.take()
+        columns = self._pipeline.take(is_part)
         convert_arrivals(columns.packets, self._clock.convert_back)
         if self._arrivals is not None:
             self._arrivals.apply(columns, self._clock)

@@ -76,10 +76,10 @@ static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_lo
 static void deliver_topic(struct nfp_pipeline *pipeline, uint64_t digest)
 {
 	struct nfp_topic_entry *entry = nfp_topics_find(&pipeline->topics, digest);
-	if (!entry || entry->given == pipeline->round ||
+	if (!entry || entry->given == pipeline->given + 1 ||
 	    !NFP_ARRAY_RESERVE(&pipeline->given_topics, pipeline->given_topics.count + 1))
 		return;
-	entry->given = pipeline->round;
+	entry->given = pipeline->given + 1;
 	pipeline->given_topics.items[pipeline->given_topics.count++] = entry->topic;
 }
 
@@ -130,9 +130,10 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 	pipeline->idle = pending;
 }
 
-void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
+uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
 	struct nfp_pending **link = &stream->ended;
+	uint64_t left = 0;
 	while (*link) {
 		struct nfp_pending *pending = *link;
 		uint64_t later = stream->ended_total - pending->number;
@@ -141,6 +142,7 @@ void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		    pending->undone || nfp_chosen_waits(stream, pending) || nfp_shown_waits(stream, pending);
 		if (waits && !given_up && !all) {
 			link = &pending->next;
+			left++;
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
@@ -150,6 +152,7 @@ void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		release(pipeline, pending);
 	}
 	stream->ended_last = link;
+	return left;
 }
 
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all)

@@ -247,14 +247,9 @@ static void begin_feed(struct nfp_pipeline *pipeline)
 	pipeline->given_topics.count = pipeline->counted.given.count = 0;
 }
 
-int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
-                      uint64_t count)
+static void read_records(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                         const struct nfp_record *records, uint64_t count)
 {
-	struct nfp_stream *stream = nfp_stream_of(pipeline, thread);
-	if (!stream)
-		return -1;
-	begin_feed(pipeline);
-	pipeline->counts.records += count;
 	for (uint64_t i = 0; i < count; i++) {
 		const struct nfp_record *record = &records[i];
 		uint32_t kind = nfp_record_kind(record);
@@ -266,9 +261,35 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 		else
 			read_exit(pipeline, stream, record, 0);
 	}
-	// What waits for nobody needs no room of its own until the take: a full ring holds a hundred thousand batches.
-	if (stream->ended)
-		nfp_stream_deliver(pipeline, stream, 0);
+}
+
+// What waits for nobody needs no room of its own until the take, and only the largest number of batches that ever had
+// some stays in memory: a full ring holds a hundred thousand. Those that wait are not looked at again and again.
+static void deliver_early(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int at_end)
+{
+	if (!stream->ended)
+		return;
+	uint64_t fresh = stream->ended_total - stream->ended_seen;
+	if (!at_end && fresh < NFP_EARLY_BATCHES + stream->ended_left)
+		return;
+	stream->ended_seen = stream->ended_total;
+	stream->ended_left = nfp_stream_deliver(pipeline, stream, 0);
+}
+
+int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
+                      uint64_t count)
+{
+	struct nfp_stream *stream = nfp_stream_of(pipeline, thread);
+	if (!stream)
+		return -1;
+	begin_feed(pipeline);
+	pipeline->counts.records += count;
+	for (uint64_t done = 0; done < count; done += NFP_EARLY_RECORDS) {
+		uint64_t left = count - done;
+		read_records(pipeline, stream, records + done,
+		             left < NFP_EARLY_RECORDS ? left : NFP_EARLY_RECORDS);
+		deliver_early(pipeline, stream, left <= NFP_EARLY_RECORDS);
+	}
 	return 0;
 }
 
@@ -305,19 +326,9 @@ void nfp_pipeline_finish(struct nfp_pipeline *pipeline)
 	collect(pipeline, UINT64_MAX, 1);
 }
 
-void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
+static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 {
-	begin_feed(pipeline);
-	collect(pipeline, nfp_packets_horizon(pipeline), pipeline->finishing);
-	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
-		struct nfp_stream *stream = pipeline->streams[i];
-		if (!stream)
-			continue;
-		nfp_outside_deliver(pipeline, stream, 0);
-		if (stream->last_ticks > pipeline->taken_ticks)
-			pipeline->taken_ticks = stream->last_ticks;
-	}
-	pipeline->round++;
+	pipeline->given++;
 	pipeline->taken = 1;
 	*columns = (struct nfp_columns){
 	    .calls = pipeline->calls.items,
@@ -331,4 +342,29 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 	    .topic_count = pipeline->given_topics.count,
 	    .counters_count = pipeline->counted.given.count,
 	};
+}
+
+void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
+{
+	begin_feed(pipeline);
+	// Where one thread describes packets nobody else can have handed them on.
+	if (nfp_packets_horizon(pipeline) == UINT64_MAX)
+		collect(pipeline, UINT64_MAX, 0);
+	give(pipeline, columns);
+}
+
+void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
+{
+	begin_feed(pipeline);
+	collect(pipeline, nfp_packets_horizon(pipeline), pipeline->finishing);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream)
+			continue;
+		nfp_outside_deliver(pipeline, stream, 0);
+		if (stream->last_ticks > pipeline->taken_ticks)
+			pipeline->taken_ticks = stream->last_ticks;
+	}
+	pipeline->round++;
+	give(pipeline, columns);
 }

@@ -66,6 +66,10 @@ void nfp_pipeline_finish(struct nfp_pipeline *pipeline);
 // than one thread describes packets these are settled one take later; calls outside batches always are.
 void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns);
 
+// What is complete already, before all rings were drained: nothing is waited for less long because of this, so that
+// a ring of millions of records needs no room for all that is in it. The arrays are valid as those of a take.
+void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *columns);
+
 void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts);
 // cdef end
 #endif

@@ -18,6 +18,8 @@ enum {
 	NFP_BATCH_CALLS_MAX = 16384,    // further calls of a batch are delivered outside it
 	NFP_CLIPPED_MAX = 64,           // innermost open calls that a batch shows
 	NFP_OUTSIDE_CALLS = 4096,       // calls outside batches held for a call that is still open
+	NFP_EARLY_RECORDS = 1024, // after so many it is looked for batches that need not wait
+	NFP_EARLY_BATCHES = 64,
 	NFP_LATER_BATCHES = 64,         // a batch waits for its packets until so many later ones have ended
 	NFP_HANDED_MAX = 65536,         // packets of the transmit calls that one thread has open
 	NFP_PENDING_CALLS_MAX = 2 << 20,   // all threads; above it batches are delivered as they are
@@ -150,6 +152,7 @@ struct nfp_stream {
 	uint32_t closes; // its inner gate was closed in some batch (detail.c)
 	struct nfp_pending *ended, **ended_last;
 	uint64_t ended_total;
+	uint64_t ended_seen, ended_left; // when batches were delivered last: ended_total, and how many stayed
 };
 
 // Buffer address -> packet, for all packets that are received and not done. Linear probing, at most half
@@ -187,11 +190,11 @@ struct nfp_pipeline {
 	struct nfp_events unmatched; // handed on, their receive was not seen yet
 	struct nfp_events still_unmatched;
 	uint64_t pending_calls, pending_packets, events;
-	uint64_t next_batch_id, round;
+	uint64_t next_batch_id, round, given; // given: takes, those of parts included
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
-	int lossy;           // ... since the last time that packets were settled
+	int lossy; // ... since the last time that packets were settled
 	uint64_t made_ticks; // when a packet was sent last that had not been received
-	int pooled;          // a buffer that is received again had been freed
+	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
 	int taken, finishing;
 	struct nfp_log calls; // delivered
@@ -257,7 +260,7 @@ void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 // Delivers the batches that are complete; all: every one that has ended.
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
 // The same for those of one thread.
-void nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
+uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
 uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
 // packet.c
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,

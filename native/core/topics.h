@@ -9,7 +9,7 @@ enum { NFP_TOPICS_MAX = 32768 };
 
 struct nfp_topic_entry {
 	struct nfp_topic topic;
-	uint64_t given; // round of the take that has it
+	uint64_t given; // number of the take that has it
 	uint32_t used;
 	uint32_t reserved;
 };
