@@ -117,12 +117,14 @@ def _count_identified(monitor: Monitor) -> dict[str, Any]:
     """What became of late capture, where it was asked for."""
     if monitor.drain.late is None:
         return {}
-    counts = monitor.session.late_counts()
+    counts, read = monitor.session.late_counts(), monitor.drain.pipeline.counts()
+    packets = sum(count.identified for count in counts)
     tids = {count.index: count.tid for count in monitor.session.thread_counts()}
     return {
         "identified": {
-            "packets": sum(count.identified for count in counts),
-            "unplaced": monitor.drain.pipeline.counts().unplaced,
+            "packets": packets,
+            "lost": max(0, packets - read.identified),
+            "unplaced": read.unplaced,
             "unheld": sum(count.unheld for count in counts),
             "checked": sum(count.checked for count in counts),
             "differing": sum(count.differing for count in counts),

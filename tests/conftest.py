@@ -56,11 +56,11 @@ class Nfprobe:
         options.setdefault("stderr", subprocess.PIPE)
         return subprocess.Popen(words, text=True, **options)
 
-    def end(self, monitor: subprocess.Popen[str]) -> dict[str, Any]:
+    def end(self, monitor: subprocess.Popen[str], status: int = 0) -> dict[str, Any]:
         """Ends a session that was started with --json, as Ctrl-C does. Returns its summary."""
         monitor.send_signal(signal.SIGINT)
         output, errors = monitor.communicate(timeout=120)
-        assert monitor.returncode == 0, errors
+        assert monitor.returncode == status, errors
         summary: dict[str, Any] = json.loads(output.splitlines()[-1])
         return summary
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -421,10 +422,27 @@ def test_take_does_not_depend_on_how_records_are_cut() -> None:
         while at < len(rows):
             step = int(generator.integers(1, 20))
             pipeline.feed(0, records(rows[at : at + step]))
-            parts.append(pipeline.take())
+            parts.append(pipeline.take(is_part=bool(generator.integers(2))))
             at += step
         pipeline.finish()
         parts.append(pipeline.take())
     pieces = concatenate(parts)
     assert pieces.calls.tolist() == whole.calls.tolist()
     assert pieces.batches.tolist() == whole.batches.tolist()
+
+
+def test_batches_that_wait_for_nobody_need_little_room() -> None:
+    rows: list[Row] = []
+    for start in range(1_000, 20_001_000, 1_000):
+        rows += engine_iteration(start)
+    fed = records(rows)
+    before = resident_bytes()
+    with Pipeline(ROLES) as pipeline:
+        pipeline.feed(0, fed)
+        grown = resident_bytes() - before
+        assert len(pipeline.take(is_part=True).batches) >= 19_999
+    assert grown < 40_000_000  # a batch has room for 64 calls as long as it is not delivered: 3.5 KiB
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

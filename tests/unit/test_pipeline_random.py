@@ -170,6 +170,8 @@ def feed_in_rounds(nf: Nf, pipeline: Pipeline, rng: random.Random, steps: int) -
             until = rng.randint(max(due[index], fed[index]), len(rows))
             pipeline.feed(index, records(rows[fed[index] : until]))
             fed[index] = until
+            if rng.random() < 0.3:
+                parts.append(pipeline.take(is_part=True))
         due = [len(thread.records) for thread in nf.threads]
         parts.append(pipeline.take())
     for index, thread in enumerate(nf.threads):

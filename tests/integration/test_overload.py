@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A monitor that cannot keep up with dpdk-testpmd at full rate: what it sheds, and in which order.
+
+Every packet of the NF becomes a trace that comes, or is shed, or lost, and counted: the rings are so small that any
+machine's monitor is behind. testpmd's own counters and a receiver are the oracles.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
+from testpmd import Testpmd, pcap_device
+
+from otel_nfprobe.recording import PART, RecordingReader
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+
+from otlp_receiver import Receiver
+
+pytestmark = pytest.mark.integration
+
+FRAMES, BATCH = 1024, 32
+PACKETS_MIN = 1_000_000  # many rings full
+PAUSES, LATE_S = 3, 0.1
+MEMORY_BYTES_MAX = 250_000_000  # 64 MiB of it are the queue of the exporter, which a receiver in Python fills
+OPTIONS = ("--trial", "0s", "--packets", "slow", "--ring-size", "512KiB", "--spool", "none", "--json")
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    yield server
+    server.stop()
+
+
+def count_reasons(requests: list[bytes]) -> Counter[str]:
+    """Traces that came, by why they were selected."""
+    found: Counter[str] = Counter()
+    for request in requests:
+        for part in ExportTraceServiceRequest.FromString(request).resource_spans:
+            for span in (span for scope in part.scope_spans for span in scope.spans):
+                if not span.parent_span_id:
+                    reason = next(a.value.string_value for a in span.attributes if a.key == "nf.sampling.reason")
+                    found[reason] += 1
+    return found
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process ever had resident."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def measure(nfprobe: Any, testpmd: Testpmd, endpoint: str, pauses: int, *options: object) -> dict[str, Any]:
+    """A session on testpmd at full rate, begun before the first packet, ended after the last.
+
+    Args:
+        pauses: how often testpmd is stopped for LATE_S, so that the packets that it holds are late.
+    """
+    words = ("attach", testpmd.pid, *OPTIONS, "--endpoint", endpoint, *options)
+    monitor: subprocess.Popen[str] = nfprobe.start(*words)
+    wait_until_armed(nfprobe, testpmd.pid, monitor)
+    testpmd.command("start")
+    for number in range(pauses):
+        testpmd.wait_for_packets((number + 1) * PACKETS_MIN // (pauses + 1))
+        os.kill(testpmd.pid, signal.SIGSTOP)
+        time.sleep(LATE_S)
+        os.kill(testpmd.pid, signal.SIGCONT)
+    testpmd.wait_for_packets(PACKETS_MIN)
+    testpmd.command("stop")
+    assert peak_bytes(monitor.pid) < MEMORY_BYTES_MAX
+    summary: dict[str, Any] = nfprobe.end(monitor, 1)
+    own = testpmd.telemetry()
+    assert own[0] == own[1] >= PACKETS_MIN
+    assert summary["packets"] == {"received": own[0], "transmitted": own[1], "dropped": 0, "unknown": 0}
+    assert summary["not_restored"] == []
+    assert summary["spans"]["dropped"] == summary["spans"]["spooled"] == 0
+    return summary
+
+
+def assert_all_counted(summary: dict[str, Any], came: Counter[str]) -> None:
+    """Every packet of the NF was selected: its trace came, was shed, or its records were lost, and each says so."""
+    identified, shed = summary["identified"], summary["spans"]["dropped_traces"]
+    assert identified["packets"] + identified["unheld"] == summary["packets"]["received"]
+    assert identified["lost"] > 0
+    missing = identified["lost"] + identified["unplaced"] + identified["unheld"]
+    assert came.total() + sum(shed.values()) + missing == summary["packets"]["received"]
+
+
+def test_of_late_packets_the_slowest_are_written(
+    nfprobe: Any, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd], receiver: Receiver
+) -> None:
+    testpmd = start_testpmd(pcap_device(capture(FRAMES), infinite=True))
+    endpoint = f"http://127.0.0.1:{receiver.port}"
+    summary = measure(nfprobe, testpmd, endpoint, 0, "--slower-than", "0us")
+    came = count_reasons(receiver.requests)
+    assert_all_counted(summary, came)
+    assert set(came) == {"slow"}
+    assert set(summary["spans"]["dropped_traces"]) == {"slow while behind"}
+
+
+def test_the_sample_is_shed_before_what_is_late(
+    nfprobe: Any, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd], receiver: Receiver
+) -> None:
+    testpmd = start_testpmd(pcap_device(capture(FRAMES), infinite=True))
+    endpoint = f"http://127.0.0.1:{receiver.port}"
+    summary = measure(nfprobe, testpmd, endpoint, PAUSES, "--slower-than", f"{LATE_S / 2}s", "--sample", "1")
+    came = count_reasons(receiver.requests)
+    assert_all_counted(summary, came)
+    assert set(summary["spans"]["dropped_traces"]) == {"sample while behind"}
+    assert came["slow"] >= PAUSES * BATCH
+
+
+def test_a_full_ring_is_taken_in_parts(
+    nfprobe: Any,
+    capture: Callable[[int], Path],
+    start_testpmd: Callable[..., Testpmd],
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    count, recording = 200_000, tmp_path / "session.nfp"
+    testpmd = start_testpmd(pcap_device(capture(count)))
+    options = ("--endpoint", f"http://127.0.0.1:{receiver.port}", "--slowest", "1%", "--sample", "1%")
+    words = ("--trial", "0s", "--packets", "all", *ROOM, *options, "--spool", "none", "--record", recording, "--json")
+    monitor = nfprobe.start("attach", testpmd.pid, *words)
+    wait_until_armed(nfprobe, testpmd.pid, monitor)
+    monitor.send_signal(signal.SIGSTOP)
+    testpmd.command("start")
+    testpmd.wait_for_packets(count)
+    monitor.send_signal(signal.SIGCONT)
+    testpmd.command("stop")
+    summary = nfprobe.end(monitor)
+    assert_nothing_missing(summary)
+    assert summary["packets"] == {"received": count, "transmitted": count, "dropped": 0, "unknown": 0}
+    assert summary["recording"]["left_out"] == 0
+    assert any(block.type == PART for block in RecordingReader(recording).blocks())
+    check_recording(recording, capture(count), count)
+    live, receiver.requests = receiver.requests, []
+    done = nfprobe.run("export", recording, *options)
+    assert done.returncode == 0, done.stderr
+    assert count_reasons(live).total() > count // 100
+    assert receiver.requests == live
