@@ -7,33 +7,36 @@ a reason. Called by modules.py and by everything that looks at functions.
 
 from __future__ import annotations
 
+import io
 import struct
+import warnings
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
+import lief
 
-from otel_nfprobe.columns import Rows
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import FrameTable, parse_frames
-from otel_nfprobe.elftables import SYMBOL, Dynamic, Note, ProgramHeader, name_at, notes_in, read_program_headers
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.filecontent import Content, FileContent
-from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, MACHINE_X86_64, NOTE, SYMTAB, ObjectError, ObjectFile, Section
+from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, MACHINE_X86_64
 
 CACHE_ENTRIES = 256
 PAGE_BYTES = 4096
 FILE_TYPES = (2, 3)  # ET_EXEC, ET_DYN
-SEGMENT_LOAD, SEGMENT_DYNAMIC, SEGMENT_INTERP, SEGMENT_NOTE, SEGMENT_FRAMES = 1, 2, 3, 4, 0x6474E550
-SECTION_DYNAMIC_SYMBOLS = 11
-SYMBOL_KINDS = (1, 2, 10)  # STT_OBJECT, STT_FUNC, STT_GNU_IFUNC
+SEGMENT_LOAD, SEGMENT_INTERP, SEGMENT_FRAMES = 1, 3, 0x6474E550
 EXECUTABLE = 1
 JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 GO_SECTIONS = (".go.buildinfo", ".gopclntab", ".note.go.buildid")
 UNREADABLE_NAME = "?"
+SONAME = 14  # DT_SONAME
+_TABLES = ("dyn_symbols", "symtab_symbols", "symbol_versions", "relocations", "notes", "overlay")
+
+lief.logging.disable()
+# lief warns of numbers that it has no name for; they are ordinary in files of other compilers.
+warnings.filterwarnings("ignore", ".* is not a valid ", RuntimeWarning)
 
 
 class Segment(NamedTuple):
@@ -86,9 +89,9 @@ class ElfImage:
         header = self.content.part(0, 64)
         _check_header(path, header)
         self.is_fixed = struct.unpack_from("<H", header, 16)[0] == 2
-        self._headers = read_program_headers(self.content.part)
-        self.has_interpreter = any(item.kind == SEGMENT_INTERP for item in self._headers)
-        self.segments = [_segment_of(item) for item in self._headers if item.kind == SEGMENT_LOAD]
+        parsed = self._parse("notes")
+        self.has_interpreter = any(int(segment.type) == SEGMENT_INTERP for segment in parsed.segments)
+        self.segments = [_segment_of(segment) for segment in parsed.segments if int(segment.type) == SEGMENT_LOAD]
         if not self.segments:
             raise UsageError(f"{path} has nothing that is loaded.", "nfprobe functions ELF-FILE")
         self.lowest = min(segment.address for segment in self.segments) & -PAGE_BYTES
@@ -97,8 +100,29 @@ class ElfImage:
             for segment in self.segments
             if segment.flags & EXECUTABLE
         ]
-        self._sections = _read_sections(self.content)
-        self.sections = [(section.name, section.address, section.size) for section in self._sections]
+        self.sections = [
+            (_text(section), int(section.virtual_address), int(section.size)) for section in parsed.sections
+        ]
+        frames = (int(item.virtual_address) for item in parsed.segments if int(item.type) == SEGMENT_FRAMES)
+        self._frame_header_address = next(frames, None)
+        notes = [(_name_of(note), int(note.original_type), bytes(note.description)) for note in parsed.notes]
+        self.build_id = next((content.hex() for name, kind, content in notes if (name, kind) == ("GNU", 3)), "")
+        self.is_go = any(name in GO_SECTIONS for name, _, _ in self.sections) or any(note[0] == "Go" for note in notes)
+        self.soname = next((_text(entry) for entry in parsed.dynamic_entries if int(entry.tag) == SONAME), "")
+
+    def _parse(self, *tables: str) -> Any:
+        """What lief reads of the file. Nobody keeps it: with all tables it takes several times the file's size.
+
+        Args:
+            tables: those of its ParserConfig that are wanted.
+        """
+        wanted = lief.ELF.ParserConfig()
+        for table in _TABLES:
+            setattr(wanted, f"parse_{table}", table in tables)
+        parsed = lief.ELF.parse(io.BytesIO(self.data), wanted)
+        if parsed is None:
+            raise UsageError(f"{self.path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
+        return parsed
 
     @property
     def data(self) -> bytes:
@@ -107,20 +131,12 @@ class ElfImage:
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes at one of the file's own addresses; fewer, or none, where the file has no more."""
-        offset, size = self._place(address, size)
-        return self.data[offset : offset + size] if size else b""
-
-    def _read_table(self, address: int, size: int) -> bytes:
-        """As read, for tables of files that are not looked at otherwise."""
-        return self.content.part(*self._place(address, size))
-
-    def _place(self, address: int, size: int) -> tuple[int, int]:
-        """Where in the file the bytes at an address are, and how many of them."""
         for segment in self.segments:
             inside = address - segment.address
             if 0 <= inside < segment.file_bytes:
-                return segment.offset + inside, min(size, segment.file_bytes - inside)
-        return 0, 0
+                start = segment.offset + inside
+                return self.data[start : start + min(size, segment.file_bytes - inside)]
+        return b""
 
     def segment_at_offset(self, offset: int) -> Segment | None:
         """The loaded segment that a mapping of the file from this offset belongs to."""
@@ -130,63 +146,24 @@ class ElfImage:
                 return segment
         return None
 
-    def _notes(self) -> Iterator[Note]:
-        for header in self._headers:
-            if header.kind == SEGMENT_NOTE:
-                yield from notes_in(self.content.part(header.offset, header.file_bytes), header.alignment)
-        for section in self._sections:
-            if section.kind == NOTE:
-                yield from notes_in(self.content.part(section.offset, section.size), 4)
-
-    @cached_property
-    def build_id(self) -> str:
-        """The build id in hex, or "" when the file has none."""
-        return next((note.content.hex() for note in self._notes() if note.name == b"GNU" and note.kind == 3), "")
-
-    @cached_property
-    def is_go(self) -> bool:
-        """Whether the Go compiler made it."""
-        if any(name in GO_SECTIONS for name, _, _ in self.sections):
-            return True
-        return any(note.name == b"Go" for note in self._notes())
-
-    @cached_property
-    def _dynamic(self) -> Dynamic:
-        header = next((item for item in self._headers if item.kind == SEGMENT_DYNAMIC), None)
-        content = b"" if header is None else self.content.part(header.offset, header.file_bytes)
-        return Dynamic(content, self._read_table, self.content.size_bytes)
-
-    @cached_property
-    def soname(self) -> str:
-        """DT_SONAME, or ""."""
-        return _text(self._dynamic.soname)
-
     @cached_property
     def symbols(self) -> list[Symbol]:
         """Defined functions and objects of .dynsym and .symtab."""
-        table = self._dynamic_symbols()
-        found = list(_symbols_of(table, self._dynamic.strings, "dynsym", self._versions(len(table))))
-        for section in self._sections:
-            if section.kind == SYMTAB and section.link < len(self._sections):
-                names = self._sections[section.link]
-                rows = self.content.part(section.offset, section.size - section.size % SYMBOL.itemsize)
-                rows = rows[: len(rows) - len(rows) % SYMBOL.itemsize]
-                texts = self.content.part(names.offset, names.size)
-                found += _symbols_of(np.frombuffer(rows, SYMBOL), texts, "symtab", None)
+        found = []
+        versions: dict[int, str] = {}
+        parsed = self._parse("dyn_symbols", "symtab_symbols", "symbol_versions")
+        for source, table in (("dynsym", parsed.dynamic_symbols), ("symtab", parsed.symtab_symbols)):
+            for symbol in table:
+                kind = int(symbol.type) & 0xF
+                address = int(symbol.value)
+                if kind in (1, 2, 10) and address and int(symbol.shndx) != 0:
+                    name, version = split_version(_text(symbol))
+                    if name:
+                        version = _version_of(symbol, versions) if source == "dynsym" else version
+                        rank = rank_of(name, int(symbol.binding), version)
+                        size, binding = int(symbol.size), int(symbol.binding)
+                        found.append(Symbol(address, size, name, kind, rank, source, version, binding))
         return found
-
-    def _dynamic_symbols(self) -> Rows:
-        sizes = [section.size for section in self._sections if section.kind == SECTION_DYNAMIC_SYMBOLS]
-        return self._dynamic.symbols(sizes[0] // SYMBOL.itemsize if sizes else None)
-
-    def _versions(self, count: int) -> list[str] | None:
-        """Of each dynamic symbol: "@@VERSION", "@VERSION" or ""; None when the file has no versions."""
-        numbers = self._dynamic.version_numbers(count).tolist()
-        if len(numbers) < count:
-            return None
-        names = {0: "", 1: "", **{number: name for number, name in self._dynamic.version_names.items() if number > 1}}
-        known = {number: _version(names.get(number & 0x7FFF, ""), number & 0x8000 != 0) for number in set(numbers)}
-        return [known[number] for number in numbers]
 
     def names_address(self, low: int, high: int) -> bool:
         """Whether a symbol stands for an address in [low, high)."""
@@ -208,31 +185,37 @@ class ElfImage:
                     found[symbol.name] = symbol
         return found
 
-    @cached_property
+    @property
     def slots(self) -> list[Slot]:
         """The GOT slots that stand for a name (JUMP_SLOT and GLOB_DAT)."""
-        rows = self._dynamic.relocations
-        rows = rows[(rows["kind"] == JUMP_SLOT) | (rows["kind"] == GLOB_DAT)]
-        symbols, strings = self._dynamic_symbols(), self._dynamic.strings
-        found = {}
-        for address, kind, symbol, _ in rows.tolist():
-            name = name_at(strings, int(symbols["name"][symbol])) if 0 < symbol < len(symbols) else b""
-            found[address] = Slot(address, _text(name), kind == JUMP_SLOT)
-        return [found[address] for address in sorted(found)]
+        return self._relocations[0]
+
+    @property
+    def code_pointers(self) -> list[int]:
+        """Code addresses that relocated data holds (jump targets of computed gotos, callbacks), sorted."""
+        return self._relocations[1]
+
+    @cached_property
+    def _relocations(self) -> tuple[list[Slot], list[int]]:
+        slots, targets = {}, []
+        parsed = self._parse("dyn_symbols", "relocations")  # what it holds ends with it
+        for relocation in parsed.relocations:
+            if relocation.is_relatively_encoded:  # DT_RELR: the addend stands in the relocated word
+                targets.append(int.from_bytes(self.read(int(relocation.address), 8), "little"))
+                continue
+            kind = int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF
+            if kind == RELATIVE:
+                targets.append(int(relocation.addend))
+            elif kind in (JUMP_SLOT, GLOB_DAT):
+                symbol, address = relocation.symbol, int(relocation.address)
+                slots[address] = Slot(address, _text(symbol) if symbol else "", kind == JUMP_SLOT)
+        pointers = sorted(item for item in targets if any(start <= item < end for start, end in self.code_ranges))
+        return [slots[address] for address in sorted(slots)], pointers
 
     @cached_property
     def slot_names(self) -> dict[int, str]:
         """Names by slot address."""
         return {slot.address: slot.name for slot in self.slots}
-
-    @cached_property
-    def code_pointers(self) -> list[int]:
-        """Code addresses that relocated data holds (jump targets of computed gotos, callbacks), sorted."""
-        rows = self._dynamic.relocations
-        targets = rows["addend"][rows["kind"] == RELATIVE].tolist()
-        # The addend stands in the relocated word.
-        targets += [int.from_bytes(self.read(address, 8), "little") for address in self._dynamic.packed_relocations()]
-        return sorted(target for target in targets if any(start <= target < end for start, end in self.code_ranges))
 
     @cached_property
     def frames(self) -> FrameTable:
@@ -252,12 +235,11 @@ class ElfImage:
             if name == ".eh_frame" and address:
                 return address, self.read(address, size)
         # No section headers: PT_GNU_EH_FRAME leads to a header with a pointer to the section.
-        for segment in self._headers:
-            if segment.kind == SEGMENT_FRAMES:
-                header = self.read(segment.address, 8)
-                if len(header) == 8 and header[0] == 1 and header[1] == 0x1B:
-                    address = segment.address + 4 + struct.unpack_from("<i", header, 4)[0]
-                    return address, _until_terminator(self.read(address, FILE_BYTES_MAX))
+        if self._frame_header_address is not None:
+            header = self.read(self._frame_header_address, 8)
+            if len(header) == 8 and header[0] == 1 and header[1] == 0x1B:
+                address = self._frame_header_address + 4 + struct.unpack_from("<i", header, 4)[0]
+                return address, _until_terminator(self.read(address, FILE_BYTES_MAX))
         return 0, b""
 
     def section_of(self, address: int) -> str:
@@ -309,36 +291,26 @@ def _check_header(path: str, data: bytes) -> None:
         raise UsageError(f"{path} is an ELF file, but neither a program nor a shared library.")
 
 
-def _segment_of(header: ProgramHeader) -> Segment:
-    return Segment(header.address, header.offset, header.file_bytes, header.memory_bytes, header.flags)
+def _segment_of(segment: Any) -> Segment:
+    return Segment(
+        int(segment.virtual_address),
+        int(segment.file_offset),
+        int(segment.physical_size),
+        int(segment.virtual_size),
+        int(segment.flags),
+    )
 
 
-def _read_sections(content: Content) -> list[Section]:
-    # What is loaded is found without them.
+def _text(item: Any) -> str:
+    # lief raises for a name that is not UTF-8.
     try:
-        return ObjectFile(content.part).sections
-    except ObjectError:
-        return []
-
-
-def _text(name: bytes) -> str:
-    try:
-        return name.decode()
+        return str(item.name)
     except UnicodeDecodeError:
         return UNREADABLE_NAME
 
 
-def _symbols_of(table: Rows, names: bytes, source: str, versions: list[str] | None) -> Iterator[Symbol]:
-    kinds = table["info"] & 0xF
-    wanted = (table["value"] != 0) & (table["section"] != 0) & np.isin(kinds, SYMBOL_KINDS)
-    places = np.flatnonzero(wanted)
-    for place, (offset, info, _, _, address, size) in zip(places.tolist(), table[places].tolist(), strict=True):
-        name, version = split_version(_text(name_at(names, offset)))
-        if name:
-            if source == "dynsym":
-                version = "" if versions is None else versions[place]
-            rank, binding = rank_of(name, info >> 4, version), info >> 4
-            yield Symbol(address, size, name, info & 0xF, rank, source, version, binding)
+def _name_of(note: Any) -> str:
+    return _text(note).rstrip("\0")
 
 
 def split_version(text: str) -> tuple[str, str]:
@@ -355,10 +327,15 @@ def rank_of(name: str, binding: int, version: str = "") -> int:
     return (4096 if hidden else 0) + 1024 * min(underscores, 3) + 256 * order + min(len(name), 255)
 
 
-def _version(name: str, is_hidden: bool) -> str:
-    if not name:
-        return "@" if is_hidden else ""
-    return f"{'@' if is_hidden else '@@'}{name}"
+def _version_of(symbol: Any, known: dict[int, str]) -> str:
+    if not symbol.has_version:
+        return ""
+    value = int(symbol.symbol_version.value)
+    if value not in known:
+        version = symbol.symbol_version
+        text = _text(version.symbol_version_auxiliary) if version.has_auxiliary_version else ""
+        known[value] = f"{'@' if value & 0x8000 else '@@'}{text}" if text else "@" if value & 0x8000 else ""
+    return known[value]
 
 
 def _until_terminator(content: bytes) -> bytes:

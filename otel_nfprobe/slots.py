@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_nfprobe.elf import Slot
-from otel_nfprobe.elftables import RELOCATION
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import Function
@@ -22,6 +21,7 @@ from otel_nfprobe.x86_64.branches import scan_module
 
 GAP_BYTES_MAX = 4096  # slots that lie nearer together are read at once
 ABSOLUTE = 1  # R_X86_64_64: a word that holds the address of a named function or object
+RELOCATION = np.dtype([("address", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 
 class LiveSlot(NamedTuple):
