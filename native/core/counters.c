@@ -3,6 +3,8 @@
 #include "counters.h"
 #include <string.h>
 
+enum { FIRST_CALLS = 1024, TRIES = 32 };
+
 int nfp_readings_judge(const struct nfp_readings *entry, const struct nfp_readings *exit, uint64_t ticks,
                        uint32_t *differences)
 {
@@ -35,19 +37,48 @@ static struct nfp_counted *find(const struct nfp_counted_calls *calls, uint32_t 
 {
 	if (!number || !calls->items)
 		return NULL;
-	struct nfp_counted *counted = &calls->items[number % NFP_COUNTED_CALLS];
+	struct nfp_counted *counted = &calls->items[number % calls->capacity];
 	return counted->number == number ? counted : NULL;
+}
+
+// Twice the room: what is in use stands where its number says. Returns 0 when there is no more.
+static int grow(struct nfp_counted_calls *calls)
+{
+	uint32_t capacity = calls->capacity ? 2 * calls->capacity : FIRST_CALLS;
+	struct nfp_counted *items = capacity <= NFP_COUNTED_CALLS ? calloc(capacity, sizeof(*items)) : NULL;
+	if (!items)
+		return 0;
+	for (uint32_t i = 0; i < calls->capacity; i++)
+		if (calls->items[i].number)
+			items[calls->items[i].number % capacity] = calls->items[i];
+	free(calls->items);
+	calls->items = items;
+	calls->capacity = capacity;
+	return 1;
+}
+
+// The next number whose place is free. A few calls that stay open for long are stepped over; where many are in use there
+// is more room, or, at the bound, the oldest one's. NULL: there is no memory.
+static struct nfp_counted *give_place(struct nfp_counted_calls *calls)
+{
+	struct nfp_counted *place = NULL;
+	do {
+		for (uint32_t tries = 0; calls->capacity && tries < TRIES; tries++) {
+			if (++calls->last == 0)
+				calls->last = 1;
+			place = &calls->items[calls->last % calls->capacity];
+			if (!place->number)
+				return place;
+		}
+	} while (grow(calls));
+	return place;
 }
 
 void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp)
 {
-	if (!calls->items)
-		calls->items = calloc(NFP_COUNTED_CALLS, sizeof(*calls->items));
-	if (calls->items && row != NFP_NONE && readings->rsp == rsp) {
-		if (++calls->last == 0)
-			calls->last = 1;
-		struct nfp_counted *counted = &calls->items[calls->last % NFP_COUNTED_CALLS];
+	struct nfp_counted *counted = row != NFP_NONE && readings->rsp == rsp ? give_place(calls) : NULL;
+	if (counted) {
 		*counted = (struct nfp_counted){.entry = *readings, .number = calls->last};
 		log->items[row].thread = calls->last;
 	}

@@ -3,8 +3,8 @@
 // alone, without what the probes count by themselves. Called by pipeline.c with the readings that stand before an entry or exit, and by delivery. Pure.
 //
 // A row of a log that was counted has the number of its reading, from 1, in `thread`, which has no meaning before
-// delivery. The numbers go on for ever; the memory of a reading is used again after NFP_COUNTED_CALLS others, and a call
-// that stayed open or undelivered for so long is not counted.
+// delivery. The numbers go on for ever; a reading's memory is used again once its call was delivered. There is as much as
+// calls are open or undelivered at a time, up to NFP_COUNTED_CALLS: of more than these the oldest are not counted.
 #ifndef NFPROBE_COUNTERS_H
 #define NFPROBE_COUNTERS_H
 #include <nfprobe/record.h>
@@ -48,7 +48,8 @@ struct nfp_counted {
 };
 
 struct nfp_counted_calls {
-	struct nfp_counted *items; // NFP_COUNTED_CALLS, or NULL: nothing was ever counted
+	struct nfp_counted *items; // by number, in a ring of `capacity`; NULL: nothing was ever counted
+	uint32_t capacity; // a power of two
 	uint32_t last; // number given out
 	struct {
 		struct nfp_counter_cost *items; // by function id

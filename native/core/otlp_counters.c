@@ -7,17 +7,9 @@
 static const struct nfp_key INVALID = NFP_KEY("nf.counter.invalid");
 
 // Rows are in the order of their calls.
-static const struct nfp_call_counters *find(const struct nfp_otlp_job *job, uint32_t call)
+static uint64_t call_at(const void *rows, uint32_t place)
 {
-	uint32_t low = 0, high = job->counters_count;
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		if (job->counters[middle].call < call)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low < job->counters_count && job->counters[low].call == call ? &job->counters[low] : NULL;
+	return ((const struct nfp_call_counters *)rows)[place].call;
 }
 
 static uint8_t *write_count(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text name,
@@ -38,9 +30,10 @@ static uint8_t *write_count(uint8_t *p, const struct nfp_trace *trace, struct nf
 uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call)
 {
 	const struct nfp_otlp_job *job = trace->job;
-	const struct nfp_call_counters *row = find(job, call);
-	if (!row)
+	uint32_t place = nfp_span_find(job->counters, job->counters_count, call, call_at);
+	if (place == NFP_NONE)
 		return p;
+	const struct nfp_call_counters *row = &job->counters[place];
 	if (!(row->flags & NFP_COUNTERS_VALID))
 		return nfp_wire_true(p, &INVALID);
 	for (uint32_t i = 0; i < job->counter_name_count; i++) {

@@ -12,17 +12,9 @@ static const struct nfp_key BODY_BYTES = NFP_KEY("messaging.message.body.size");
 // No length in an attribute needs a second byte: what surrounds key and text are 6 bytes.
 _Static_assert(26 + NFP_TOPIC_TEXT_BYTES + 6 < 128, "nfp_wire_key writes lengths of one byte");
 
-static const struct nfp_topic *find_topic(const struct nfp_otlp_job *job, uint64_t digest)
+static uint64_t digest_at(const void *rows, uint32_t place)
 {
-	uint32_t low = 0, high = job->topic_count;
-	while (low < high) {
-		uint32_t middle = low + (high - low) / 2;
-		if (job->topics[middle].digest < digest)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low < job->topic_count && job->topics[low].digest == digest ? &job->topics[low] : NULL;
+	return ((const struct nfp_topic *)rows)[place].digest;
 }
 
 // A string by OpenTelemetry's conventions.
@@ -45,9 +37,11 @@ uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace)
 		return p;
 	struct nfp_message message;
 	memcpy(&message, packet->source, sizeof(message));
-	const struct nfp_topic *topic = find_topic(trace->job, packet->digest);
-	if (topic && topic->size <= NFP_TOPIC_TEXT_BYTES)
-		p = nfp_wire_string(p, &TOPIC, (const char *)topic->text, topic->size);
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t place = nfp_span_find(job->topics, job->topic_count, packet->digest, digest_at);
+	if (place != NFP_NONE && job->topics[place].size <= NFP_TOPIC_TEXT_BYTES)
+		p = nfp_wire_string(p, &TOPIC, (const char *)job->topics[place].text,
+		                    job->topics[place].size);
 	if (packet->ip_id)
 		p = write_id(p, packet->ip_id);
 	return nfp_wire_int(p, &BODY_BYTES, message.body_bytes);

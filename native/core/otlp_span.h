@@ -37,6 +37,21 @@ struct nfp_trace {
 // Starts a span: everything before its name. parent is an ordinal, or NFP_NONE. Returns where the name goes.
 uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent);
 
+// The place of the row with this key among rows in the order of their keys, or NFP_NONE.
+static inline uint32_t nfp_span_find(const void *rows, uint32_t count, uint64_t key,
+                                     uint64_t (*key_at)(const void *rows, uint32_t place))
+{
+	uint32_t low = 0, high = count;
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		if (key_at(rows, middle) < key)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < count && key_at(rows, low) == key ? low : NFP_NONE;
+}
+
 // Ends the span that begins at `start`: flags, and the length in front. Returns the end.
 uint8_t *nfp_span_end(uint8_t *start, uint8_t *p);
 

@@ -150,8 +150,35 @@ static void test_take(void)
 	CHECK(readings.pairs == 0);
 }
 
+// Room is made for what is open at a time, not for what a session counts in all.
+static void test_room(void)
+{
+	static struct nfp_call rows[5000];
+	struct nfp_counted_calls calls = {0};
+	struct nfp_log log = {.items = rows, .count = 5000};
+	struct nfp_readings readings = {.rsp = 8, .pairs = 1};
+	nfp_counted_enter(&calls, &readings, &log, 0, 8); // open to the end
+	for (uint32_t i = 0; i < 1000000; i++) {
+		readings = (struct nfp_readings){.rsp = 8, .pairs = 1};
+		nfp_counted_enter(&calls, &readings, &log, 1, 8);
+		CHECK(calls.last && rows[1].thread == calls.last);
+		nfp_counted_deliver(&calls, &rows[1], 1);
+	}
+	CHECK(calls.capacity == 1024 && calls.given.count == 1000000);
+	for (uint32_t i = 1; i < 5000; i++) {
+		readings = (struct nfp_readings){.rsp = 8, .pairs = 1};
+		nfp_counted_enter(&calls, &readings, &log, i, 8);
+	}
+	calls.given.count = 0;
+	for (uint32_t i = 0; i < 5000; i++)
+		nfp_counted_deliver(&calls, &rows[i], i);
+	CHECK(calls.capacity >= 5000 && calls.capacity <= 16384 && calls.given.count == 5000);
+	nfp_counted_deinit(&calls);
+}
+
 int main(void)
 {
+	test_room();
 	test_judge();
 	test_take();
 	test_schedules();
