@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from otel_nfprobe.musl import ThreadWords
 from otel_nfprobe.place import LibraryFile, write_library
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
 from otel_nfprobe.symbols import build_id_of, exported_address
-from otel_nfprobe.target import Target, Thread
+from otel_nfprobe.target import Target, Thread, read_status
 
 PATIENCE_NS = 10_000_000_000
 BUSY_PATIENCE_NS = 1_000_000_000  # until a busy thread makes a harmless call; then it is the next one's turn
@@ -93,14 +94,29 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         words = _look_at_words(target, bool(boot.entry))
         if refuse is not None:
             refuse()
+        ignored_trap = ignores_trap(target.pid)
         thread = _run(target, request, boot)
         try:
             session = _converse(target, request)
+            if ignored_trap and may_sync_cores(target):
+                session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_IGNORE_TRAP)
             if words is not None:
                 _fill_words(target, session, words)
         except FileNotFoundError as error:
             raise NfprobeError(f"Process {target.pid} has ended.") from error
     return Injected(session, int(request.stopped_ns), thread, not boot.entry)
+
+
+def may_sync_cores(target: Target) -> bool:
+    """Whether no seccomp filter keeps the helper thread from membarrier, and from setting what SIGTRAP does."""
+    if target.may_sync_cores is None:
+        return read_status(target.pid).get("Seccomp", "0") == "0"
+    return target.may_sync_cores
+
+
+def ignores_trap(pid: int) -> bool:
+    """Whether a process ignores SIGTRAP: the kernel forgets that when a thread of it is stepped."""
+    return bool(int(read_status(pid).get("SigIgn", "0"), 16) >> (signal.SIGTRAP - 1) & 1)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What changing code without a stop needs done inside the target: every CPU that runs it must see the code
-// that was written (membarrier), and its SIGTRAP handler must survive. Raw system calls only: functions of
+// that was written (membarrier), and what it does with SIGTRAP must survive. Raw system calls only: functions of
 // the C library may be the ones that change. Called by helper.c.
 #include "library.h"
 #include <errno.h>
@@ -38,6 +38,17 @@ static long mend_trap(void)
 	return trap_action(&kept, 0);
 }
 
+// The kernel forgets that SIGTRAP is ignored when a thread meets an int3 or is stepped, as the injection does.
+static long ignore_trap(void)
+{
+	struct kernel_action found;
+	long error = trap_action(0, &found);
+	if (error || found.handler != 0)
+		return error;
+	found.handler = (uint64_t)(uintptr_t)SIG_IGN;
+	return trap_action(&found, 0);
+}
+
 long nfp_sync(uint64_t what)
 {
 	switch (what) {
@@ -49,6 +60,8 @@ long nfp_sync(uint64_t what)
 		return trap_action(0, &kept);
 	case NFP_SYNC_MEND_TRAP:
 		return mend_trap();
+	case NFP_SYNC_IGNORE_TRAP:
+		return ignore_trap();
 	default:
 		return -EINVAL;
 	}

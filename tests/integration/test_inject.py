@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from probed import Talker, wait_until
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.inject import inject
-from otel_nfprobe.target import Target
+from otel_nfprobe.target import Target, read_status
 
 pytestmark = pytest.mark.integration
 
@@ -125,3 +127,20 @@ def test_trap_handler_stays(compile_target: Callable[..., Path], spawn: Callable
     assert talker.ask("handler") == "installed"
     inject_and_leave(talker.pid)
     assert talker.ask("handled") == "mine"
+
+
+@pytest.mark.parametrize("blocked", [0, 1])
+def test_ignored_trap_stays_ignored(
+    blocked: int, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The kernel forgets that SIGTRAP is ignored when a thread is stepped: the next one would end the program."""
+    process = spawn(compile_target("patching"), stdin=subprocess.PIPE)
+    talker = Talker(process)
+    assert talker.ask("ignore") == talker.ask(f"block {blocked}") == "done"
+    masks = [read_status(talker.pid)[name] for name in ("SigIgn", "SigBlk")]
+    for _ in range(3):
+        inject_and_leave(talker.pid)
+        assert [read_status(talker.pid)[name] for name in ("SigIgn", "SigBlk")] == masks
+    os.kill(talker.pid, signal.SIGTRAP)
+    assert talker.ask("block 0") == "done"
+    assert process.poll() is None

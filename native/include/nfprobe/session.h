@@ -100,6 +100,7 @@ enum nfp_sync {
 	NFP_SYNC_CORES = 1, // every CPU that runs the target sees the code as it is written
 	NFP_SYNC_KEEP_TRAP = 2, // remember the target's SIGTRAP action
 	NFP_SYNC_MEND_TRAP = 3, // put it back when an int3 of ours made the kernel take it away
+	NFP_SYNC_IGNORE_TRAP = 4, // ignore SIGTRAP again, where the injection made the kernel forget that
 };
 
 // What deserves to be identified, by native/probe/late.c.
