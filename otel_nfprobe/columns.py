@@ -98,10 +98,10 @@ CALL_COUNTERS = np.dtype(
         ("inclusive", "<u8", (6,)),
         ("self", "<u8", (6,)),
         ("inside", "<u4"),
-        ("reserved", "<u4"),
+        ("set", "<u4"),
     ]
 )
-"""What was counted in a call, without its probes; calls without a row were not counted."""
+"""What was counted in a call, without its probes; calls without a row were not counted. `set`: of which counters."""
 
 COUNTER_COST = np.dtype([("inside", "<i4", (6,)), ("whole", "<i4", (6,))])
 """What one probed call counts by itself, by counter: of its own counts, and of those around it."""

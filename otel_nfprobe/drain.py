@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
-from otel_nfprobe.counters.sums import CounterSums
+from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.detail import SlowBatches
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
@@ -110,7 +110,7 @@ class NewFunctions:
         roles: of all function ids.
         names: of all function ids.
         costs: what a probed call of each function id costs (dtype COST).
-        counter_costs: what it counts by itself (dtype COUNTER_COST).
+        find_counter_costs: what it counts by itself with the counters of that moment (dtype COUNTER_COST).
         known: set when records of theirs may come.
     """
 
@@ -118,7 +118,7 @@ class NewFunctions:
     roles: NDArray[np.uint8]
     names: Sequence[str]
     costs: Rows
-    counter_costs: Rows
+    find_counter_costs: Callable[[], Rows]
     known: threading.Event = field(default_factory=threading.Event)
 
 
@@ -147,7 +147,8 @@ class Drain:
     note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
     slow_batches: SlowBatches | None = None
-    counter_sums: CounterSums | None = None
+    counter_sums: SessionSums | None = None
+    counted: CounterSet | None = None  # that are read now; None: none ever were
     recording_error: NfprobeError | None = None
     records: int = 0
     pause_s: float = PAUSE_S
@@ -233,14 +234,25 @@ class Drain:
     def _learn(self, functions: NewFunctions) -> None:
         self.pipeline.set_roles(functions.roles)
         self.pipeline.set_costs(functions.costs)
-        self.pipeline.set_counter_costs(functions.counter_costs)
-        if self.counter_sums is not None:
-            self.counter_sums.costs = functions.counter_costs
+        if self.counted is not None:
+            self.count_anew(self.counted._replace(costs=functions.find_counter_costs()))
         self.statistics.set_costs(functions.costs)
         self.write(lambda recording: recording.functions(functions.added))
         if self.spans is not None:
             self.spans.encoder.set_functions(functions.names)
         functions.known.set()
+
+    def count_anew(self, counted: CounterSet) -> None:
+        """Takes what is read from here on as readings of these counters; the same again: their costs are other ones."""
+        self.counted = counted
+        self.pipeline.count_anew(counted.number, counted.costs)
+        if self.counter_sums is None:
+            self.counter_sums = SessionSums()
+        self.counter_sums.begin(counted)
+        if self.spans is not None:
+            self.spans.encoder.set_counters(counted.counters, counted.number)
+        if counted.number:
+            self.write(lambda recording: recording.counting(counted))
 
     def _feed(self, thread: int, records: NDArray[np.void]) -> int:
         self._record(thread, records)

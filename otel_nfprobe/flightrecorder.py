@@ -26,6 +26,7 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.recording import (
     CLOCK,
     COUNTERS,
+    COUNTING,
     FUNCTIONS,
     PLACES,
     THREADS,
@@ -71,6 +72,7 @@ class FlightSink:
         self._kept_bytes = 0
         self._requests: dict[int, tuple[list[RawBlock], str]] = {}  # by id of the frame after which they stand
         self._threads: dict[int, Any] = {}  # as they were named before the first kept frame
+        self._counting = b""  # which counters were read before it, where they were changed
         self._queue = FrameQueue(self._handle)
 
     @property
@@ -129,25 +131,28 @@ class FlightSink:
         now = time.monotonic()
         sealed = seal(frame.data, self._compressor)
         note = Frame(bytearray(), frame.records, frame.types)
-        if frame.types >> THREADS & 1:  # needed when the frame itself is forgotten
+        if frame.types & (1 << THREADS | 1 << COUNTING):  # needed when the frame itself is forgotten
             note.data += frame.data
         self._kept.append((now, sealed, note))
         self._kept_bytes += len(sealed)
         while self._kept[0][0] < now - self._seconds or self._kept_bytes > KEPT_BYTES:
             _, gone, note = self._kept.popleft()
             self._kept_bytes -= len(gone)
-            self._learn_threads(note)
+            self._learn(note)
 
-    def _learn_threads(self, note: Frame) -> None:
+    def _learn(self, note: Frame) -> None:
         for block in blocks_of(bytes(note.data)):
             if block.kind == THREADS:
                 threads = recording_pb2.Threads.FromString(bytes(block.payload)).thread
                 self._threads.update({thread.index: thread for thread in threads if thread.tid})
+            elif block.kind == COUNTING:
+                self._counting = bytes(block.payload)
 
     def _write_file(self, facts: list[RawBlock], reason: str) -> None:
         threads = recording_pb2.Threads(thread=list(self._threads.values())).SerializeToString()
         first = Frame(bytearray())
-        for block in [RawBlock(THREADS, 0, threads), *facts]:
+        counting = [RawBlock(COUNTING, 0, self._counting)] if self._counting else []
+        for block in [RawBlock(THREADS, 0, threads), *counting, *facts]:
             first.add(*block)
         sealed = seal(first.data, self._compressor)
         if self._total_bytes + len(self._start) + len(sealed) + self._kept_bytes + (64 << 10) > self._max_bytes:
@@ -162,7 +167,7 @@ class FlightSink:
                 _, data, note = self._kept.popleft()
                 self._kept_bytes -= len(data)
                 file.append(data, note)
-                self._learn_threads(note)
+                self._learn(note)
             flight = {"flight": {"reason": reason, "number": len(self.files), "seconds": self._seconds}}
             end = recording_pb2.End(summary_json=json.dumps(flight))
             file.finish([RawBlock(END, 0, end.SerializeToString())])

@@ -85,6 +85,7 @@ class Follower:
         self._slots: dict[int, int] = {}  # what each slot of a placed probe must hold
         self._slot_probes: dict[int, int] = {}  # probe id by slot
         self._said: set[str] = set()
+        self.turn = threading.Lock()  # held while the target is changed, and the helper thread has commands
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
 
@@ -128,7 +129,8 @@ class Follower:
         while not self._stopping.wait(pause_s):
             before = len(self.placed)
             try:
-                self.look()
+                with self.turn:
+                    self.look()
             except NfprobeError as error:
                 self._say_once(error.sentence)
             except OSError as error:
@@ -139,6 +141,14 @@ class Follower:
         if sentence not in self._said and not self.presence.is_gone:
             self._said.add(sentence)
             self.say(sentence)
+
+    def between_looks(self, work: Callable[[], None]) -> None:
+        """Does what needs the helper thread, unless a look is at work with it."""
+        if self.turn.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self.turn.release()
 
     # ---- one look ------------------------------------------------------------------------------------------
 

@@ -79,6 +79,12 @@ def find_monitor(target: Target) -> int | None:
 
     The kernel does not tell whose an open-file lock is, so the holder is found by its open session file.
     """
+    inode = find_held_session(target)
+    return None if inode is None else _holder(inode, target.pid)
+
+
+def find_held_session(target: Target) -> int | None:
+    """Inode of the session memory in the target that a monitor has locked, or None."""
     for descriptor in session_descriptors(target.pid):
         path = f"/proc/{target.pid}/fd/{descriptor}"
         try:
@@ -92,7 +98,7 @@ def find_monitor(target: Target) -> int | None:
         finally:
             os.close(fd)
         if held:
-            return _holder(inode, target.pid)
+            return inode
     return None
 
 

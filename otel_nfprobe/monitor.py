@@ -23,10 +23,10 @@ from otel_nfprobe.clock import Clock, sample_pair
 from otel_nfprobe.codemap import CodePart
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.columns import Rows
-from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.counters.choice import Counter, name_counters
 from otel_nfprobe.counters.compensation import Compensation, costs_of
+from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.counters.software import SoftwareCounters
-from otel_nfprobe.counters.sums import CounterSums
 from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.detail import Detail, choose_detail, follow_slow_batches
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
@@ -97,7 +97,6 @@ class Monitor:
     profile_hertz: int = 0  # how often the kernel looks where threads are; 0: never
     costs: dict[str, Cost] = field(default_factory=dict)  # of a probed call, by strategy
     compensation: Compensation = field(default_factory=Compensation)  # what a probed call counts by itself
-    counter_costs: Rows = field(default_factory=lambda: costs_of((), Compensation()))  # the same by function id
     uncovered: int = 0  # stored pointers to functions that are probed by GOT slots only
     _parts: list[CodePart] = field(default_factory=list)  # code of ours in the target
     _abandoned: bool = True  # nothing of ours is in the target
@@ -173,7 +172,7 @@ class Monitor:
         self._begin_to_follow(trampolines)
 
     def _begin_to_follow(self, trampolines: Trampolines) -> None:
-        self._arenas = trampolines.arenas
+        self.arenas = trampolines.arenas
         self.follower = Follower(
             self.target,
             self._presence,
@@ -238,8 +237,8 @@ class Monitor:
         known = {probe.id: probe for probe in [*self.probes, *added]}
         self.probes = list(known.values())
         costs = costs_by_id(self.probes, self.costs)
-        counts = costs_of(self.probes, self.compensation)
-        functions = NewFunctions(self._describe(added), self.roles_by_id(), self.names_by_id(), costs, counts)
+        roles, names = self.roles_by_id(), self.names_by_id()
+        functions = NewFunctions(self._describe(added), roles, names, costs, self._find_counts)
         self.drain.introduce(functions)
         while not functions.known.wait(STEP_S):
             if self.stopping.is_set() or self._presence.is_gone:
@@ -253,18 +252,14 @@ class Monitor:
         costs = costs_by_id(self.probes, self.costs)
         pipeline.set_costs(costs)
         statistics.set_costs(costs)
-        self._begin_to_count(pipeline)
         self.drain = Drain(self.session, clock, pipeline, statistics, recording, spans, names)
+        self._begin_to_count()
         self.drain.repeats = self.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
         self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
-        if self.counters:
-            counters = self.counters
-            sums = CounterSums([c.name for c in counters], [c.scale for c in counters], self.counter_costs)
-            self.drain.counter_sums = sums
         self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
@@ -272,19 +267,22 @@ class Monitor:
         self.drain.slow_batches = follow_slow_batches(self.session, self.detail)
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
-    def _begin_to_count(self, pipeline: Pipeline) -> None:
+    def _find_counts(self) -> Rows:
+        return costs_of(list(self.probes), self.compensation)
+
+    def _begin_to_count(self) -> None:
         forbidden = self.target.counters_forbidden
         self.counting = ThreadCounters(self.session, self.counters, self.say, forbidden)
         if self.counting.begin():
             self.compensation = self._calibrate_counters()
-            self.counter_costs = costs_of(self.probes, self.compensation)
-            pipeline.set_counter_costs(self.counter_costs)
             polled = [name_of(probe) for probe in self.probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
             if polled:
                 self.say(f"The polls of {', '.join(polled)} are timed and not counted.")
+        if self.counters:
+            self.drain.count_anew(CounterSet(0, name_counters(self.counters), self._find_counts()))
 
     def _calibrate_counters(self) -> Compensation:
-        return self.counting.calibrate(self._arenas, self.probes[0].request.plan.module)
+        return self.counting.calibrate(self.arenas, self.probes[0].request.plan.module)
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:
@@ -322,7 +320,7 @@ class Monitor:
                 return
 
     def _count(self) -> None:
-        self.counting.follow()
+        self.follower.between_looks(self.counting.follow)
         self.profile.follow()
         if self.software_counters:
             self.software.follow((count.index, count.tid) for count in self.session.thread_counts())

@@ -124,6 +124,16 @@ class Pipeline:
         if lib.nfp_pipeline_counter_costs(self._pipeline, pointer, len(rows)):
             raise MemoryError("no memory for the costs of the functions")
 
+    def count_anew(self, number: int, costs: Rows) -> None:
+        """Say that readings are of other counters from here on.
+
+        Args:
+            number: how often they were changed.
+            costs: as of `set_counter_costs`.
+        """
+        lib.nfp_pipeline_count_anew(self._pipeline, number)
+        self.set_counter_costs(costs)
+
     def feed(self, thread: int, records: Rows) -> None:
         """Take in the next records of a thread.
 

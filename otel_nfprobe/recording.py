@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from otel_nfprobe import recording_pb2
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
@@ -33,16 +34,18 @@ from otel_nfprobe.sessionfacts import (
     ThreadCounters,
     ThreadInfo,
     decode_counters,
+    decode_counting,
     decode_functions,
     decode_threads,
     encode_counters,
+    encode_counting,
     encode_functions,
     encode_threads,
 )
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT, PART = 9, 10, 13
-SAMPLES, PLACES = 11, 12
+SAMPLES, PLACES, COUNTING = 11, 12, 14
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
@@ -73,7 +76,8 @@ class Block:
     """One whole block. `payload` is, by type:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
-    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; END: the summary, a dict.
+    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; COUNTING: a CounterSet;
+    END: the summary, a dict.
     `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
 
@@ -190,6 +194,10 @@ class RecordingWriter:
         """Appends a snapshot of the thread table."""
         if not self._sink.is_full:
             self._block(COUNTERS, encode_counters(counters))
+
+    def counting(self, counted: CounterSet) -> None:
+        """Notes that other counters are read from here on."""
+        self._block(COUNTING, encode_counting(counted))
 
     def flush(self) -> None:
         """Waits until all that was appended is in the file."""
@@ -341,6 +349,8 @@ def _block_of(raw: RawBlock) -> Block | None:
         value = decode_functions(payload)
     elif kind == COUNTERS:
         value = decode_counters(payload)
+    elif kind == COUNTING:
+        value = decode_counting(payload)
     elif kind == END:
         value = json.loads(recording_pb2.End.FromString(payload).summary_json)
         _check(isinstance(value, dict))

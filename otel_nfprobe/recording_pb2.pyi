@@ -19,6 +19,21 @@ class Counters(_message.Message):
     thread: _containers.RepeatedCompositeFieldContainer[ThreadCounters]
     def __init__(self, thread: _Optional[_Iterable[_Union[ThreadCounters, _Mapping]]] = ...) -> None: ...
 
+class Counting(_message.Message):
+    __slots__ = ["function", "names", "number"]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    function: _containers.RepeatedCompositeFieldContainer[FunctionCounts]
+    names: str
+    number: int
+    def __init__(
+        self,
+        number: _Optional[int] = ...,
+        names: _Optional[str] = ...,
+        function: _Optional[_Iterable[_Union[FunctionCounts, _Mapping]]] = ...,
+    ) -> None: ...
+
 class End(_message.Message):
     __slots__ = ["blocks", "records", "summary_json"]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +97,21 @@ class Function(_message.Message):
         strategy: _Optional[str] = ...,
         probe_inside_ticks: _Optional[float] = ...,
         probe_whole_ticks: _Optional[float] = ...,
+        probe_inside_counts: _Optional[_Iterable[int]] = ...,
+        probe_whole_counts: _Optional[_Iterable[int]] = ...,
+    ) -> None: ...
+
+class FunctionCounts(_message.Message):
+    __slots__ = ["id", "probe_inside_counts", "probe_whole_counts"]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBE_INSIDE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_WHOLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    probe_inside_counts: _containers.RepeatedScalarFieldContainer[int]
+    probe_whole_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(
+        self,
+        id: _Optional[int] = ...,
         probe_inside_counts: _Optional[_Iterable[int]] = ...,
         probe_whole_counts: _Optional[_Iterable[int]] = ...,
     ) -> None: ...

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from otel_nfprobe import recording
 from otel_nfprobe.arrivals import Matches
 from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
+from otel_nfprobe.columns import COST, COUNTER_COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
+from otel_nfprobe.counters.choice import read_names
+from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.repeats import Repeats
@@ -26,6 +28,7 @@ from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18
+COST_ROWS_MAX = 1 << 20
 FUNCTIONS_MAX = 1 << 16  # function ids are indices of the session's probe table
 
 
@@ -33,7 +36,8 @@ FUNCTIONS_MAX = 1 << 16  # function ids are indices of the session's probe table
 class RecordingFacts:
     """Everything in a recording but its records.
 
-    `functions` and `threads` are by id and index, `counters` the newest of each thread; `summary` is empty
+    `functions` and `threads` are by id and index, `counters` the newest of each thread, `countings` the counters that
+    others were changed to; `summary` is empty
     and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
     are known from a capture file.
     """
@@ -46,6 +50,7 @@ class RecordingFacts:
     switches: Rows = field(default_factory=no_switches)
     samples: Rows = field(default_factory=no_samples)
     places: list[Place] = field(default_factory=list)
+    countings: dict[int, CounterSet] = field(default_factory=dict)
     summary: dict[str, object] = field(default_factory=dict)
     complete: bool = False
     damage: str = ""
@@ -79,6 +84,18 @@ class RecordingFacts:
         """What a probed call of each function counts by itself (dtype COUNTER_COST), by function id."""
         items = self.functions.values()
         return counter_cost_rows({item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in items})
+
+    @property
+    def counter_sets(self) -> list[CounterSet]:
+        """All counters that calls were counted with, those of the session's beginning first."""
+        names = read_names(self.header.settings.get("counter_choice", ""))
+        return [CounterSet(0, tuple(names), self.counter_costs), *self.countings.values()]
+
+    def learn_counting(self, counted: CounterSet) -> None:
+        """Other counters; what their probes count is left out where a recording says too much of it."""
+        known = sum(len(item.costs) for item in self.countings.values())
+        fits = known + len(counted.costs) <= COST_ROWS_MAX
+        self.countings[counted.number] = counted if fits else counted._replace(costs=np.zeros(0, COUNTER_COST))
 
     @property
     def ticks_per_second(self) -> float:
@@ -117,6 +134,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             switches.append(block.array(SWITCH))
         elif block.type == recording.SAMPLES:
             samples.append(block.array(SAMPLE))
+        elif block.type == recording.COUNTING:
+            facts.learn_counting(block.payload)
         elif block.type == recording.PLACES:
             facts.places += block.payload
     if samples:
@@ -162,6 +181,8 @@ def replay_steps(
             yield from rounds.take_noted(bool(block.thread))
         elif block.type == recording.PART:
             yield from rounds.take_noted(is_part=True)
+        elif block.type == recording.COUNTING:
+            pipeline.count_anew(block.payload.number, block.payload.costs)
         elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)

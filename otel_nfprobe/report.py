@@ -16,7 +16,7 @@ import numpy as np
 from otel_nfprobe.arrival import CAPTURE, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
-from otel_nfprobe.counters.sums import CounterSums
+from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.pipeline import Pipeline
@@ -172,8 +172,7 @@ class _Totals:
     def __init__(self, facts: RecordingFacts, kept: SlowestPackets) -> None:
         self.statistics, self.kept, self.extent = Statistics(), kept, _Extent()
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
-        self.sums = CounterSums.of_text(facts.header.settings.get("counter_choice", ""))
-        self.sums.costs = facts.counter_costs
+        self.sums = SessionSums(facts.counter_sets)
         self.statistics.set_costs(facts.costs)
 
     def add(self, columns: Columns) -> None:

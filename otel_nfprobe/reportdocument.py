@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Rows
-from otel_nfprobe.counters.sums import CounterSums
+from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.replay import RecordingFacts
 from otel_nfprobe.session import LOST_CLASSES
@@ -83,7 +83,7 @@ def _list_functions(
     return functions
 
 
-def add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: Statistics, sums: CounterSums) -> None:
+def add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: Statistics, sums: SessionSums) -> None:
     called = {int(row["function"]) for row in statistics.functions()}
     for id, entry in zip(sorted(facts.functions.keys() | called), document["functions"], strict=True):
         entry["counters"] = sums.of_function(id)

@@ -11,8 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from otel_nfprobe import recording_pb2
+from otel_nfprobe.columns import counter_cost_rows
+from otel_nfprobe.counters.choice import read_names, write_names
+from otel_nfprobe.counters.sets import CounterSet
 
 THREAD_COUNT = 1024
+PROBE_COUNT = 1 << 16
 FUNCTIONS_PER_BLOCK = 10_000
 
 
@@ -74,6 +78,29 @@ def encode_counters(counters: Iterable[ThreadCounters]) -> bytes:
     """The payload of a COUNTERS block."""
     entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
     return bytes(recording_pb2.Counters(thread=entries).SerializeToString())
+
+
+def encode_counting(counted: CounterSet) -> bytes:
+    """The payload of a COUNTING block."""
+    message = recording_pb2.Counting(number=counted.number, names=write_names(counted.counters))
+    for id, row in enumerate(counted.costs):
+        if row["inside"].any() or row["whole"].any():
+            inside, whole = row["inside"].tolist(), row["whole"].tolist()
+            message.function.add(id=id, probe_inside_counts=inside, probe_whole_counts=whole)
+    return bytes(message.SerializeToString())
+
+
+def decode_counting(payload: bytes) -> CounterSet:
+    """What encode_counting made.
+
+    Raises:
+        ValueError, DecodeError: it did not.
+    """
+    message = recording_pb2.Counting.FromString(payload)
+    if any(item.id >= PROBE_COUNT for item in message.function):
+        raise ValueError
+    costs = {item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in message.function}
+    return CounterSet(message.number, tuple(read_names(message.names)), counter_cost_rows(costs))
 
 
 def encode_threads(threads: Iterable[ThreadInfo]) -> bytes:

@@ -57,6 +57,8 @@ NAME_BYTES_MAX = 512
 _INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
 _TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
 _COUNTER = np.dtype([("name", _TEXT), ("self_name", _TEXT), ("scale", "<u8")])
+_COUNTER_SET = np.dtype([("set", "<u4"), ("first", "<u4"), ("count", "<u4")])
+SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
 _FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
 
 
@@ -141,7 +143,7 @@ class SpanEncoder:
         self.set_trace_state("")
         self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
         self._kept: dict[str, Any] = {}
-        self._counters: list[tuple[str, int]] = []
+        self._counters: dict[int, list[tuple[str, int]]] = {}
         self._prepare()
 
     @property
@@ -169,9 +171,15 @@ class SpanEncoder:
             self._threads = list(threads)
             self._prepare()
 
-    def set_counters(self, counters: Sequence[tuple[str, int]]) -> None:
-        """Sets name and scale of the counters that calls were counted with, in the order of their readings."""
-        self._counters = list(counters)
+    def set_counters(self, counters: Sequence[tuple[str, int]], number: int = 0) -> None:
+        """Sets name and scale of the counters that calls were counted with, in the order of their readings.
+
+        Args:
+            number: how often they had been changed; those long before are forgotten.
+        """
+        self._counters[number] = list(counters)
+        for old in sorted(self._counters)[:-SETS_KEPT]:
+            del self._counters[old]
         self._prepare()
 
     def encode(
@@ -268,12 +276,7 @@ class SpanEncoder:
         threads = np.zeros(len(self._threads) + 1, dtype=_TEXT)
         for index, (tid, name) in enumerate(self._threads):
             threads[index] = text.add(_encode_thread(tid, name))
-        counters = np.zeros(len(self._counters), dtype=_COUNTER)
-        for index, (name, scale) in enumerate(self._counters):
-            names = (_shorten_counter(f"nf.counter.{name}"), _shorten_counter(f"nf.counter.{name}.self"))
-            counters[index] = *(text.add(key) for key in names), scale
-        self._point("counter_names", "struct nfp_otlp_counter", counters)
-        self._job.counter_name_count = len(counters)
+        self._prepare_counters(text)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
         resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
         for field, part in (
@@ -291,6 +294,20 @@ class SpanEncoder:
         self._job.thread_count = len(threads)
         for factor in self._scale.passes:
             self._set_scale(factor)
+
+    def _prepare_counters(self, text: _Text) -> None:
+        counters = [pair for pairs in self._counters.values() for pair in pairs]
+        rows, sets = np.zeros(len(counters), dtype=_COUNTER), np.zeros(len(self._counters), dtype=_COUNTER_SET)
+        for index, (name, scale) in enumerate(counters):
+            names = (_shorten_counter(f"nf.counter.{name}"), _shorten_counter(f"nf.counter.{name}.self"))
+            rows[index] = *(text.add(key) for key in names), scale
+        first = 0
+        for index, (number, pairs) in enumerate(self._counters.items()):
+            sets[index] = number, first, len(pairs)
+            first += len(pairs)
+        self._point("counter_names", "struct nfp_otlp_counter", rows)
+        self._point("counter_sets", "struct nfp_otlp_counter_set", sets)
+        self._job.counter_set_count = len(sets)
 
     def _set_scale(self, factor: int) -> None:
         # Of what is encoded from now on.

@@ -70,7 +70,7 @@ def _describe_counters(monitor: Monitor) -> dict[str, Any]:
     found: dict[str, Any] = {"threads": software} if software else {}
     if sums is None:
         return found
-    found |= {"names": list(sums.names), **sums.count_calls(), "refused": monitor.counting.refused}
+    found |= {"names": sums.names, "changes": sums.changes, **sums.count_calls(), "refused": monitor.counting.refused}
     found["compensated"] = sums.are_compensated
     return found | sums.of_batches()
 

@@ -134,7 +134,7 @@ struct nfp_call_counters {
 	uint64_t inclusive[6]; // without what the probes count, where that is known
 	uint64_t self[6]; // without the calls inside it
 	uint32_t inside;  // counted calls in it, at any depth, whose probes it contains
-	uint32_t reserved;
+	uint32_t set; // which counters these are: how often they had been changed
 };
 enum nfp_counters_flags {
 	NFP_COUNTERS_VALID = 1,      // `inclusive` is right

@@ -21,16 +21,24 @@ int nfp_readings_judge(const struct nfp_readings *entry, const struct nfp_readin
 void nfp_readings_take(struct nfp_readings *readings, const struct nfp_record *record)
 {
 	uint32_t pair = nfp_record_kind(record) - NFP_COUNTERS;
+	uint32_t change = nfp_record_function(record) >> NFP_COUNTERS_CHANGE_SHIFT;
 	if (pair == 0)
-		*readings = (struct nfp_readings){.rsp = record->rsp};
-	if (pair != readings->pairs || record->rsp != readings->rsp) {
-		readings->pairs = 0; // the first ones are missing, or belong to another record
+		*readings = (struct nfp_readings){.rsp = record->rsp, .change = change};
+	if (pair != readings->pairs || record->rsp != readings->rsp || change != readings->change) {
+		readings->pairs =
+		    0; // the first ones are missing, or belong to another record or other counters
 		return;
 	}
 	readings->low[2 * pair] = (uint32_t)record->word;
 	readings->low[2 * pair + 1] = (uint32_t)(record->word >> 32);
 	readings->check[pair] = record->tag & NFP_FUNCTION_MASK;
 	readings->pairs = pair + 1;
+}
+
+// Whether they are of the present counters. Before the first change nothing else can be.
+static int are_present(const struct nfp_counted_calls *calls, const struct nfp_readings *readings)
+{
+	return !calls->set || readings->change == calls->set % NFP_COUNTERS_CHANGES;
 }
 
 static struct nfp_counted *find(const struct nfp_counted_calls *calls, uint32_t number)
@@ -77,9 +85,10 @@ static struct nfp_counted *give_place(struct nfp_counted_calls *calls)
 void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp)
 {
-	struct nfp_counted *counted = row != NFP_NONE && readings->rsp == rsp ? give_place(calls) : NULL;
+	int usable = row != NFP_NONE && readings->rsp == rsp && are_present(calls, readings);
+	struct nfp_counted *counted = usable ? give_place(calls) : NULL;
 	if (counted) {
-		*counted = (struct nfp_counted){.entry = *readings, .number = calls->last};
+		*counted = (struct nfp_counted){.entry = *readings, .number = calls->last, .set = calls->set};
 		log->items[row].thread = calls->last;
 	}
 	readings->pairs = 0;
@@ -126,7 +135,7 @@ void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *rea
 	const struct nfp_counter_cost *cost = cost_of(calls, call->function);
 	uint32_t difference[NFP_COUNTED_COUNTERS] = {0};
 	int valid =
-	    counted && readings->rsp == rsp &&
+	    counted && readings->rsp == rsp && are_present(calls, readings) && counted->set == calls->set &&
 	    nfp_readings_judge(&counted->entry, readings, call->end_ticks - call->start_ticks, difference);
 	readings->pairs = 0;
 	if (outer) {
@@ -151,8 +160,8 @@ void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call 
 	if (!counted || !NFP_ARRAY_RESERVE(&calls->given, calls->given.count + 1))
 		return;
 	struct nfp_call_counters *given = &calls->given.items[calls->given.count++];
-	*given =
-	    (struct nfp_call_counters){.call = index, .flags = counted->flags, .inside = counted->inside};
+	*given = (struct nfp_call_counters){
+	    .call = index, .flags = counted->flags, .inside = counted->inside, .set = counted->set};
 	for (uint32_t i = 0; counted->flags && i < NFP_COUNTED_COUNTERS; i++) {
 		uint64_t whole = counted->inclusive[i], inner = counted->inner[i];
 		given->inclusive[i] = whole;

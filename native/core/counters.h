@@ -28,6 +28,7 @@ struct nfp_readings {
 	uint32_t check[3]; // sum of the locks of each pair; its lowest bit: not counting
 	uint32_t pairs;
 	uint32_t rsp; // of the entry or exit that they belong to
+	uint32_t change; // which counters they are, of the last NFP_COUNTERS_CHANGES
 };
 
 // What was counted between two readings, `ticks` apart. Returns 1, or 0: they cannot be compared, as the counters were
@@ -41,6 +42,7 @@ struct nfp_counted {
 	uint32_t number;
 	uint32_t flags; // enum nfp_counters_flags, once the call has ended
 	uint32_t inside;
+	uint32_t set;
 	uint32_t torn; // a call inside it was not counted
 	uint64_t inclusive[NFP_COUNTED_COUNTERS]; // without its probe and those inside it
 	uint64_t inner[NFP_COUNTED_COUNTERS]; // the same of the calls directly inside it
@@ -51,6 +53,8 @@ struct nfp_counted_calls {
 	struct nfp_counted *items; // by number, in a ring of `capacity`; NULL: nothing was ever counted
 	uint32_t capacity; // a power of two
 	uint32_t last; // number given out
+	uint32_t
+	    set; // how often the counters were changed; readings of others than the present ones are left out
 	struct {
 		struct nfp_counter_cost *items; // by function id
 		uint32_t count;

@@ -32,7 +32,7 @@ static uint64_t max_of(uint64_t a, uint64_t b)
 
 size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 {
-	uint64_t call = 0, root = 0, thread = 0;
+	uint64_t call = 0, root = 0, thread = 0, counters = 0;
 	for (uint32_t i = 0; i < job->function_count; i++) {
 		const struct nfp_otlp_function *f = &job->functions[i];
 		call = max_of(call, (uint64_t)f->head.size + f->attribute.size);
@@ -40,9 +40,11 @@ size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 	}
 	for (uint32_t i = 0; i < job->thread_count; i++)
 		thread = max_of(thread, job->threads[i].size);
+	for (uint32_t i = 0; i < job->counter_set_count; i++)
+		counters = max_of(counters, job->counter_sets[i].count);
 	uint64_t scale = nfp_scale_is_on(job) ? NFP_SPAN_SCALE_BYTES : 0;
-	job->call_bytes_max = scale + NFP_SPAN_CALL_BYTES + call + thread +
-	                      (uint64_t)job->counter_name_count * NFP_SPAN_COUNTER_BYTES;
+	job->call_bytes_max =
+	    scale + NFP_SPAN_CALL_BYTES + call + thread + (uint64_t)counters * NFP_SPAN_COUNTER_BYTES;
 	job->fixed_bytes_max =
 	    3 * scale + NFP_SPAN_PACKET_BYTES + NFP_SPAN_QUEUE_BYTES + NFP_SPAN_BATCH_BYTES + root + thread;
 	return find_head_bytes(job) + job->fixed_bytes_max + job->call_bytes_max + find_end_bytes(job);

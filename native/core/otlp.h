@@ -77,6 +77,13 @@ struct nfp_otlp_counter {
 	uint64_t scale; // what was counted is multiplied by it
 };
 
+// The counters between two changes of them.
+struct nfp_otlp_counter_set {
+	uint32_t set; // as in struct nfp_call_counters
+	uint32_t first; // among counter_names
+	uint32_t count; // at most six
+};
+
 // Everything that requests are made from. The caller keeps all arrays alive and unchanged meanwhile.
 struct nfp_otlp_job {
 	const struct nfp_call *calls;
@@ -108,9 +115,10 @@ struct nfp_otlp_job {
 	struct nfp_otlp_text scope_end; // ScopeSpans.schema_url
 	struct nfp_otlp_text resource_end; // ResourceSpans.schema_url
 	const struct nfp_call_counters *counters; // by rising call
-	const struct nfp_otlp_counter *counter_names; // at most six
+	const struct nfp_otlp_counter *counter_names;
+	const struct nfp_otlp_counter_set *counter_sets;
 	uint32_t counters_count;
-	uint32_t counter_name_count;
+	uint32_t counter_set_count;
 	uint32_t is_linked; // batches are traces of their own
 	uint64_t session_id;
 	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has

@@ -12,6 +12,15 @@ static uint64_t call_at(const void *rows, uint32_t place)
 	return ((const struct nfp_call_counters *)rows)[place].call;
 }
 
+// NULL: its names are forgotten.
+static const struct nfp_otlp_counter_set *set_of(const struct nfp_otlp_job *job, uint32_t number)
+{
+	for (uint32_t i = job->counter_set_count; i-- > 0;)
+		if (job->counter_sets[i].set == number)
+			return &job->counter_sets[i];
+	return NULL;
+}
+
 static uint8_t *write_count(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text name,
                             uint64_t value)
 {
@@ -36,8 +45,9 @@ uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint
 	const struct nfp_call_counters *row = &job->counters[place];
 	if (!(row->flags & NFP_COUNTERS_VALID))
 		return nfp_wire_true(p, &INVALID);
-	for (uint32_t i = 0; i < job->counter_name_count; i++) {
-		const struct nfp_otlp_counter *counter = &job->counter_names[i];
+	const struct nfp_otlp_counter_set *set = set_of(job, row->set);
+	for (uint32_t i = 0; set && i < set->count; i++) {
+		const struct nfp_otlp_counter *counter = &job->counter_names[set->first + i];
 		p = write_count(p, trace, counter->name, row->inclusive[i] * counter->scale);
 		if (row->flags & NFP_COUNTERS_SELF_VALID)
 			p = write_count(p, trace, counter->self_name, row->self[i] * counter->scale);

@@ -49,6 +49,10 @@ int nfp_pipeline_costs(struct nfp_pipeline *pipeline, const struct nfp_cost *cos
 int nfp_pipeline_counter_costs(struct nfp_pipeline *pipeline, const struct nfp_counter_cost *costs,
                                uint32_t functions);
 
+// From here on readings are of other counters: `set` says how often they were changed. Calls that are open are not
+// counted. Their costs are to be given next.
+void nfp_pipeline_count_anew(struct nfp_pipeline *pipeline, uint32_t set);
+
 // thread: index in the thread table. 0, or -1 when it is not one or there is no memory.
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
                       uint64_t count);

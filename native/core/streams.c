@@ -90,6 +90,12 @@ int nfp_pipeline_counter_costs(struct nfp_pipeline *pipeline, const struct nfp_c
 	return 0;
 }
 
+void nfp_pipeline_count_anew(struct nfp_pipeline *pipeline, uint32_t set)
+{
+	pipeline->counted.set = set;
+	pipeline->counted.costs.count = 0;
+}
+
 struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 {
 	if (thread >= NFP_THREAD_COUNT)

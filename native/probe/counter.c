@@ -13,6 +13,7 @@
 #include "counter.h"
 
 #define PAIRS(count) (((count) + 1) / 2)
+#define LOCKS ((1u << NFP_COUNTERS_CHANGE_SHIFT) - 1)
 
 static inline __attribute__((always_inline)) uint32_t read_low(uint32_t index)
 {
@@ -39,11 +40,13 @@ static inline __attribute__((always_inline)) void write_pair(struct nfp_thread *
                                                              uint32_t pair, uint32_t count, uint32_t rsp)
 {
 	struct nfp_counter_pages *counters = thread->counter_pages;
+	// Before the pages: what says that it is of the newest counters is of none before. Partner: nfp_counters_set.
+	uint32_t change = __atomic_load_n(&counters->change, __ATOMIC_ACQUIRE);
 	uint32_t check = 0, off = 0, second = 0;
 	uint32_t first = read_counter(counters->pages[2 * pair], &check, &off);
 	if (2 * pair + 1 < count)
 		second = read_counter(counters->pages[2 * pair + 1], &check, &off);
-	check = ((check & ~(uint32_t)NFP_COUNTERS_OFF) | off) & NFP_FUNCTION_MASK;
+	check = (check & LOCKS & ~(uint32_t)NFP_COUNTERS_OFF) | off | change;
 	nfp_write(thread, position, first | (uint64_t)second << 32,
 	          check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
 }

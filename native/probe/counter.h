@@ -18,6 +18,7 @@ struct nfp_counter_page {
 struct nfp_counter_pages {
 	const volatile struct nfp_counter_page *pages[NFP_COUNTERS_MAX]; // never a null pointer once used
 	void (*write)(struct nfp_thread *thread, uint32_t rsp); // made for their number
+	uint32_t change; // which counters they are, as it stands in the check
 	int mapped; // by us
 };
 

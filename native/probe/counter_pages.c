@@ -126,7 +126,7 @@ static void stop(uint32_t index)
 	counters->mapped = 0;
 }
 
-long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
+long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t change)
 {
 	const void *pages[NFP_COUNTERS_MAX];
 	if (index > NFP_THREAD_COUNT || count > NFP_COUNTERS_MAX)
@@ -142,6 +142,9 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given)
 	stop((uint32_t)index);
 	if (error || !count || !thread->shared)
 		return error;
+	__atomic_store_n(&counters->change,
+	                 (uint32_t)(change % NFP_COUNTERS_CHANGES) << NFP_COUNTERS_CHANGE_SHIFT,
+	                 __ATOMIC_SEQ_CST); // partner: write_pair, which still sees no page
 	for (uint32_t i = 0; i < count; i++)
 		__atomic_store_n(&counters->pages[i], pages[i], __ATOMIC_SEQ_CST);
 	counters->mapped = !given;

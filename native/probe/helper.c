@@ -257,7 +257,8 @@ static int carry_out(struct nfp_session_header *header)
 	case NFP_COMMAND_COUNTERS:
 		return (int)nfp_counters_begin();
 	case NFP_COMMAND_COUNT:
-		return (int)nfp_counters_set(header->argument[0], header->argument[1], header->argument[2]);
+		return (int)nfp_counters_set(header->argument[0], header->argument[1], header->argument[2],
+		                             header->argument[3]);
 	case NFP_COMMAND_CALIBRATE:
 		return (int)nfp_calibrate(header->argument[0], header->argument[1]);
 	case NFP_COMMAND_CALIBRATE_COUNTERS:

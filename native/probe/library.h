@@ -100,7 +100,7 @@ void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp);
 void nfp_limit_set(struct nfp_thread *thread);
 // counter_pages.c. See enum nfp_command.
 long nfp_counters_begin(void);
-long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages);
+long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages, uint64_t change);
 // Nothing is counted any more; the kernel gets its counters back.
 void nfp_counters_end(void);
 

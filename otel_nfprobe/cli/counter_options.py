@@ -32,7 +32,20 @@ def find_counters(arguments: argparse.Namespace) -> CounterChoice:
     """
     if arguments.counters is None:
         return CounterChoice()
-    choice = choose_counters(arguments.counters)
+    choice, sentences = decide(arguments.counters)
+    for sentence in sentences:
+        print(f"nfprobe: {sentence}", file=sys.stderr)
+    return choice
+
+
+def decide(text: str) -> tuple[CounterChoice, list[str]]:
+    """What the option's text asks for and this machine has, and what a person should know of it.
+
+    Raises:
+        UsageError: a name is unknown.
+        NfprobeError: what was asked for by name cannot be had.
+    """
+    choice = choose_counters(text)
     refusal = find_refusal(choice)
     if refusal is not None and not choice.auto:
         raise NfprobeError(f"Counters cannot be had: {refusal.reason}.", refusal.advice)
@@ -40,9 +53,7 @@ def find_counters(arguments: argparse.Namespace) -> CounterChoice:
     if refusal is not None:
         sentences = [f"no performance counters, times only: {refusal.reason}."]
         choice = CounterChoice(auto=True, counters=choice.software)
-    for sentence in sentences:
-        print(f"nfprobe: {sentence}", file=sys.stderr)
-    return choice
+    return choice, sentences
 
 
 def check_target(target: Target, choice: CounterChoice) -> None:

@@ -29,7 +29,6 @@ from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.columns import Columns
 from otel_nfprobe.configuration import find_configuration
-from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.delivery import Transport
 from otel_nfprobe.destination import find_complaint, find_destination, open_destination
 from otel_nfprobe.endpoint import EXAMPLE, Endpoint
@@ -197,7 +196,8 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         arguments.spans == LINKS,
     )
     encoder.set_threads(_list_threads(facts))
-    encoder.set_counters(read_names(facts.header.settings.get("counter_choice", "")))
+    for counted in facts.counter_sets:
+        encoder.set_counters(counted.counters, counted.number)
     return encoder
 
 

@@ -34,6 +34,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
+    "counters": ("counters", "CountersCommand", "which counters a running session reads; other ones from now on"),
     "stats": ("stats", "StatsCommand", "how long the calls of one function take"),
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),

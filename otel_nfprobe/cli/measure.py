@@ -21,12 +21,13 @@ from otel_nfprobe.cli.counter_options import check_target
 from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
+from otel_nfprobe.cli.session_control import SessionControl
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
 from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
 from otel_nfprobe.configuration import find_configuration
-from otel_nfprobe.counters.choice import read_names
+from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.detail import AUTO, Detail
 from otel_nfprobe.drain import SpanPath
@@ -209,11 +210,11 @@ class Measurement:
                 encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale, linked)
                 if sentence := describe_time_scale(scale, self._resource["service.name"]):
                     say(sentence)
-                encoder.set_counters(read_names(str(self.arguments.counter_choice)))
                 spans = SpanPath(self._sampler(), encoder, self._exporter, self._limiter())
             self.monitor.start(self._clock, self._recording, spans)
             if self._metrics is not None:
                 self._metrics.begin(self.monitor)
+            self._control = SessionControl(self.monitor)
         except BaseException:
             self.abandon()
             raise
@@ -238,6 +239,7 @@ class Measurement:
         finally:
             if self._forks is not None:
                 self._forks.stop()
+            self._control.close()
             self.monitor.detach()
             if self._forks is not None:
                 self._forks.end()
@@ -246,6 +248,7 @@ class Measurement:
 
     def _step(self, progress: Callable[[], None]) -> None:
         progress()
+        self._control.step()
         if self._metrics is not None:
             self._metrics.step()
         if self._budget is not None:
@@ -292,7 +295,15 @@ class Measurement:
         """A session on a forked child: everything as here, the recording in a file of its own."""
         pid = monitor.target.pid
         record = self.arguments.record and f"{self.arguments.record}.{pid}"
-        own = {"seconds": None, "record": record, "follow_forks": False, "metrics_listen": None}
+        # Its parent's counters may have been changed before it was forked.
+        choice = CounterChoice(counters=(*monitor.counters, *monitor.software_counters))
+        own = {
+            "seconds": None,
+            "record": record,
+            "follow_forks": False,
+            "metrics_listen": None,
+            "counter_choice": choice,
+        }
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
         resource = find_resource(arguments, monitor.target)
         return Measurement(arguments, monitor, resource, self._destination, self._again)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 BUNDLES: Mapping[str, tuple[str, ...]] = {
@@ -97,17 +97,28 @@ _DERIVED: Mapping[str, tuple[str, tuple[str, ...], Formula]] = {
 }
 
 
-def derive(counts: Counts) -> dict[str, float]:
+def derive(*counts: Counts) -> dict[str, float]:
     """The derived columns of what was counted; those whose divisor is 0 or not counted are left out.
 
     Args:
-        counts: sums by the name that a counter is shown by, all over the same calls.
+        counts: sums by the name that a counter is shown by, each all over the same calls.
     """
-    return {
-        name: formula(counts) / counts[divisor]
-        for name, (divisor, needs, formula) in _DERIVED.items()
-        if counts.get(divisor, 0) > 0 and all(need in counts for need in needs)
-    }
+    found = {}
+    for name, (divisor, needs, formula) in _DERIVED.items():
+        fitting = [part for part in counts if divisor in part and all(need in part for need in needs)]
+        sums = add_counts(fitting)
+        if sums.get(divisor, 0) > 0:
+            found[name] = formula(sums) / sums[divisor]
+    return found
+
+
+def add_counts(parts: Iterable[Counts]) -> dict[str, float]:
+    """Sums by name."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, count in part.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
 
 
 def per_packet(counts: Counts, packets: int) -> dict[str, float]:

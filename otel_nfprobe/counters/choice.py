@@ -88,7 +88,17 @@ class CounterChoice:
 
     def __str__(self) -> str:
         """What probes read, as `read_names` takes it: how a recording says it."""
-        return ",".join(f"{counter.name}*{counter.scale}" for counter in self.hardware)
+        return write_names(name_counters(self.hardware))
+
+
+def name_counters(counters: Iterable[Counter]) -> tuple[tuple[str, int], ...]:
+    """Name and scale of each."""
+    return tuple((counter.name, counter.scale) for counter in counters)
+
+
+def write_names(counters: Iterable[tuple[str, int]]) -> str:
+    """Names and scales as `read_names` takes them."""
+    return ",".join(f"{name}*{scale}" for name, scale in counters)
 
 
 def read_names(text: str) -> list[tuple[str, int]]:

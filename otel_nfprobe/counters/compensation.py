@@ -12,7 +12,7 @@ Called by threads.py; `calibrate_counters` is the only function here that does a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,6 +85,7 @@ def calibrate_counters(
     count: int,
     shapes: Iterable[int] = SHAPES,
     rounds: int = ROUNDS,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Compensation:
     """Measures the templates on the helper thread, which has the counters meanwhile.
 
@@ -93,6 +94,7 @@ def calibrate_counters(
         count: how many counters it has.
         shapes: enum nfp_shape.
         rounds: whose median is taken.
+        meanwhile: called between two measurements, which take a moment all together.
 
     Raises:
         NfprobeError: nothing can be measured.
@@ -108,6 +110,7 @@ def calibrate_counters(
         # What one call counts in all, and between the readings of its probe.
         place = start + ALIGNMENT_BYTES
         arenas.mapping(arena)[place : place + len(code)] = code
+        meanwhile()
         return _measure(session, address + ALIGNMENT_BYTES, count, rounds)
 
     _give_program(session)

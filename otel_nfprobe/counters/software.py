@@ -63,6 +63,7 @@ class SoftwareCounters:
     _rows: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
     _due_at: float = 0.0
+    _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters that others were changed to
 
     def follow(self, threads: Iterable[tuple[int, int]]) -> None:
         """Reads what is due; begins with threads that are new and ends with those that are gone.
@@ -102,6 +103,15 @@ class SoftwareCounters:
         for tid in list(self._threads):
             self._end(tid)
 
+    def begin_anew(self, counters: tuple[Counter, ...]) -> None:
+        """Counts these from now on; what the others have counted stays in the totals."""
+        self.close()
+        self._before = self.totals()
+        self.counters = counters
+        self._totals.clear()
+        self._rows.clear()
+        self._said.clear()
+
     def intervals(self) -> Rows:
         """All intervals that are kept, dtype INTERVAL, in the order of their ends."""
         rows = np.zeros(len(self._rows), INTERVAL)
@@ -112,7 +122,12 @@ class SoftwareCounters:
     def totals(self) -> list[dict[str, int]]:
         """What each thread counted in all, with its `tid`."""
         names = [counter.name for counter in self.counters]
-        return [{"tid": tid, **dict(zip(names, sums, strict=True))} for tid, sums in sorted(self._totals.items())]
+        found = {entry["tid"]: dict(entry) for entry in self._before}
+        for tid, sums in self._totals.items():
+            entry = found.setdefault(tid, {"tid": tid})
+            for name, count in zip(names, sums, strict=True):
+                entry[name] = entry.get(name, 0) + count
+        return [found[tid] for tid in sorted(found)]
 
     def _begin(self, tid: int, index: int) -> _Thread:
         thread = _Thread(index, [], [0] * len(self.counters), self.ticks())

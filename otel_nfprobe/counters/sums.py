@@ -61,8 +61,12 @@ class CounterSums:
         pairs = read_names(text)
         return cls([name for name, _ in pairs], [scale for _, scale in pairs])
 
-    def add(self, columns: Columns) -> None:
-        """Adds what a take gave."""
+    def add(self, columns: Columns, batches: NDArray[np.bool_] | None = None) -> None:
+        """Adds what a take gave.
+
+        Args:
+            batches: those that are meant; None: all.
+        """
         rows = columns.counters
         if not len(rows):
             return
@@ -78,15 +82,17 @@ class CounterSums:
         _add_up(self._self, functions[own], rows["self"][own], columns_used)
         for column, chosen in enumerate((valid, own, ~valid)):
             self._calls[:, column] += np.bincount(functions[chosen], minlength=len(self._calls)).astype(np.uint64)
-        self._add_batches(columns)
+        self._add_batches(columns, batches)
 
-    def _add_batches(self, columns: Columns) -> None:
+    def _add_batches(self, columns: Columns, chosen: NDArray[np.bool_] | None) -> None:
         # A batch's count is that of its outermost calls; one that was not counted leaves the batch out.
         if not len(columns.batches):
             return
         found, counted = batch_counts(columns)
+        chosen = np.ones(len(counted), bool) if chosen is None else chosen
+        self.invalid_batches += int((chosen & ~counted).sum())
+        counted &= chosen
         self.batches += int(counted.sum())
-        self.invalid_batches += int(len(counted) - counted.sum())
         self.packets += int(columns.batches["size"][counted].sum())
         self._batch_sums += found[counted].sum(axis=0)
 

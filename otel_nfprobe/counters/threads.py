@@ -48,6 +48,7 @@ class ThreadCounters:
         say: tells a person, once for each reason.
         forbidden: why the target's seccomp filter does not let it be counted, or "".
         refused: threads without counters, by reason.
+        change: how often the counters were changed, which the readings say.
     """
 
     session: Session
@@ -57,9 +58,11 @@ class ThreadCounters:
     kernel: Kernel = field(default_factory=Kernel)
     around: Surroundings = field(default_factory=Surroundings)
     refused: dict[str, int] = field(default_factory=dict)
+    change: int = 0
     _groups: dict[int, _Group] = field(default_factory=dict)  # by thread table index
     _channel: socket.socket | None = None
     _look_at: float = 0.0
+    _said: set[str] = field(default_factory=set)
 
     def begin(self) -> bool:
         """Prepares the way of the descriptors. False: this target cannot be counted, which has been said."""
@@ -78,16 +81,25 @@ class ThreadCounters:
             return False
         return True
 
-    def calibrate(self, arenas: Arenas, module: Module) -> Compensation:
+    def begin_anew(self, counters: tuple[Counter, ...]) -> bool:
+        """Takes the counters of all threads back; `follow` gives them these ones. False: none can be handed over."""
+        self._release_all()
+        self.counters = counters
+        self.change += 1
+        self._said.clear()
+        return bool(counters) and (self._channel is not None or self.begin())
+
+    def calibrate(self, arenas: Arenas, module: Module, meanwhile: Callable[[], object] = lambda: None) -> Compensation:
         """What the probes themselves count, measured on the helper thread; nothing where that cannot be, which is said.
 
         Args:
             module: any that trampolines lie near.
+            meanwhile: called now and then meanwhile.
         """
         group = _Group(self.session.helper_tid, [])
         try:
             self._count(HELPER, group)
-            return calibrate_counters(self.session, arenas, module, len(self.counters))
+            return calibrate_counters(self.session, arenas, module, len(self.counters), meanwhile=meanwhile)
         except (OSError, NfprobeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.sentence
             self.say(f"What the probes themselves count is not taken off: {reason}.")
@@ -97,7 +109,7 @@ class ThreadCounters:
 
     def follow(self) -> None:
         """Gives counters to threads that have none yet, and takes those of ended threads back."""
-        if self._channel is None:
+        if self._channel is None or not self.counters:
             return
         threads = {count.index: count.tid for count in self.session.thread_counts() if count.tid}
         for index in [index for index, group in self._groups.items() if threads.get(index) != group.tid]:
@@ -112,8 +124,7 @@ class ThreadCounters:
     def close(self) -> None:
         """Takes all counters back; threads that run meanwhile are not disturbed."""
         with suppress(NfprobeError):
-            for index in list(self._groups):
-                self._release(index)
+            self._release_all()
         for group in self._groups.values():
             self._close(group)
         self._groups.clear()
@@ -152,7 +163,7 @@ class ThreadCounters:
     def _hand_over(self, index: int, group: _Group) -> None:
         assert self._channel is not None
         socket.send_fds(self._channel, [b"c"], group.descriptors)
-        result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors))
+        result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors), 0, self.change)
         if result != 0:
             raise OSError(-result, os.strerror(-result))
 
@@ -166,9 +177,14 @@ class ThreadCounters:
                     self._refuse("they do not fit beside those that other programs or the NMI watchdog hold")
 
     def _refuse(self, reason: str) -> None:
-        if reason not in self.refused:
+        if reason not in self._said:
+            self._said.add(reason)
             self.say(f"A thread is not counted: {reason}.")
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _release_all(self) -> None:
+        for index in list(self._groups):
+            self._release(index)
 
     def _release(self, index: int) -> None:
         self._take_back(index, self._groups[index])

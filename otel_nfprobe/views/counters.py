@@ -13,8 +13,13 @@ def list_counters(functions: Sequence[dict[str, Any]]) -> list[str]:
     """Names of the counters that any function was counted with, in their order."""
     found: dict[str, None] = {}
     for function in functions:
-        found |= {name: None for name, value in function.get("counters", {}).items() if isinstance(value, dict)}
+        found |= dict.fromkeys(_entries(function))
     return list(found)
+
+
+def _entries(function: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is known of each counter of a function. Where they were changed meanwhile it may have some of them only."""
+    return {name: value for name, value in function.get("counters", {}).items() if isinstance(value, dict)}
 
 
 def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -27,17 +32,19 @@ def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
         return []
     ratios = [key for function in functions for key, value in function.get("counters", {}).items() if _is_ratio(value)]
     derived = list(dict.fromkeys(ratios))
-    counted = [function for function in functions if function.get("counters")]
+    counted = [function for function in functions if _entries(function)]
     counted.sort(key=lambda function: -(function["counters"].get(names[0], {}).get("total") or 0))
-    is_compensated = any(function["counters"][names[0]].get("probe", {}).get("whole") for function in counted)
+    is_compensated = any(
+        entry.get("probe", {}).get("whole") for function in counted for entry in _entries(function).values()
+    )
     title = "counters per call, without the probes" if is_compensated else "counters per call"
     rows = [[title, "counted", "not counted", *names, *(name.replace("_", " ") for name in derived)]]
     for function in counted:
-        counters = function["counters"]
-        first = counters[names[0]]
+        counters, entries = function["counters"], _entries(function).values()
+        calls, invalid = (max(entry[key] for entry in entries) for key in ("calls", "invalid"))
         cells = [_format_mean(counters.get(name, {}).get("mean")) for name in names]
         cells += [f"{counters[name]:.3f}" if name in counters else "-" for name in derived]
-        rows.append([function["name"], format_count(first["calls"]), format_count(first["invalid"]), *cells])
+        rows.append([function["name"], format_count(calls), format_count(invalid), *cells])
     return rows
 
 

@@ -71,7 +71,7 @@ class Stepped(Probed):
         # Calibration is a way to have the helper thread call a function of the target.
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, self.count, pages) == 0
-        arenas = self.monitor._arenas
+        arenas = self.monitor.arenas
         self.monitor.compensation = calibrate_counters(session, arenas, module, self.count, self.shapes(), rounds=1)
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, 0) == 0
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0

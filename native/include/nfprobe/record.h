@@ -67,6 +67,9 @@
 #define NFP_COUNTERS 32 // low halves of two counters           as ENTRY or EXIT
 #define NFP_COUNTERS_LAST 34
 #define NFP_COUNTERS_OFF 1 // in the check
+// Its upper bits say which counters were read: how many times they had been changed in this session.
+#define NFP_COUNTERS_CHANGE_SHIFT 18
+#define NFP_COUNTERS_CHANGES 64 // then from 0 again
 
 // Marks of a PACKET_ID record: NFP_FACTS_* of headers.h.
 #define NFP_PACKET_VERSION_SHIFT 24

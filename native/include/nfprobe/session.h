@@ -86,7 +86,8 @@ enum nfp_command {
 	NFP_COMMAND_COUNTERS =
 	    16, // result: a socket's descriptor in the target, for the monitor to take, or -errno
 	// argument: thread table index, number of counters (0: none). The descriptors of its counters come through the
-	// socket; or argument 2 is the address of an array of pages that are in the target. result: 0 or -errno
+	// socket; or argument 2 is the address of an array of pages that are in the target. Argument 3: how often the
+	// counters were changed before, which the readings say. result: 0 or -errno
 	NFP_COMMAND_COUNT = 17,
 	NFP_COMMAND_REGISTER_CODE = 7, // argument: address, bytes of an ELF object. result: 0 or -errno
 	NFP_COMMAND_CALIBRATE =

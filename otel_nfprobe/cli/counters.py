@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nfprobe counters PID [NAME,...]`: which counters a running session reads, and other ones from now on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.cli.session_control import NONE
+from otel_nfprobe.control import Answer, AnswerError, ask
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.leftover import find_held_session, find_monitor
+from otel_nfprobe.target import Target
+
+USAGE = 2
+
+
+class CountersCommand:
+    """Says which performance counters the session on a process reads, or has it read others from now on.
+
+    The session of attach, run or agent goes on, and no code of the process is changed. Calls that are open at that
+    moment are not counted.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", type=int, help="the target")
+        about = f"as of attach --counters, or {NONE} (default: say what is read)"
+        parser.add_argument("names", metavar="NAME,...", nargs="?", help=about)
+        parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        target = Target(arguments.pid)
+        answer = _ask(target, {"counters": arguments.names})
+        for sentence in answer["said"]:
+            print(f"nfprobe: {sentence}", file=sys.stderr)
+        if arguments.json:
+            print_json(answer)
+        else:
+            print(_line(answer))
+        return 0
+
+
+def _ask(target: Target, request: dict[str, Any]) -> Answer:
+    inode = find_held_session(target)
+    if inode is None:
+        raise NfprobeError(
+            f"Nothing is attached to process {target.pid}.", f"nfprobe attach {target.pid} --counters NAME,..."
+        )
+    try:
+        return ask(inode, request)
+    except AnswerError as refused:
+        sentence = str(refused.answer.get("error") or f"The session on process {target.pid} gave no answer.")
+        following = str(refused.answer.get("next") or "nfprobe status PID").replace("PID", str(target.pid))
+        raise (UsageError if refused.answer.get("status") == USAGE else NfprobeError)(sentence, following) from None
+    except (OSError, ValueError):
+        monitor = find_monitor(target) or "of another process namespace"
+        sentence = f"The session on process {target.pid}, of monitor {monitor}, takes no requests from here."
+        raise NfprobeError(sentence, f"nsenter -t {monitor} -n nfprobe counters {target.pid}") from None
+
+
+def _line(answer: Answer) -> str:
+    probes = ", ".join(answer["counters"]) or "no counters"
+    apart = f"; read at intervals: {', '.join(answer['software'])}" if answer["software"] else ""
+    changes = f"; changes so far: {answer['changes']}" if answer["changes"] else ""
+    return f"{answer['pid']}: probes read {probes}{apart}{changes}"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session does when `nfprobe counters` asks it: says its counters, or reads other ones from now on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from otel_nfprobe.cli.counter_options import check_target, decide
+from otel_nfprobe.control import Answer, Control, Request
+from otel_nfprobe.counters.change import change_counters
+from otel_nfprobe.counters.choice import CounterChoice
+from otel_nfprobe.errors import UsageError
+from otel_nfprobe.monitor import Monitor
+
+NONE = "none"  # instead of names: no counters any more
+
+
+@dataclass
+class _Wish:
+    choice: CounterChoice
+    sentences: list[str]
+
+
+class SessionControl:
+    """Answers for one session, until it is closed."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        inode = os.fstat(monitor.session.descriptor).st_ino
+        self._control = Control(inode, self._prepare, self._act)
+        self.step, self.close = self._control.step, self._control.close
+
+    def _prepare(self, request: Request) -> _Wish | None:
+        names = request.get("counters")
+        if names is None:
+            return None
+        if not isinstance(names, str):
+            raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
+        choice, sentences = (CounterChoice(), []) if names.strip() == NONE else decide(names)
+        check_target(self._monitor.target, choice)
+        return _Wish(choice, sentences)
+
+    def _act(self, wish: _Wish | None) -> Answer:
+        said = [] if wish is None else [*wish.sentences, *change_counters(self._monitor, wish.choice)]
+        monitor = self._monitor
+        return {
+            "pid": monitor.target.pid,
+            "counters": [counter.name for counter in monitor.counters],
+            "software": [counter.name for counter in monitor.software_counters],
+            "changes": monitor.counting.change,
+            "said": said,
+        }

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets: the counters of a session that were changed while it ran, and what was counted with all of them. Pure.
+
+A call is counted with one set or not at all. Sums of one counter go over all sets that have it; a derived column, such
+as instructions per cycle, over those that have all of its counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from otel_nfprobe.columns import NONE, Columns, Rows
+from otel_nfprobe.counters.bundles import add_counts, derive
+from otel_nfprobe.counters.sums import CountedFunction, CounterSums
+
+NamedCounters = tuple[tuple[str, int], ...]  # name, and what its counts are multiplied by
+
+
+class CounterSet(NamedTuple):
+    """The counters between two changes of them.
+
+    Attributes:
+        number: how often they had been changed.
+        counters: in the order of the readings.
+        costs: what a probed call counts by itself (dtype COUNTER_COST, by function id).
+    """
+
+    number: int
+    counters: NamedCounters
+    costs: Rows
+
+
+class SessionSums:
+    """Sums over all calls and batches of a session, whatever its counters were at a time."""
+
+    def __init__(self, sets: Iterable[CounterSet] = ()) -> None:
+        self._sums: dict[int, CounterSums] = {}
+        for counted in sets:
+            self.begin(counted)
+
+    def begin(self, counted: CounterSet) -> None:
+        """Calls may be counted with these from now on; again with the same number: the costs are other ones."""
+        names, scales = [name for name, _ in counted.counters], [scale for _, scale in counted.counters]
+        sums = self._sums.setdefault(counted.number, CounterSums(names, scales))
+        sums.costs = counted.costs
+
+    @property
+    def names(self) -> list[str]:
+        """Of all counters."""
+        return list(dict.fromkeys(name for sums in self._sums.values() for name in sums.names))
+
+    @property
+    def changes(self) -> int:
+        """How often they were changed."""
+        return max(self._sums, default=0)
+
+    @property
+    def are_compensated(self) -> bool:
+        """Whether what the probes count is taken off everywhere."""
+        used = [sums for sums in self._sums.values() if sums.names]
+        return bool(used) and all(sums.are_compensated for sums in used)
+
+    def add(self, columns: Columns) -> None:
+        """Adds what a take gave."""
+        rows = columns.counters
+        numbers = np.unique(rows["set"]).tolist()
+        if len(numbers) == 1 and numbers[0] in self._sums:
+            self._sums[numbers[0]].add(columns)
+        if len(numbers) < 2:
+            return
+        # A batch belongs to the counters of its first call; where others come in it, it was not counted.
+        owners = np.full(len(columns.batches), numbers[-1], np.uint32)
+        batches = columns.calls["batch"][rows["call"]]
+        inside = batches != NONE
+        owners[batches[inside][::-1]] = rows["set"][inside][::-1]
+        for number in numbers:
+            if number in self._sums:
+                part = replace(columns, counters=rows[rows["set"] == number])
+                self._sums[number].add(part, owners == number)
+
+    def of_function(self, function: int) -> dict[str, Any]:
+        """As CounterSums.of_function; means and rates over the calls that were counted with each counter."""
+        parts = [found for sums in self._sums.values() if (found := sums.of_function(function))]
+        merged: dict[str, Any] = {}
+        for part in parts:
+            for name, entry in part.items():
+                if isinstance(entry, dict):
+                    merged[name] = _merge(merged[name], entry) if name in merged else entry
+        totals = [{name: entry["total"] for name, entry in part.items() if isinstance(entry, dict)} for part in parts]
+        return merged | derive(*totals)
+
+    def counted_functions(self) -> list[CountedFunction]:
+        """As of CounterSums."""
+        merged: dict[int, CountedFunction] = {}
+        for item in (item for sums in self._sums.values() for item in sums.counted_functions()):
+            before = merged.get(item.function, CountedFunction(item.function, {}, 0, 0))
+            counts = {name: int(count) for name, count in add_counts((before.counts, item.counts)).items()}
+            merged[item.function] = CountedFunction(
+                item.function, counts, before.calls + item.calls, before.invalid + item.invalid
+            )
+        return list(merged.values())
+
+    def count_calls(self) -> dict[str, int]:
+        """As of CounterSums."""
+        parts = [sums.count_calls() for sums in self._sums.values()]
+        return {name: sum(part[name] for part in parts) for name in ("calls", "invalid_calls")}
+
+    def of_batches(self) -> dict[str, Any]:
+        """As CounterSums.of_batches; per packet of those that were counted with each counter."""
+        parts = [(sums, found) for sums in self._sums.values() if (found := sums.of_batches())]
+        if not parts:
+            return {}
+        whole = {key: sum(found[key] for _, found in parts) for key in ("batches", "invalid_batches", "packets")}
+        sums = [{name: found[name] for name in counted.names} for counted, found in parts]
+        packets = add_counts([dict.fromkeys(counted.names, counted.packets) for counted, _ in parts])
+        totals = add_counts(sums)
+        shares = {f"{name}_per_packet": totals[name] / packets[name] for name in totals if packets[name]}
+        return {**whole, **totals, **shares, **derive(*sums)}
+
+
+def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Of one counter what two sets say of it."""
+    merged = {key: first[key] + second[key] for key in ("total", "calls", "self_calls", "invalid")}
+    own = [entry["self"] for entry in (first, second) if entry["self"] is not None]
+    mean = merged["total"] / merged["calls"] if merged["calls"] else None
+    probe = second["probe"] if second["calls"] else first["probe"]
+    return {
+        "total": merged["total"],
+        "mean": mean,
+        "self": sum(own) if own else None,
+        **{key: merged[key] for key in ("calls", "self_calls", "invalid")},
+        "probe": probe,
+    }
