@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from otel_nfprobe.counters.availability import find_refusal
+from otel_nfprobe.counters.availability import find_refusal, find_software_refusal
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.target import Target
@@ -49,10 +49,16 @@ def decide(text: str) -> tuple[CounterChoice, list[str]]:
     refusal = find_refusal(choice)
     if refusal is not None and not choice.auto:
         raise NfprobeError(f"Counters cannot be had: {refusal.reason}.", refusal.advice)
+    lacking = find_software_refusal(choice)
+    if lacking is not None and not choice.auto:
+        raise NfprobeError(f"Counters cannot be had: {lacking.reason}.", lacking.advice)
     sentences = list(choice.notes)
     if refusal is not None:
         sentences = [f"no performance counters, times only: {refusal.reason}."]
         choice = CounterChoice(auto=True, counters=choice.software)
+    if lacking is not None:
+        sentences.append(f"no software counters: {lacking.reason}.")
+        choice = CounterChoice(auto=True, counters=choice.hardware)
     return choice, sentences
 
 

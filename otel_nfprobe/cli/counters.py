@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.session_control import NONE
 from otel_nfprobe.control import Answer, AnswerError, ask
+from otel_nfprobe.counters.choice import NONE
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.leftover import find_held_session, find_monitor
 from otel_nfprobe.target import Target

@@ -13,8 +13,6 @@ from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.monitor import Monitor
 
-NONE = "none"  # instead of names: no counters any more
-
 
 @dataclass
 class _Wish:
@@ -37,7 +35,7 @@ class SessionControl:
             return None
         if not isinstance(names, str):
             raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
-        choice, sentences = (CounterChoice(), []) if names.strip() == NONE else decide(names)
+        choice, sentences = decide(names)
         check_target(self._monitor.target, choice)
         return _Wish(choice, sentences)
 

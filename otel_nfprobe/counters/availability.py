@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from otel_nfprobe.counters.choice import Counter, CounterChoice
@@ -18,6 +18,7 @@ from otel_nfprobe.counters.perf import Kernel
 
 PROC = Path("/proc")
 DOCTOR = "nfprobe doctor"
+IN_KERNEL = ("context-switches", "cpu-migrations", "cgroup-switches")
 _NOT_THERE = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
 _FORBIDDEN = (errno.EPERM, errno.EACCES)
 
@@ -98,6 +99,24 @@ def find_refusal(
     finally:
         for descriptor in reversed(opened):
             kernel.close(descriptor)
+
+
+def find_software_refusal(
+    choice: CounterChoice, kernel: Kernel | None = None, around: Surroundings | None = None
+) -> Refusal | None:
+    """Why software counters of a choice cannot be had by this user; None: they can."""
+    kernel, around = kernel or Kernel(), around or Surroundings()
+    for counter in choice.software:
+        # These happen in the kernel: without its mode they would all be 0.
+        needed = replace(counter, kernel=True) if counter.name in IN_KERNEL else counter
+        try:
+            kernel.close(kernel.open(needed, counter.events[0], 0))
+        except OSError as error:
+            if error.errno in _FORBIDDEN:
+                refusal = _explain_forbidden(needed, around)
+                return Refusal(f"{counter.name}: {refusal.reason}", refusal.advice)
+            return _explain(error, counter, False, kernel, around)
+    return None
 
 
 def explain_thread(

@@ -22,7 +22,9 @@ AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
 CPUINFO = Path("/proc/cpuinfo")
 HELP = "nfprobe attach --help"
-_MODIFIED = re.compile(r"(.*?)(?::([uk]{1,2}))?\Z")
+NONE = "none"
+_MODIFIED = re.compile(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
+_OTHER_MODIFIER = re.compile(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # of perf
 _SLASHED = re.compile(r"([\w.-]+)/(.+?)/?\Z")
 
 
@@ -122,8 +124,10 @@ def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -
     Raises:
         UsageError: a name is unknown, or there are too many.
     """
-    machine = _Machine(read_devices(root), _read_cpuinfo() if cpuinfo is None else cpuinfo)
     names = split_names(text)
+    if names == [NONE]:
+        return CounterChoice()
+    machine = _Machine(read_devices(root), _read_cpuinfo() if cpuinfo is None else cpuinfo)
     auto = AUTO in names
     found: dict[str, Counter] = {}
     for name in names:
@@ -144,6 +148,8 @@ def split_names(text: str) -> list[str]:
     """
     names = [name.strip() for name in re.findall(r"(?:[^,/]*/[^/]*/[^,]*|[^,]+)", text)]
     names = [name for name in names if name]
+    if any("{" in name or "}" in name for name in names):
+        raise UsageError("Counters are written without braces: all of them are read together.", HELP)
     if not names:
         raise UsageError("--counters needs names, such as cycles,instructions.", HELP)
     return names
@@ -193,7 +199,7 @@ class _Machine:
 
     def _events(self, name: str) -> tuple[str, tuple[Event, ...]]:
         slashed = _SLASHED.match(name)
-        if slashed:
+        if slashed and not _OTHER_MODIFIER.match(name):
             return name.rstrip("/") + "/", (self._device(slashed[1]).resolve(slashed[2]),)
         found = find_generic(name)
         if found is not None:
@@ -217,7 +223,16 @@ class _Machine:
         known = ", ".join(device.name for device in self._devices) or "none"
         raise UsageError(f"No counter device is called {name!r}; there are: {known}.", "nfprobe doctor")
 
+    def _is_known(self, name: str) -> bool:
+        try:
+            return bool(self._events(name))
+        except UsageError:
+            return False
+
     def _unknown(self, name: str) -> UsageError:
+        if (modified := _OTHER_MODIFIER.match(name)) and self._is_known(modified[1]):
+            sentence = f"{name!r}: of perf's modifiers only u and k mean something where calls are counted."
+            return UsageError(sentence, f"--counters {modified[1]}")
         known = [*generic_names(), *BUNDLE_NAMES, AUTO, *(event for core in self._cores for event in core.events)]
         near = nearest(name, dict.fromkeys(known))
         hint = f"; near it are {', '.join(near)}" if near else "; perf list shows names"

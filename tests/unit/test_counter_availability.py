@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.counters.availability import Surroundings, find_refusal
+from otel_nfprobe.counters.availability import Surroundings, find_refusal, find_software_refusal
 from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
@@ -154,3 +154,22 @@ def test_the_real_kernel_counts_software_events() -> None:
         assert not kernel.may_rdpmc(descriptor)  # software is never read by rdpmc
     finally:
         kernel.close(descriptor)
+
+
+def test_software_counters_that_would_be_0(around: Surroundings) -> None:
+    """What happens in the kernel is asked for in its mode; what cannot be had is said, not shown as 0."""
+
+    class Paranoid(FakeKernel):
+        def open(self, counter: Counter, event: Event, tid: int, group: int = -1, disabled: bool = True) -> int:
+            if counter.kernel:
+                raise PermissionError(errno.EACCES, "refused")
+            return super().open(counter, event, tid, group, disabled)
+
+    faults = CounterChoice(counters=(Counter("page-faults", (Event(1, 2),)),))
+    switches = CounterChoice(counters=(*faults.counters, Counter("context-switches", (Event(1, 3),))))
+    assert find_software_refusal(faults, Paranoid(), around) is None
+    assert find_software_refusal(switches, FakeKernel(), around) is None
+    refusal = find_software_refusal(switches, Paranoid(), around)
+    assert refusal is not None
+    assert refusal.reason == "context-switches: this user may not count (kernel.perf_event_paranoid is 2)"
+    assert refusal.advice == "sysctl kernel.perf_event_paranoid=1"

@@ -177,6 +177,25 @@ def test_modes_and_bundles(intel: Path) -> None:
     assert str(choose_counters("frontend,task-clock", intel, "")).startswith("cycles*1,instructions*1,L1-icache")
 
 
+def test_modifiers_as_perf_has_them(intel: Path) -> None:
+    """Behind a slash, too; those that mean nothing here are named, with the name that does."""
+    choice = choose_counters("cpu/event=0xc2,umask=0x1/k,cpu/event=0xc2,umask=0x1/:u,r01c2:k", intel, INTEL_INFO)
+    assert [(counter.name, counter.user, counter.kernel) for counter in choice.counters] == [
+        ("cpu/event=0xc2,umask=0x1/:k", False, True),
+        ("cpu/event=0xc2,umask=0x1/", True, False),
+        ("r01c2:k", False, True),
+    ]
+    for name in ("cycles:p", "cycles:ppp", "instructions:h", "r01c2:P", "cpu/event=0xc2,umask=0x1/pp", "cycles:up"):
+        with pytest.raises(UsageError, match="of perf's modifiers only u and k mean something") as refused:
+            choose_counters(name, intel, INTEL_INFO)
+        choose_counters(refused.value.next_command.removeprefix("--counters "), intel, INTEL_INFO)
+    with pytest.raises(UsageError, match="No counter is called 'cyclez:p'"):
+        choose_counters("cyclez:p", intel, INTEL_INFO)
+    with pytest.raises(UsageError, match="written without braces"):
+        choose_counters("{cycles,instructions}", intel, INTEL_INFO)
+    assert choose_counters("none", intel, INTEL_INFO).counters == ()
+
+
 def test_topdown_is_made_of_what_the_processor_has(intel: Path, tmp_path: Path) -> None:
     found = {c.name: c.events[0].config for c in choose_counters("topdown-l1", intel, INTEL_INFO).counters}
     assert found["slots-all"] == 0x1A4
