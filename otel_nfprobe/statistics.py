@@ -119,9 +119,10 @@ class Statistics:
 
     def call_counts(self) -> NDArray[np.uint64]:
         """Give the number of calls of each function, by function id."""
-        count = lib.nfp_statistics_functions(self._statistics)
-        values = (self.summary(Distribution.CALL_TICKS, function)["count"] for function in range(count))
-        return np.fromiter(values, np.uint64, count)
+        counts = np.zeros(lib.nfp_statistics_functions(self._statistics), np.uint64)
+        pointer = ffi.cast("uint64_t *", counts.ctypes.data)
+        lib.nfp_statistics_call_counts(self._statistics, pointer, len(counts))
+        return counts
 
     def self_medians(self) -> NDArray[np.uint64]:
         """Give the median own time per call of each function, in ticks, by function id; 0: never called."""

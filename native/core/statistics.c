@@ -298,6 +298,14 @@ uint32_t nfp_statistics_functions(const struct nfp_statistics *statistics)
 	return statistics->count;
 }
 
+void nfp_statistics_call_counts(const struct nfp_statistics *statistics, uint64_t *counts, uint32_t functions)
+{
+	for (uint32_t i = 0; i < functions; i++)
+		counts[i] = i < statistics->count && statistics->items[i]
+		                ? statistics->items[i]->ticks.summary.count
+		                : 0;
+}
+
 static const struct histogram *find(const struct nfp_statistics *statistics, uint32_t distribution,
                                     uint32_t function)
 {

@@ -48,6 +48,10 @@ int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_sta
 // One more than the largest function id seen.
 uint32_t nfp_statistics_functions(const struct nfp_statistics *statistics);
 
+// The number of calls of each function; 0 of those that were never seen.
+void nfp_statistics_call_counts(const struct nfp_statistics *statistics, uint64_t *counts,
+                                uint32_t functions);
+
 // `function` is ignored by the distributions that are not per function.
 void nfp_statistics_summary(const struct nfp_statistics *statistics, uint32_t distribution, uint32_t function,
                             struct nfp_summary *summary);

@@ -50,6 +50,7 @@ def test_functions() -> None:
     rows = statistics.functions()
     assert rows["function"].tolist() == [2, 5]
     assert rows["count"].tolist() == [len(ticks), 7]
+    assert statistics.call_counts().tolist() == [0, 0, len(ticks), 0, 0, 7]
     assert rows["clipped"].tolist() == [0, 7]
     assert rows["total_ticks"][0] == ticks.sum()
     assert rows["self_ticks"][0] == (ticks // 2).sum()
