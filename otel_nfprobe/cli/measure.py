@@ -98,6 +98,7 @@ def plan(
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
     monitor.profile_hertz = arguments.profile or 0
+    give_back()
     return monitor
 
 
