@@ -119,7 +119,8 @@ class ElfImage:
         wanted = lief.ELF.ParserConfig()
         for table in _TABLES:
             setattr(wanted, f"parse_{table}", table in tables)
-        parsed = lief.ELF.parse(io.BytesIO(self.data), wanted)
+        content = self.content.part(0, self.content.size_bytes)  # of most files nothing else is looked at: not kept
+        parsed = lief.ELF.parse(io.BytesIO(content), wanted)
         if parsed is None:
             raise UsageError(f"{self.path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
         return parsed

@@ -15,7 +15,7 @@ from typing import Any
 
 from otel_nfprobe.errors import NfprobeError
 
-KEPT_BYTES_MAX = 64 << 20  # of whole files, beside the one that was read last
+KEPT_BYTES_MAX = 32 << 20  # of whole files, beside the one that was read last
 
 
 class Content:

@@ -100,7 +100,10 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
 			nfp_pipeline_end_thread(pipeline, 1);
 		if (round == ROUNDS)
 			nfp_pipeline_finish(pipeline);
-		nfp_pipeline_take(pipeline, &columns);
+		if (round < ROUNDS && next_random(&state) % 4 == 0)
+			nfp_pipeline_take_part(pipeline, &columns);
+		else
+			nfp_pipeline_take(pipeline, &columns);
 		check_columns(&columns);
 		CHECK(nfp_statistics_add(statistics, &columns) == 0);
 		calls += columns.call_count;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.budget import Budget
@@ -65,6 +66,14 @@ def print_line(text: str, end: str = "\n") -> None:
         print(text, end=end, file=sys.stderr, flush=True)
 
 
+def has_room(stream: TextIO) -> bool:
+    """Whether a line can be written without waiting for whoever reads it: a terminal that is held, a pipe."""
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError):  # it is no file
+        return True
+
+
 def plan(
     arguments: argparse.Namespace,
     target: Target,
@@ -90,6 +99,7 @@ def plan(
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
     monitor.profile_hertz = arguments.profile or 0
+    give_back()
     return monitor
 
 
@@ -329,7 +339,8 @@ class Measurement:
                 line += f"  {self._exporter.read_counters().exported_spans:>10,} spans sent"
             if self.monitor.drain.recording_error is not None:
                 line += "  NOT RECORDED any more"
-            print_line(line, "\r" if terminal else "\n")
+            if has_room(sys.stderr):  # records do not wait
+                print_line(line, "\r" if terminal else "\n")
 
         return show
 

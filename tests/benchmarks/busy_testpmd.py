@@ -48,14 +48,16 @@ class Session:
 
     def __init__(self, pid: int, *options: object) -> None:
         words = [sys.executable, "-m", "otel_nfprobe", "attach", pid, "--json", "--trial", "0s", *options]
-        self.process = subprocess.Popen(
-            list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-        )
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe would be full after some minutes
+        self.process = subprocess.Popen(list(map(str, words)), stdout=self._output, stderr=subprocess.STDOUT)
 
     def end(self) -> dict[str, Any]:
         """As Ctrl-C does. Returns the summary; the status is not 0 where spans were dropped."""
         self.process.send_signal(signal.SIGINT)
-        output, _ = self.process.communicate(timeout=120)
+        self.process.wait(120)
+        self._output.seek(0)
+        output = self._output.read()
+        self._output.close()
         found = [line for line in output.splitlines() if line.startswith("{")]
         assert found, output
         summary: dict[str, Any] = json.loads(found[-1])

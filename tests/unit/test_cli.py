@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from otel_nfprobe.cli import main as cli
 from otel_nfprobe.cli import units
+from otel_nfprobe.cli.measure import has_room
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.views.numbers import format_bytes, format_count, format_duration
 
@@ -200,3 +202,17 @@ def test_durations_as_text(duration_ns: float, text: str) -> None:
 def test_sizes_and_counts_as_text() -> None:
     assert [format_bytes(n) for n in (5, 2048, 16 << 20)] == ["5 B", "2.0 KiB", "16.0 MiB"]
     assert format_count(1234567) == "1,234,567"
+
+
+def test_a_line_is_not_written_where_nobody_reads() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:
+        assert has_room(stream)
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        assert not has_room(stream)
+        reader.read(1 << 20)
+        assert has_room(stream)
+    assert has_room(io.StringIO())
