@@ -23,7 +23,8 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import Session
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
-from otel_nfprobe.trampoline import Probe, fill_template, template_values
+from otel_nfprobe.template import fill_template, template_values
+from otel_nfprobe.trampoline import Probe
 from otel_nfprobe.x86_64.relocate import encode_jump
 
 ROOM_BYTES = 4096

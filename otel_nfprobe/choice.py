@@ -22,7 +22,8 @@ from otel_nfprobe.snippet import Capture
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
 from otel_nfprobe.target import Target
-from otel_nfprobe.trampoline import NO_ARGUMENT, ProbeRequest
+from otel_nfprobe.template import NO_ARGUMENT
+from otel_nfprobe.trampoline import ProbeRequest
 
 NEEDS_STOP = "needs a stop of all threads, and --no-stop was given"
 NO_SLOT = "no GOT slot leads to it"

@@ -14,7 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
@@ -26,6 +26,7 @@ from otel_nfprobe.frames import FRAME_ROOM_BYTES, Frames, body_room_bytes
 from otel_nfprobe.session import GATE_OUTER, PROBE_COUNT, Session
 from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.target import Target
+from otel_nfprobe.template import NO_ARGUMENT, fill_template, template_bytes, template_values
 from otel_nfprobe.x86_64.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
 from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.relocate import JUMP_BYTES, encode_jump
@@ -34,10 +35,8 @@ ALIGNMENT_BYTES = 64
 PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
 SITE_BYTES_MAX = 32
-NO_ARGUMENT = 255  # NFP_ABSENT of session.h
 # Words of stack arguments -> template.
 COPY_SHAPES = {words: getattr(lib, f"NFP_SHAPE_COPY_{words}") for words in (2, 4, 8, 16, 32, 64)}
-_BYTES = ffi.typeof("uint8_t[]")
 _Key = tuple[int, int, int, bytes]  # what tells probes apart: site, template, module, displaced bytes
 
 
@@ -256,27 +255,6 @@ class Trampolines:
 
 
 # ---- code for one address ----------------------------------------------------------------------------------------
-
-
-def template_values(session: Session) -> Any:
-    """What templates are filled in with (struct nfp_trampoline): that of a plain call of function 0."""
-    tls_offset = int(ffi.cast("int32_t", session.header.tls_offset))
-    plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
-    return ffi.new("struct nfp_trampoline *", {"tls_offset": tls_offset} | plain)
-
-
-@cache
-def template_bytes(shape: int) -> int:
-    """Bytes of a template (enum nfp_shape)."""
-    return int(lib.nfp_trampoline_bytes(shape))
-
-
-def fill_template(shape: int, values: Any) -> bytes:
-    """A template (enum nfp_shape) with its fields filled in from a struct nfp_trampoline."""
-    size = template_bytes(shape)
-    room = ffi.new(_BYTES, size)
-    lib.nfp_trampoline_write(shape, values, room, size)
-    return bytes(ffi.buffer(room, size))
 
 
 def _displaced_code(request: ProbeRequest, address: int, values: Any) -> _Code:

@@ -307,13 +307,8 @@ class Measurement:
         record = self.arguments.record and f"{self.arguments.record}.{pid}"
         # Its parent's counters may have been changed before it was forked.
         choice = CounterChoice(counters=(*monitor.counters, *monitor.software_counters))
-        own = {
-            "seconds": None,
-            "record": record,
-            "follow_forks": False,
-            "metrics_listen": None,
-            "counter_choice": choice,
-        }
+        own = {"seconds": None, "record": record, "counter_choice": choice}
+        own |= {"follow_forks": False, "metrics_listen": None}
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
         resource = find_resource(arguments, monitor.target)
         return Measurement(arguments, monitor, resource, self._destination, self._again)

@@ -23,7 +23,8 @@ from otel_nfprobe.columns import Rows, counter_cost_rows
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import PROGRAM_COUNT, Session
-from otel_nfprobe.trampoline import COPY_SHAPES, NO_ARGUMENT, Probe
+from otel_nfprobe.template import NO_ARGUMENT
+from otel_nfprobe.trampoline import COPY_SHAPES, Probe
 from otel_nfprobe.x86_64.relocate import encode_jump
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
