@@ -22,6 +22,7 @@ from otel_nfprobe.target import Mapping, Target
 
 REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
 GUARD_BYTES = 64 << 10
+STACK_ROOM_BYTES = 64 << 20  # that a stack may still grow into
 ARENA_STEP_BYTES = 1 << 20
 ARENA_COUNT = 64
 FILES_MAX = 48  # the others are memory that takes more code at a later attach
@@ -133,18 +134,17 @@ class Arenas:
 def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> list[int]:
     """Addresses where `size_bytes` are free within reach of [low, high), the nearest first.
 
-    Keeps away from the end of the heap and the lower end of a stack: both grow.
+    Keeps away from where the heap begins or will begin, and from the lower end of a stack: both grow. So the upper end
+    of a gap is taken, but of that between libraries and stack, which may be larger than what is within reach.
     """
-    found: set[int] = set()
+    found: list[int] = []
     before_end, after_heap = LOWEST_ADDRESS, False
     for mapping in sorted(maps, key=lambda mapping: mapping.start):
-        gap_low, gap_high = before_end + GUARD_BYTES, mapping.start - GUARD_BYTES - size_bytes
-        wanted = []
-        if not after_heap:
-            wanted.append(gap_low)
-        if not mapping.path.startswith("[stack"):
-            wanted.append(gap_high)
-        found.update(address & -GUARD_BYTES for address in wanted if gap_low <= address & -GUARD_BYTES <= gap_high)
+        is_stack = mapping.path.startswith("[stack")
+        gap_low = -(-(before_end + GUARD_BYTES) // GUARD_BYTES) * GUARD_BYTES
+        gap_high = (mapping.start - (STACK_ROOM_BYTES if is_stack else GUARD_BYTES) - size_bytes) & -GUARD_BYTES
+        if gap_low <= gap_high and not (is_stack and after_heap):
+            found.append(gap_low if is_stack else gap_high)
         before_end, after_heap = max(before_end, mapping.end), mapping.path == "[heap]"
     reachable = [address for address in found if _within_reach(address, size_bytes, low, high)]
     return sorted(reachable, key=lambda address: abs(address - low))

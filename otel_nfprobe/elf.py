@@ -186,6 +186,15 @@ class ElfImage:
                     found[symbol.name] = symbol
         return found
 
+    @cached_property
+    def names_by_version(self) -> frozenset[str]:
+        """Names of exported functions whose versions are different ones."""
+        found = set()
+        for symbol in self.symbols:
+            if symbol.source == "dynsym" and symbol.address != self.exports[symbol.name].address:
+                found.add(symbol.name)
+        return frozenset(found)
+
     @property
     def slots(self) -> list[Slot]:
         """The GOT slots that stand for a name (JUMP_SLOT and GLOB_DAT)."""

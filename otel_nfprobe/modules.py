@@ -6,6 +6,7 @@ at functions. Reads files only.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import UsageError
 
+Key = tuple[str, str, int, int]
 MUSL_NAMES = ("libc.so", "libc.musl", "ld-musl")
 MUSL_SYMBOL = "__dls3"  # a stage of its dynamic linker; no other C library has it
 
@@ -98,3 +100,17 @@ class Module:
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}.", "nfprobe functions PID") from error
         return cls(os.path.realpath(path), 0, image, list(image.code_ranges))
+
+
+def without_copies(found: Mapping[Key, Module], starts: Set[tuple[str, int]]) -> dict[Key, Module]:
+    """Leaves out what is no module: code of a file that the process has mapped once more itself.
+
+    V8 does so with its builtins, to have them near the code that it generates.
+
+    Args:
+        found: modules by path, device, inode and base.
+        starts: path and first address of each mapping of the process.
+    """
+    begun = {key: module for key, module in found.items() if (module.path, module.low) in starts}
+    files = {key[:3] for key in begun}
+    return {key: module for key, module in found.items() if key in begun or key[:3] not in files}

@@ -28,8 +28,8 @@ from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18
+FUNCTIONS_MAX = 1 << 18  # function ids are indices of the session's probe table
 COST_ROWS_MAX = 1 << 20
-FUNCTIONS_MAX = 1 << 16  # function ids are indices of the session's probe table
 
 
 @dataclass

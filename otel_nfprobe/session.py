@@ -26,20 +26,20 @@ from otel_nfprobe.columns import RECORD
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.namespaces import OuterThreads
 
-FIXED_BYTES = 16 << 20  # header and tables: NFP_ARENA_OFFSET
+FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
 THREAD_TABLE_OFFSET = 8192
 THREAD_COUNT = 1024
 PROBE_TABLE_OFFSET = 1 << 20
-PROBE_COUNT = 65536
+PROBE_COUNT = 262144
 PROGRAM_OFFSET = 4096
 PROGRAM_COUNT = 64
-ARENA_OFFSET = 16 << 20
-ARENA_BYTES = 240 << 20
+ARENA_OFFSET = 40 << 20
+ARENA_BYTES = 216 << 20
 RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 3
+VERSION = 4
 
 GATE_OUTER = 1
 GATE_INNER = 2

@@ -18,6 +18,7 @@ from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import Function
 from otel_nfprobe.target import Target
 from otel_nfprobe.x86_64.branches import scan_module
+from otel_nfprobe.x86_64.tailcalls import IFUNC
 
 GAP_BYTES_MAX = 4096  # slots that lie nearer together are read at once
 ABSOLUTE = 1  # R_X86_64_64: a word that holds the address of a named function or object
@@ -127,9 +128,15 @@ def _is_lazy(module: Module, value: int) -> bool:
 
 
 def _binds_to(modules: list[Module], name: str) -> int | None:
-    """What the dynamic linker binds a name to: the first module in load order that exports it."""
+    """What the dynamic linker will bind a name to: the first module in load order that exports it.
+
+    None also where that is only known once it was bound: the code at an ifunc's address chooses the function (called
+    in its place, strlen's would return an address for a length), and of a function with several versions the
+    caller's may be an old one.
+    """
     for module in modules:
         symbol = module.image.exports.get(name)
         if symbol is not None:
-            return module.base + symbol.address
+            is_chosen = symbol.kind == IFUNC or name in module.image.names_by_version
+            return None if is_chosen else module.base + symbol.address
     return None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from otel_nfprobe.elf import PAGE_BYTES, ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.modules import Module
+from otel_nfprobe.modules import Module, without_copies
 
 __all__ = ["Mapping", "Module", "Target", "Thread"]
 
@@ -173,6 +173,7 @@ class Target:
                 )
                 found[key].cache.setdefault("root", f"/proc/{self.pid}/root")  # for its debug files
             ranges.setdefault(key, []).append((mapping.start, mapping.end))
+        found = without_copies(found, {(item.path, item.start) for item in maps})
         for key, module in found.items():  # forked children share modules: a change must never be seen half done
             module.executable_ranges = ranges[key]
         self._modules = found

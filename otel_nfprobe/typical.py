@@ -23,7 +23,7 @@ CLASS_NEEDED = 8  # batches of about equal size for a median that one slow batch
 SIZE_CLASSES = 33
 PACKETS_KEPT = 32768
 GAPS_KEPT = 8192
-FUNCTIONS_MAX = 1 << 16
+FUNCTIONS_MAX = 1 << 18
 IDLE_LOOPS, IDLE_POLLS = 3, 2
 _REST, _WHOLE = FUNCTIONS_MAX, FUNCTIONS_MAX + 1
 

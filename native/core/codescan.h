@@ -44,6 +44,7 @@ enum nfp_code_flags {
 	NFP_CODE_TAKES_ADDRESS = 8,
 	NFP_CODE_READS_RETURN = 16,
 	NFP_CODE_OWN_ENTRY = 32,
+	NFP_CODE_RUNS_ON = 64, // into what stands behind it
 };
 
 // One function: where its bytes and its frame program are, and what was found. Addresses are the file's own.

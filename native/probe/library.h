@@ -11,7 +11,7 @@
 #define NFP_FORMER_COUNT 8
 
 struct nfp_library {
-	struct nfp_session_header *header; // the fixed part of the shared memory, 16 MiB, mapped read-write
+	struct nfp_session_header *header; // the fixed part of the shared memory, 40 MiB, mapped read-write
 	struct nfp_thread_shared *table; // in it
 	struct nfp_program *programs; // in it
 	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child

@@ -22,7 +22,6 @@ from iced_x86 import (
     Decoder,
     FlowControl,
     Instruction,
-    Mnemonic,
     OpKind,
     Register,
 )
@@ -46,7 +45,6 @@ PARTS_MAX = 16
 START = 1  # stands for the function's start among the copied instructions: calls to it must reach the probe
 BEHIND = 2  # and the following numbers: for the jumps that are added behind the parts
 _JUMPS = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH)
-_NO_WAY_ON = (FlowControl.CALL, FlowControl.INDIRECT_CALL, FlowControl.EXCEPTION, FlowControl.INTERRUPT)
 
 
 class Exit(NamedTuple):
@@ -99,9 +97,7 @@ def _refuse_member(scan: ModuleScan, index: int, member: int) -> str:
         return TAKES_OWN_ADDRESS
     if scan.points_into(low + 1, high):
         return HAS_TABLE
-    whole = _decode(scan, member)
-    last = next((item for item in reversed(whole) if item.mnemonic != Mnemonic.NOP), whole[-1])
-    if not ends_flow(last) and (last.flow_control not in _NO_WAY_ON or last.mnemonic == Mnemonic.SYSCALL):
+    if part.runs_on:
         return RUNS_ON  # its last part has no frame rules of its own (glibc's clone3): its ret would not be seen
     return ""
 

@@ -47,6 +47,10 @@ class ModuleScan:
         """The frame rules near a function's entry. Raises FrameError as Frame.rules does."""
         return self._scans.entry_rows(index)
 
+    def runs_on(self, index: int) -> bool:
+        """Scans.runs_on."""
+        return self._scans.runs_on(index)
+
     def head_of(self, index: int) -> tuple[int, ...]:
         """The lengths of its first instructions: Scans.heads."""
         return self._scans.heads[index]

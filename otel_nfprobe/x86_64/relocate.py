@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, OpKind
+from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, Mnemonic, OpKind
 
 from otel_nfprobe.errors import RefusedError
 
@@ -22,12 +22,21 @@ NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
 COPIES_MAX = 1 << 14
 
 _NOWHERE = 1  # no instruction refers to this address
+_NO_WAY_ON = (FlowControl.CALL, FlowControl.INDIRECT_CALL, FlowControl.EXCEPTION, FlowControl.INTERRUPT)
 _FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH)
 
 
 def ends_flow(instruction: Instruction) -> bool:
     """Whether the next instruction in memory is not reached from this one."""
     return instruction.flow_control in _FINAL
+
+
+def goes_on(last: Instruction) -> bool:
+    """Whether what stands behind a function's last instruction is run, too.
+
+    A call at the end is of a function that never returns.
+    """
+    return not ends_flow(last) and (last.flow_control not in _NO_WAY_ON or last.mnemonic == Mnemonic.SYSCALL)
 
 
 def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> tuple[bytes, list[int]]:

@@ -18,6 +18,7 @@ from iced_x86 import Code, Decoder, FlowControl, Instruction, MemorySizeExt, Mne
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, Row
 from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.x86_64.relocate import goes_on
 
 STACK_ARGUMENTS = "reads stack arguments"
 RETURN_ADDRESS = "reads its return address"
@@ -78,6 +79,7 @@ class FunctionScan:
     takes_address: bool = False  # of stack arguments: more may be read than is seen
     reads_return: bool = False  # looks at its return address
     own_entry: bool = True  # starts where a call arrives
+    runs_on: bool = True  # into what stands behind it
     outermost: bool = False
 
 
@@ -161,7 +163,16 @@ class _Scanner:
             elif kind and (kind != _MOVE or aliases or instruction.op1_register in _STACK_REGISTERS):
                 self._act(instruction, kind)
             self.previous = instruction
+        self.scan.runs_on = self._runs_on(code)
         return self.scan
+
+    def _runs_on(self, code: bytes) -> bool:
+        last = self.previous
+        if last is not None and last.mnemonic == Mnemonic.NOP:  # padding inside the frame
+            last = None
+            for instruction in Decoder(64, code, ip=self.low):
+                last = instruction if instruction.mnemonic != Mnemonic.NOP else last
+        return last is None or last.code == Code.INVALID or goes_on(last)
 
     def _prepare(self, frame: Frame) -> bool:
         try:

@@ -41,6 +41,7 @@ _JUMPS = (_JUMP, _CONDITIONAL_JUMP)
 _CALL, _REFERENCE, _NEAR = int(lib.NFP_CODE_CALL), int(lib.NFP_CODE_REFERENCE), int(lib.NFP_CODE_NEAR)
 _HAS_EXIT, _EXITS_ELSEWHERE = int(lib.NFP_CODE_HAS_EXIT), int(lib.NFP_CODE_EXITS_ELSEWHERE)
 _HAS_TABLE, _OWN_ENTRY = int(lib.NFP_CODE_HAS_TABLE), int(lib.NFP_CODE_OWN_ENTRY)
+_RUNS_ON = int(lib.NFP_CODE_RUNS_ON)
 _TAKES_ADDRESS, _READS_RETURN = int(lib.NFP_CODE_TAKES_ADDRESS), int(lib.NFP_CODE_READS_RETURN)
 _SLOT_JUMP, _POINTER_JUMP = int(lib.NFP_CODE_SLOT_JUMP), int(lib.NFP_CODE_POINTER_JUMP)
 Addresses = NDArray[np.uint64]
@@ -214,6 +215,12 @@ class Scans:
             self._known[index] = scan
         return scan
 
+    def runs_on(self, index: int) -> bool:
+        """FunctionScan.runs_on of one function."""
+        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
+            return self.at(index).runs_on
+        return self._flags[index] & _RUNS_ON != 0
+
     def _make(self, index: int) -> FunctionScan:
         """From what the C core found."""
         flags = self._flags[index]
@@ -236,6 +243,7 @@ class Scans:
             takes_address=flags & _TAKES_ADDRESS != 0,
             reads_return=flags & _READS_RETURN != 0,
             own_entry=flags & _OWN_ENTRY != 0,
+            runs_on=flags & _RUNS_ON != 0,
         )
         for event in self._others.get(index, ()):
             self._finish(scan, *event)

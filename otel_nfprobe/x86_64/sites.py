@@ -110,7 +110,8 @@ def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head:
     reason, length = taken.reason, taken.length
     if not reason and length < JUMP_BYTES:
         end = function.offset + function.size
-        reason = _refuse_padding(scan.image, address + length, end, JUMP_BYTES - length)
+        reason = TOO_SHORT if taken.boundaries[-1] == length else ""  # goes on into what is behind it
+        reason = reason or _refuse_padding(scan.image, address + length, end, JUMP_BYTES - length)
     changed = max(length, JUMP_BYTES)
     if not reason and scan.enters(address + 1, address + changed):
         reason = BRANCH_INSIDE
@@ -263,6 +264,8 @@ class Islands:
         image = scan.image
         if scan.frames[index].size < len(ENDBR) + JUMP_BYTES:
             return []  # a function so short takes the padding behind it for its own site
+        if scan.runs_on(index):
+            return []  # glibc's __memcpy_chk_avx512_unaligned goes on through it into the next function
         if not JUMP_BYTES <= high - low <= PADDING_BYTES_MAX or image.names_address(low, high):
             return []
         if scan.enters(low, high) or image.section_of(low) != image.section_of(high):

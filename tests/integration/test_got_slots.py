@@ -96,6 +96,17 @@ def test_attach_again(talker: Talker) -> None:
         assert talker.ask("adler 1") == "right"
 
 
+def test_a_slot_of_an_ifunc(talker: Talker) -> None:
+    """While it is not bound, nobody knows which function it will lead to: not to the code that chooses one."""
+    globs = ["libc.so*:strlen", "libc.so*:__strlen_*", *GLOBS]
+    with Probed(talker.pid, globs, strategy="got") as probed:
+        assert talker.ask("length 7") == talker.ask("libc 3") == "right"
+    probed.assert_exact()
+    assert probed.calls["qsort"] == 3
+    assert "strlen" not in probed.calls  # the code that chooses
+    assert talker.ask("length 7") == "right"
+
+
 def test_pointers_past_the_slots_are_counted(talker: Talker) -> None:
     with Probed(talker.pid, ["libz.so*:zlibCompileFlags", "libz.so*:adler32"], strategy="got") as probed:
         assert talker.ask("direct 30") == talker.ask("stored 20") == "right"

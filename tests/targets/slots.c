@@ -50,6 +50,16 @@ static const char *run_libc(long count)
 	return "right";
 }
 
+// strlen is an ifunc: the C library chooses among several.
+static const char *run_length(long count)
+{
+	static volatile char text[] = "of a packet";
+	for (long i = 0; i < count; i++)
+		if (strlen((const char *)text) != sizeof(text) - 1)
+			return "wrong";
+	return "right";
+}
+
 static const char *run_loop(long count)
 {
 	for (long i = 0; i < count; i++)
@@ -87,7 +97,8 @@ static const char *run_calls(long count)
 int main(void)
 {
 	static const struct command commands[] = {
-	    {"crc", run_crc},     {"adler", run_adler},   {"libc", run_libc},     {"loop", run_loop},
-	    {"calls", run_calls}, {"direct", run_direct}, {"stored", run_stored}, {NULL, NULL}};
+	    {"crc", run_crc},       {"adler", run_adler},   {"libc", run_libc},
+	    {"loop", run_loop},     {"calls", run_calls},   {"direct", run_direct},
+	    {"stored", run_stored}, {"length", run_length}, {NULL, NULL}};
 	return obey(commands);
 }

@@ -161,6 +161,13 @@ def _assembly() -> str:
     text += ".cfi_adjust_cfa_offset 8\ntest %rdi,%rdi\nje part\n3: pop %rbx\n.cfi_adjust_cfa_offset -8\nret\n"
     text += ".cfi_endproc\n.size parent,.-parent\n.p2align 4\n.type part,@function\npart:\n.cfi_startproc\n"
     text += ".cfi_def_cfa_offset 16\nmov 16(%rsp),%rax\nnop\njmp 3b\n.cfi_endproc\n.size part,.-part\n"
+    # As glibc's __memcpy_chk_avx512_unaligned: what is behind them is run, too.
+    text += ".p2align 6\n.type checks,@function\nchecks:\n.cfi_startproc\ncmp %rdx,%rcx\njb checks_end\n"
+    text += "nopl 0(%rax,%rax)\n.cfi_endproc\n.size checks,.-checks\n.p2align 6\nchecks_end:\n"
+    text += ".type checked,@function\nchecked:\n.cfi_startproc\n1: mov %rdi,%rax\n2: dec %rdi\njne 2b\nret\n"
+    text += ".cfi_endproc\n.size checked,.-checked\n.p2align 5\n.type moves,@function\nmoves:\n.cfi_startproc\n"
+    text += "mov %rdi,%rax\n.cfi_endproc\n.size moves,.-moves\n.p2align 5\n.type moved,@function\nmoved:\n"
+    text += ".cfi_startproc\ndec %rdi\n2: dec %rdi\njne 2b\nret\n.cfi_endproc\n.size moved,.-moved\n.p2align 5\n"
     return text + ".section .note.GNU-stack\n"
 
 
@@ -263,6 +270,15 @@ def test_a_short_jump_leads_to_an_island(plans: dict[str, FunctionPlan]) -> None
     assert all(after - before >= 5 for before, after in pairwise(islands))
     bodies = [(other.address, other.address + other.size) for other in plans.values()]
     assert not any(low < island + 5 and island < high for island in islands for low, high in bodies)
+
+
+@pytest.mark.parametrize(("name", "following"), [("checks", "checked"), ("moves", "moved")])
+def test_padding_that_is_run_is_left_alone(name: str, following: str, plans: dict[str, FunctionPlan]) -> None:
+    plan = plans[name]
+    low, high = plan.address + plan.size, plans[following].address
+    assert high - low >= 10
+    assert not any(low < other.island + 5 and other.island < high for other in plans.values() if other.island)
+    assert not any(low < other.site + len(other.site_bytes) <= high for other in plans.values() if other.site)
 
 
 def test_a_neighbour_is_not_padding(plans: dict[str, FunctionPlan]) -> None:

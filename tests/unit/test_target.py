@@ -80,6 +80,30 @@ def test_threads(spawn: Spawn) -> None:
     assert threads["S"].policy == "other"
 
 
+def test_code_that_is_mapped_once_more_is_no_module(spawn: Spawn) -> None:
+    """V8 maps its builtins again, near the code that it generates."""
+    library = next(Path("/lib").glob("*/libz.so.1")).resolve()
+    program = f"""
+import ctypes, mmap, zlib
+ctypes.CDLL({str(library)!r})
+line = next(line for line in open("/proc/self/maps") if {library.name!r} in line and "r-xp" in line)
+addresses, _, offset = line.split()[:3]
+low, high = (int(address, 16) for address in addresses.split("-"))
+with open({str(library)!r}, "rb") as file:
+    rights = mmap.PROT_READ | mmap.PROT_EXEC
+    again = mmap.mmap(file.fileno(), high - low, mmap.MAP_PRIVATE, rights, offset=int(offset, 16))
+print(low, flush=True)
+input()
+"""
+    process = spawn(sys.executable, "-c", program, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    low = int(process.stdout.readline())
+    maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    assert sum(library.name in line and "r-xp" in line for line in maps) == 2
+    (module,) = [module for module in Target(process.pid).modules() if module.name == library.name]
+    assert [start for start, _ in module.executable_ranges] == [low]
+
+
 def test_a_deleted_file_is_still_read(spawn: Spawn, tmp_path: Path) -> None:
     program = tmp_path / "sleeper"
     shutil.copy(SLEEP, program)

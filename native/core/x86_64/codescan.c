@@ -232,11 +232,47 @@ static bool judge(struct scanner *scanner, const struct nfp_decoded *instruction
 	return true;
 }
 
+// Padding, which may stand behind the last instruction that counts.
+static bool is_padding(const uint8_t *code, uint32_t bytes)
+{
+	while (bytes > 1 && (*code == 0x66 || *code == 0x2e)) {
+		code++;
+		bytes--;
+	}
+	return *code == 0x90 || (bytes > 1 && code[0] == 0x0f && code[1] == 0x1f);
+}
+
+// Whether the next instruction may follow, or the odd form of an instruction leaves that open. A call at the end of a
+// function is of one that never returns.
+enum going_on { ENDS, GOES_ON, OPEN };
+
+static enum going_on goes_on(const uint8_t *code, const struct nfp_decoded *instruction)
+{
+	switch (instruction->kind) {
+	case NFP_DECODED_BRANCH:
+		if (instruction->is_conditional)
+			return GOES_ON;
+		return code[0] == 0xe9 || code[0] == 0xeb ? ENDS : OPEN;
+	case NFP_DECODED_TRAP:
+		return code[0] == 0xcc || code[0] == 0xcd ? ENDS : OPEN;
+	case NFP_DECODED_CALL:
+	case NFP_DECODED_CALL_INDIRECT:
+	case NFP_DECODED_JUMP_INDIRECT:
+	case NFP_DECODED_RETURN:
+	case NFP_DECODED_RETURN_POPPING:
+		return ENDS;
+	}
+	if (instruction->bytes == 2 && code[0] == 0x0f && code[1] == 0x0b)
+		return ENDS; // ud2
+	return instruction->has_memory || instruction->kind != NFP_DECODED_PLAIN ? GOES_ON : OPEN;
+}
+
 // Returns whether the whole function could be judged here.
 static bool scan_code(struct scanner *scanner, const uint8_t *code)
 {
 	struct nfp_code_function *function = scanner->function;
 	struct nfp_decoded instruction;
+	enum going_on last = OPEN;
 	function->trouble = NFP_CODE_NO_TROUBLE;
 	for (uint64_t offset = 0; offset < function->bytes; offset += instruction.bytes) {
 		scanner->offset = (uint32_t)offset;
@@ -247,9 +283,13 @@ static bool scan_code(struct scanner *scanner, const uint8_t *code)
 		find_row(scanner);
 		if (!judge(scanner, &instruction))
 			return false;
+		if (!is_padding(code + offset, instruction.bytes))
+			last = goes_on(code + offset, &instruction);
 		scanner->before = scanner->offset;
 	}
-	return true;
+	if (last == GOES_ON)
+		function->flags |= NFP_CODE_RUNS_ON;
+	return last != OPEN;
 }
 
 // Frames that gcc realigns hold the CFA in another register: not judged here.

@@ -5,22 +5,22 @@
 //   0         header (one page)
 //   4 KiB     capture programs, one per receive, transmit or drop function   64 x 64 B
 //   8 KiB     thread table                                    1,024 x 256 B
-//   1 MiB     probe table: what is patched, and how to undo it   65,536 x 128 B
-//   16 MiB    trampolines: executable in the target, writable only in the monitor   240 MiB, sparse
+//   1 MiB     probe table: what is patched, and how to undo it   262,144 x 128 B, sparse
+//   40 MiB    trampolines: executable in the target, writable only in the monitor   216 MiB, sparse
 //   256 MiB   rings, one per thread table entry               1,024 x ring_stride, sparse
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 3
+#define NFP_SESSION_VERSION 4
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
 #define NFP_THREAD_TABLE_OFFSET 8192
 #define NFP_THREAD_COUNT 1024
 #define NFP_PROBE_TABLE_OFFSET (1 << 20)
-#define NFP_PROBE_COUNT 65536
-#define NFP_ARENA_OFFSET (16 << 20)
-#define NFP_ARENA_BYTES (240 << 20)
+#define NFP_PROBE_COUNT 262144
+#define NFP_ARENA_OFFSET (40 << 20)
+#define NFP_ARENA_BYTES (216 << 20)
 #define NFP_RING_OFFSET (256 << 20)
 
 // Loss classes: counters in the thread table and the rsp word of a LOST record.
