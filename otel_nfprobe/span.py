@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
+from otel_nfprobe.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
 from otel_nfprobe.sampling import RANDOMNESS
 from otel_nfprobe.tail import CauseKind
@@ -193,6 +193,7 @@ class SpanEncoder:
         reasons = np.ascontiguousarray(reasons, dtype=np.uint8)
         if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
             raise ValueError("selected, reasons and tails differ in length")
+        columns = with_again(columns)
         self._set_columns(columns)
         self._point("selected", "uint32_t", selected)
         self._point("reasons", "uint8_t", reasons)
@@ -200,7 +201,9 @@ class SpanEncoder:
         speakers, waits = find_waited(columns, selected)
         self._point("speakers", "uint32_t", speakers)
         self._point("waits", "uint32_t", waits)
-        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if self._job.is_linked else None)
+        linked = bool(self._job.is_linked)
+        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if linked else None)
+        self._point("handover_opens", "uint8_t", _find_first_taken_over(columns, selected) if linked else None)
         self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
         for factor in self._scale.passes:
             self._set_scale(factor)
@@ -252,6 +255,8 @@ class SpanEncoder:
             setattr(self._job, f"{singular}_count", len(array))
         self._point("counters", "struct nfp_call_counters", np.ascontiguousarray(columns.counters, CALL_COUNTERS))
         self._job.counters_count = len(columns.counters)
+        self._point("handovers", "struct nfp_handover", np.ascontiguousarray(columns.handovers, HANDOVER))
+        self._job.handover_count = len(columns.handovers)
         self._point("anchors", "struct nfp_anchor", self._clock.anchors)
         self._job.anchor_count = len(self._clock.anchors)
 
@@ -305,6 +310,19 @@ def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> 
     """Which selected packet is the first one of its batch."""
     opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
     _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
+    opens[rows[first]] = 1
+    return opens
+
+
+def _find_first_taken_over(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Of each handover whether it is the first one of a selected packet to its batch."""
+    opens, rank = np.zeros(len(columns.handovers), np.uint8), np.full(len(columns.packets), NONE, np.uint32)
+    rows = np.flatnonzero(selected < len(columns.packets))
+    rank[selected[rows][::-1]] = rows[::-1].astype(np.uint32)
+    order = rank[columns.handovers["packet"]]
+    rows = np.flatnonzero(order != NONE)
+    rows = rows[np.argsort(order[rows], kind="stable")]
+    _, first = np.unique(columns.handovers["batch"][rows], return_index=True)
     opens[rows[first]] = 1
     return opens
 
