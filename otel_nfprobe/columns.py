@@ -310,6 +310,20 @@ def with_again(columns: Columns) -> Columns:
     )
 
 
+def place_handovers(columns: Columns) -> tuple[Rows, NDArray[np.uint32]]:
+    """The handovers to batches that are among the columns' own, and the number of each one of its packet, from 1."""
+    rows = columns.handovers.copy()
+    first = np.searchsorted(rows["packet"], rows["packet"])
+    numbers = (np.arange(len(rows)) - first + 1).astype(np.uint32)
+    again = np.flatnonzero(rows["flags"] & HandoverFlag.AGAIN)
+    if len(again):
+        row_of = {id: row for row, id in enumerate(columns.batches["id"].tolist())}
+        ids = columns.again_batches["id"][rows["batch"][again]].tolist()
+        rows["batch"][again] = [row_of.get(id, NONE) for id in ids]
+    there = rows["batch"] < len(columns.batches)
+    return rows[there], numbers[there]
+
+
 def _shift(indices: NDArray[np.uint32], base: int) -> None:
     indices[indices != NONE] += np.uint32(base)
 

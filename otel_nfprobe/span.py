@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,21 +216,27 @@ class SpanEncoder:
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
-        return self._find_ids(lib.nfp_otlp_trace_ids, columns, packets, 2)
-
-    def find_batch_links(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-        """Where the batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id."""
-        return self._find_ids(lib.nfp_otlp_batch_links, columns, packets, 3)
-
-    def _find_ids(
-        self, find: Callable[..., None], columns: Columns, packets: npt.NDArray[np.uint32], words: int
-    ) -> npt.NDArray[np.uint64]:
-        """What a function of the core writes of each packet: so many words."""
         self._set_columns(columns)
         packets = np.ascontiguousarray(packets, dtype=np.uint32)
-        ids = np.zeros((len(packets), words), dtype=np.uint64)
-        find(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
+        ids = np.zeros((len(packets), 2), dtype=np.uint64)
+        lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
         return ids
+
+    def find_batch_links(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32] | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """Where a batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id.
+
+        Args:
+            numbers: of which of its handovers; 0, and None: the batch that received it.
+        """
+        self._set_columns(with_again(columns))
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        whose = np.zeros(len(packets), np.uint32) if numbers is None else np.ascontiguousarray(numbers, np.uint32)
+        links = np.zeros((len(packets), 3), dtype=np.uint64)
+        pointers = (_pointer("uint32_t", packets), _pointer("uint32_t", whose))
+        lib.nfp_otlp_batch_links(self._job, *pointers, len(packets), _pointer("uint64_t", links))
+        return links
 
     def _encode_all(self, count: int, is_copy: bool) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")

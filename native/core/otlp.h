@@ -147,10 +147,10 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
                         uint64_t *ids);
 
-// Where the batch of each of `count` packets is a span: trace id (high, low) and span id, three words each. Packets
-// whose batch is not in the columns get zeros.
-void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
-                          uint64_t *links);
+// Where a batch of each of `count` packets is a span: trace id (high, low) and span id, three words each. `numbers`: of
+// which of its handovers, 0: the batch that received it. Packets whose batch is not in the columns get zeros.
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, const uint32_t *numbers,
+                          uint32_t count, uint64_t *links);
 
 // cdef end
 

@@ -28,6 +28,25 @@ void nfp_span_find_handovers(struct nfp_trace *trace, uint32_t packet)
 	}
 }
 
+int nfp_span_find_taker(const struct nfp_otlp_job *job, uint32_t packet, uint32_t number,
+                        struct nfp_trace_id *trace, uint64_t *span)
+{
+	struct nfp_trace found = {.job = job};
+	nfp_span_find_handovers(&found, packet);
+	if (number > found.handover_count)
+		return 0;
+	struct nfp_trace_id unique;
+	const struct nfp_packet *row = &job->packets[packet];
+	if (job->is_linked) {
+		nfp_id_batch(job->session_id, job->batches[found.handovers[number - 1].batch].id, trace);
+		*span = nfp_id_span(trace, NFP_SPAN_BATCH);
+	} else {
+		nfp_id_unique(job->session_id, row, job->batches[row->batch].id, &unique);
+		*span = nfp_id_span(&unique, nfp_id_handover(number) + NFP_SPAN_BATCH);
+	}
+	return 1;
+}
+
 uint8_t *nfp_span_write_handover_number(uint8_t *p, const struct nfp_trace *trace)
 {
 	return trace->handover ? nfp_wire_int(p, &HANDOVER, trace->handover) : p;

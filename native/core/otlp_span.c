@@ -88,8 +88,8 @@ uint8_t *nfp_span_link_to(uint8_t *p, const struct nfp_trace *trace, uint64_t hi
 	return nfp_wire_bytes(p, flags, sizeof(flags));
 }
 
-void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
-                          uint64_t *links)
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, const uint32_t *numbers,
+                          uint32_t count, uint64_t *links)
 {
 	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
 	for (uint32_t i = 0; i < count; i++, links += 3) {
@@ -99,6 +99,8 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 		struct nfp_trace_id trace;
 		uint64_t span;
 		if (!packet || !nfp_id_batch_span(job, packet, &clock, &trace, &span))
+			continue;
+		if (numbers[i] && !nfp_span_find_taker(job, packets[i], numbers[i], &trace, &span))
 			continue;
 		links[0] = trace.high;
 		links[1] = trace.low;

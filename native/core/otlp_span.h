@@ -69,6 +69,9 @@ uint8_t *nfp_span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start
 uint8_t *nfp_span_write_handover(uint8_t *p, struct nfp_trace *trace, uint64_t since_ticks);
 // nf.handover, where the trace is at one.
 uint8_t *nfp_span_write_handover_number(uint8_t *p, const struct nfp_trace *trace);
+// Where the batch of this handover of the packet is a span; `trace` holds the packet's. 0: it is not in the columns.
+int nfp_span_find_taker(const struct nfp_otlp_job *job, uint32_t packet, uint32_t number,
+                        struct nfp_trace_id *trace, uint64_t *span);
 // The handovers of the trace's packet, in the job's order.
 void nfp_span_find_handovers(struct nfp_trace *trace, uint32_t packet);
 // Writes the packet's span and, when it waited, or can have waited, before its batch, the span of its wait.
