@@ -186,6 +186,7 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 			nfp_batch_deliver(pipeline, pending);
 		if (pending->held) { // by packets that are not delivered
 			link = &pending->next;
+			left++;
 			continue;
 		}
 		*link = pending->next;
