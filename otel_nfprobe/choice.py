@@ -118,7 +118,7 @@ class Choice:
             gate = GATE_INNER if role is None else GATE_OUTER
             return ProbeRequest(plan, gate=gate, snippet=self.snippets.get(_place(plan.function), b""))
         program = self.readers().index(role)
-        if role.role != lib.NFP_ROLE_RECEIVE:
+        if role.role not in (lib.NFP_ROLE_RECEIVE, lib.NFP_ROLE_TAKE_OVER):
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
         mask, when = int(role.program.get("count_mask", ALL_BITS)), int(role.program.get("when", 0))
         queue = int(role.program.get("queue_argument", NO_ARGUMENT))

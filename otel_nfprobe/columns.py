@@ -9,7 +9,7 @@ the drain.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any
 
@@ -87,6 +87,9 @@ PACKET = np.dtype(
         ("done_digest", "<u8"),
     ]
 )
+
+HANDOVER = np.dtype([("packet", "<u4"), ("batch", "<u4"), ("index", "<u4"), ("flags", "<u4")])
+"""A packet went on in another batch than that which received it: at `index` of that batch's burst."""
 
 TOPIC = np.dtype([("digest", "<u8"), ("size", "<u4"), ("text", "u1", (84,))])
 """The topic of those messages whose digest is equal; `text` is UTF-8, a long topic's ends in three dots."""
@@ -168,6 +171,11 @@ class BatchFlag(IntFlag):
     UNDETAILED = 16
     CHOSEN = 32
     DRAWN = 64
+    TAKEN_OVER = 128
+
+
+class HandoverFlag(IntFlag):
+    AGAIN = 1
 
 
 class PacketFlag(IntFlag):
@@ -194,6 +202,8 @@ class Columns:
     """Finished calls, batches and packets; `batch`, `parent` and `first_*` are indices within one Columns.
 
     A take of the pipeline gives the batches of one thread in any order; `id` rises with their start.
+    `handovers` are by rising packet, those of one packet by time; with HandoverFlag.AGAIN their batches are in `again`,
+    which has batches, with their calls, that an earlier take has given.
     """
 
     calls: Rows = field(default_factory=_empty(CALL))
@@ -201,6 +211,9 @@ class Columns:
     packets: Rows = field(default_factory=_empty(PACKET))
     topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, by rising digest
     counters: Rows = field(default_factory=_empty(CALL_COUNTERS))
+    handovers: Rows = field(default_factory=_empty(HANDOVER))
+    again_batches: Rows = field(default_factory=_empty(BATCH))
+    again_calls: Rows = field(default_factory=_empty(CALL))
 
     def topic(self, digest: int) -> str:
         """The topic of the messages with this digest; "" when it is not known."""
@@ -246,7 +259,28 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
     topics = order_topics(np.concatenate([part.topics for part in kept]))
-    return Columns(calls, batches, packets, topics, counters)
+    return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept))
+
+
+def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
+    """Handovers of several takes, with the batches and calls that are given again."""
+    handovers = np.concatenate([part.handovers for part in parts])
+    batches = np.concatenate([part.again_batches for part in parts])
+    calls = np.concatenate([part.again_calls for part in parts])
+    if not len(handovers):
+        return handovers, batches, calls
+    first = packet = batch = again = call = 0
+    for part in parts:
+        rows = handovers[first : first + len(part.handovers)]
+        is_again = (rows["flags"] & HandoverFlag.AGAIN) != 0
+        rows["packet"] += np.uint32(packet)
+        rows["batch"] += np.where(is_again, again, batch).astype(np.uint32)
+        batches["first_call"][again : again + len(part.again_batches)] += np.uint32(call)
+        _shift(calls["parent"][call : call + len(part.again_calls)], call)
+        _shift(calls["batch"][call : call + len(part.again_calls)], again)
+        first, packet, batch = first + len(rows), packet + len(part.packets), batch + len(part.batches)
+        again, call = again + len(part.again_batches), call + len(part.again_calls)
+    return handovers, batches, calls
 
 
 def order_topics(topics: Rows) -> Rows:
@@ -255,6 +289,39 @@ def order_topics(topics: Rows) -> Rows:
         return topics
     _, first = np.unique(topics["digest"], return_index=True)
     return topics[first]
+
+
+def with_again(columns: Columns) -> Columns:
+    """The same with all batches of its handovers among its batches, behind those that are its own."""
+    if not len(columns.again_batches):
+        return columns
+    batches, calls, handovers = columns.again_batches.copy(), columns.again_calls.copy(), columns.handovers.copy()
+    handovers["batch"] += np.where(handovers["flags"] & HandoverFlag.AGAIN, len(columns.batches), 0).astype(np.uint32)
+    batches["first_call"] += np.uint32(len(columns.calls))
+    _shift(calls["parent"], len(columns.calls))
+    _shift(calls["batch"], len(columns.batches))
+    return replace(
+        columns,
+        calls=np.concatenate((columns.calls, calls)),
+        batches=np.concatenate((columns.batches, batches)),
+        handovers=handovers,
+        again_batches=_empty(BATCH)(),
+        again_calls=_empty(CALL)(),
+    )
+
+
+def place_handovers(columns: Columns) -> tuple[Rows, NDArray[np.uint32]]:
+    """The handovers to batches that are among the columns' own, and the number of each one of its packet, from 1."""
+    rows = columns.handovers.copy()
+    first = np.searchsorted(rows["packet"], rows["packet"])
+    numbers = (np.arange(len(rows)) - first + 1).astype(np.uint32)
+    again = np.flatnonzero(rows["flags"] & HandoverFlag.AGAIN)
+    if len(again):
+        row_of = {id: row for row, id in enumerate(columns.batches["id"].tolist())}
+        ids = columns.again_batches["id"][rows["batch"][again]].tolist()
+        rows["batch"][again] = [row_of.get(id, NONE) for id in ids]
+    there = rows["batch"] < len(columns.batches)
+    return rows[there], numbers[there]
 
 
 def _shift(indices: NDArray[np.uint32], base: int) -> None:

@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, life_start_ticks
+from otel_nfprobe.columns import (
+    NONE,
+    UNKNOWN,
+    BatchFlag,
+    Columns,
+    Rows,
+    concatenate,
+    life_start_ticks,
+    place_handovers,
+)
 from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.sampling import (
     RANDOMNESS,
@@ -173,12 +182,12 @@ class Explainer:
         late = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
         causes = self._find_causes(columns, packets[late])
         tails[late] = make_tails(causes, self._ticks_per_second)
-        culprits, places = self._find_culprits(columns, packets, packets[late], causes)
-        links = self._encoder.find_batch_links(columns, culprits)
+        culprits, numbers, places = self._find_culprits(columns, packets, packets[late], causes)
+        links = self._encoder.find_batch_links(columns, culprits, numbers)
         for row, place in zip(late, places, strict=True):
             if place >= 0:
                 tails["link_high"][row], tails["link_low"][row], tails["link_span"][row] = links[place]
-        fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits)], packets).astype(np.uint32)
+        fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits, numbers)], packets).astype(np.uint32)
         self._limiter.take(len(fresh))
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
@@ -189,7 +198,11 @@ class Explainer:
     def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
         if len(late) <= EXPLAINED_MAX:
             return find_causes(columns, late, self._find_typical(), self._switches)
-        _, chosen, whose = np.unique(columns.packets["batch"][late], return_index=True, return_inverse=True)
+        handovers, _ = place_handovers(columns)
+        last = np.full(len(columns.packets), NONE, np.int64)
+        last[handovers["packet"]] = handovers["batch"]  # of several, the last one stays
+        ways = columns.packets["batch"][late].astype(np.int64) << 32 | last[late]
+        _, chosen, whose = np.unique(ways, return_index=True, return_inverse=True)
         return find_causes(columns, late[chosen], self._find_typical(), self._switches)[whose]
 
     def _find_before(self, takes: list[_Take]) -> list[_Take]:
@@ -210,24 +223,46 @@ class Explainer:
         packets: npt.NDArray[np.uint32],
         late: npt.NDArray[np.uint32],
         causes: Rows,
-    ) -> tuple[npt.NDArray[np.uint32], list[int]]:
-        """A packet of each culprit batch, and which of them each late packet links to (-1: none)."""
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], list[int]]:
+        """A packet of each culprit batch, by which of its handovers, and which of them each late packet links to.
+
+        0: it was received in that batch; -1: none.
+        """
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
         linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.PREEMPTION))
         batches = np.unique(causes["batch"][linked])
-        chosen: dict[int, int] = {}
+        chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))
         for batch in batches.tolist():
+            if columns.batches["flags"][batch] & BatchFlag.TAKEN_OVER:
+                taken = self._choose_taken_over(columns, batch, packets)
+                if taken is not None:
+                    chosen[batch] = taken
+                continue
             packet = self._choose_packet(columns, batch, selected)
             if packet is not None:
-                chosen[batch] = packet
+                chosen[batch] = packet, 0
         position = {batch: place for place, batch in enumerate(chosen)}
         places = [
             position.get(batch, -1) if link else -1
             for batch, link in zip(causes["batch"].tolist(), linked.tolist(), strict=True)
         ]
-        return np.array(list(chosen.values()), np.uint32), places
+        pairs = np.array(list(chosen.values()), np.uint32).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1], places
+
+    def _choose_taken_over(
+        self, columns: Columns, batch: int, selected: npt.NDArray[np.uint32]
+    ) -> tuple[int, int] | None:
+        """A packet that the batch took over, one that is exported if there is one, and the handover's number."""
+        handovers, numbers = place_handovers(columns)
+        rows = np.flatnonzero(handovers["batch"] == batch)
+        if not len(rows):
+            return None
+        packets = handovers["packet"][rows]
+        there = np.isin(packets, selected) | self._were_exported(columns, packets, numbers[rows])
+        best = int(np.argmax(there))  # the first one where none is
+        return int(packets[best]), int(numbers[rows[best]])
 
     def _choose_packet(self, columns: Columns, batch: int, selected: dict[int, int]) -> int | None:
         row = columns.batches[batch]
@@ -241,10 +276,15 @@ class Explainer:
         done = np.where(packets["disposition"] == UNKNOWN, 0, packets["done_ticks"])
         return first + int(np.argmax(done))
 
-    def _were_exported(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    def _were_exported(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of them were, or, where a packet does not stand for a handover, another one of its batch."""
         batches = columns.packets["batch"][packets]
         known = [self._exported.get(int(id)) for id in columns.batches["id"][batches]]
-        return np.array([position is not None for position in known], bool)
+        places = (packets - columns.batches["first_packet"][batches]).tolist()
+        rows = zip(known, places, numbers.tolist(), strict=True)
+        return np.array([one is not None and (not number or one == place) for one, place, number in rows], bool)
 
     def _note_exported(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> None:
         batches = columns.packets["batch"][packets]

@@ -21,6 +21,7 @@ from otel_nfprobe.columns import (
     CALL_COUNTERS,
     COST,
     COUNTER_COST,
+    HANDOVER,
     PACKET,
     RECORD,
     TOPIC,
@@ -55,6 +56,7 @@ class PipelineCounts:
     ungated: int
     discarded: int
     identified: int
+    taken_over: int
     unplaced: int
 
 
@@ -175,6 +177,9 @@ class Pipeline:
             _copy(columns.packets, columns.packet_count, PACKET),
             order_topics(_copy(columns.topics, columns.topic_count, TOPIC)),
             _copy(columns.counters, columns.counters_count, CALL_COUNTERS),
+            _copy(columns.handovers, columns.handover_count, HANDOVER),
+            _copy(columns.again_batches, columns.again_batch_count, BATCH),
+            _copy(columns.again_calls, columns.again_call_count, CALL),
         )
 
     def counts(self) -> PipelineCounts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CALL_COUNTERS, Columns, Rows
+from otel_nfprobe.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
 from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
 from otel_nfprobe.sampling import RANDOMNESS
 from otel_nfprobe.tail import CauseKind
@@ -201,6 +201,7 @@ class SpanEncoder:
         reasons = np.ascontiguousarray(reasons, dtype=np.uint8)
         if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
             raise ValueError("selected, reasons and tails differ in length")
+        columns = with_again(columns)
         self._set_columns(columns)
         self._point("selected", "uint32_t", selected)
         self._point("reasons", "uint8_t", reasons)
@@ -208,7 +209,9 @@ class SpanEncoder:
         speakers, waits = find_waited(columns, selected)
         self._point("speakers", "uint32_t", speakers)
         self._point("waits", "uint32_t", waits)
-        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if self._job.is_linked else None)
+        linked = bool(self._job.is_linked)
+        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if linked else None)
+        self._point("handover_opens", "uint8_t", _find_first_taken_over(columns, selected) if linked else None)
         self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
         for factor in self._scale.passes:
             self._set_scale(factor)
@@ -221,21 +224,27 @@ class SpanEncoder:
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
-        return self._find_ids(lib.nfp_otlp_trace_ids, columns, packets, 2)
-
-    def find_batch_links(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-        """Where the batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id."""
-        return self._find_ids(lib.nfp_otlp_batch_links, columns, packets, 3)
-
-    def _find_ids(
-        self, find: Callable[..., None], columns: Columns, packets: npt.NDArray[np.uint32], words: int
-    ) -> npt.NDArray[np.uint64]:
-        """What a function of the core writes of each packet: so many words."""
         self._set_columns(columns)
         packets = np.ascontiguousarray(packets, dtype=np.uint32)
-        ids = np.zeros((len(packets), words), dtype=np.uint64)
-        find(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
+        ids = np.zeros((len(packets), 2), dtype=np.uint64)
+        lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
         return ids
+
+    def find_batch_links(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32] | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """Where a batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id.
+
+        Args:
+            numbers: of which of its handovers; 0, and None: the batch that received it.
+        """
+        self._set_columns(with_again(columns))
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        whose = np.zeros(len(packets), np.uint32) if numbers is None else np.ascontiguousarray(numbers, np.uint32)
+        links = np.zeros((len(packets), 3), dtype=np.uint64)
+        pointers = (_pointer("uint32_t", packets), _pointer("uint32_t", whose))
+        lib.nfp_otlp_batch_links(self._job, *pointers, len(packets), _pointer("uint64_t", links))
+        return links
 
     def _encode_all(self, count: int, is_copy: bool) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")
@@ -260,6 +269,8 @@ class SpanEncoder:
             setattr(self._job, f"{singular}_count", len(array))
         self._point("counters", "struct nfp_call_counters", np.ascontiguousarray(columns.counters, CALL_COUNTERS))
         self._job.counters_count = len(columns.counters)
+        self._point("handovers", "struct nfp_handover", np.ascontiguousarray(columns.handovers, HANDOVER))
+        self._job.handover_count = len(columns.handovers)
         self._point("anchors", "struct nfp_anchor", self._clock.anchors)
         self._job.anchor_count = len(self._clock.anchors)
 
@@ -322,6 +333,19 @@ def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> 
     """Which selected packet is the first one of its batch."""
     opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
     _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
+    opens[rows[first]] = 1
+    return opens
+
+
+def _find_first_taken_over(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Of each handover whether it is the first one of a selected packet to its batch."""
+    opens, rank = np.zeros(len(columns.handovers), np.uint8), np.full(len(columns.packets), NONE, np.uint32)
+    rows = np.flatnonzero(selected < len(columns.packets))
+    rank[selected[rows][::-1]] = rows[::-1].astype(np.uint32)
+    order = rank[columns.handovers["packet"]]
+    rows = np.flatnonzero(order != NONE)
+    rows = rows[np.argsort(order[rows], kind="stable")]
+    _, first = np.unique(columns.handovers["batch"][rows], return_index=True)
     opens[rows[first]] = 1
     return opens
 

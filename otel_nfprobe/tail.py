@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.burst import find_flow
-from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks
+from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.excess import BatchExcess
 from otel_nfprobe.period import Period, Timeline, make_timelines
 from otel_nfprobe.switches import Absences, no_switches
@@ -67,6 +68,16 @@ CAUSE = np.dtype(
 batching and bursts the packet's own; NONE and 0 when unknown. excess_ticks: what the cause explains. share: of the
 packet's excess, at most 1. flow_packet: of a burst, a packet of the flow that made most of it, or NONE; flow_share:
 its part. saturated: no poll before the packet had left its queue empty."""
+
+
+class _Stage(NamedTuple):
+    # One of the batches that a packet was in, by its row; in ticks since when the packet waited for it, its begin, and
+    # until when: the wait for the next one begins there.
+
+    batch: int
+    since: int
+    begin: int
+    until: int
 
 
 @dataclass
@@ -124,6 +135,7 @@ class _Judge:
         self._excess = BatchExcess(columns, typical, away)
         self._waits: dict[tuple[int, int, int], _Charges] = {}
         self._flows: dict[tuple[int, int], tuple[int, float]] = {}
+        self._handovers, _ = place_handovers(columns)
         self._positions = np.zeros(len(columns.batches), np.int64)
         for timeline in self._timelines.values():
             self._positions[timeline.rows] = np.arange(len(timeline.rows))
@@ -136,16 +148,36 @@ class _Judge:
         late = done - start - typical.latency_ticks
         if row["disposition"] == UNKNOWN or own >= len(columns.batches) or late <= 0:
             return
-        batch = columns.batches[own]
+        stages = self._find_stages(packet, start, done)
+        self._judge_stage(cause, packet, late, stages[0])
+        for stage in stages[1:]:  # of the batches that it was in, the one that delayed it most
+            other = np.zeros(1, CAUSE)
+            self._judge_stage(other[0], packet, late, stage)
+            if other["excess_ticks"][0] > cause["excess_ticks"]:
+                for name in other.dtype.names or ():
+                    cause[name] = other[name][0]
+
+    def _find_stages(self, packet: int, start: int, done: int) -> list[_Stage]:
+        low, high = np.searchsorted(self._handovers["packet"], [packet, packet + 1])
+        rows = [int(self._columns.packets["batch"][packet]), *self._handovers["batch"][low:high].tolist()]
+        batches = self._columns.batches[rows]
+        begins, ends = batches["start_ticks"].tolist(), batches["end_ticks"].tolist()
+        since = [start, *(min(end, begin) for end, begin in zip(ends[:-1], begins[1:], strict=True))]
+        return [_Stage(*stage) for stage in zip(rows, since, begins, [*since[1:], done], strict=True)]
+
+    def _judge_stage(self, cause: np.void, packet: int, late: int, stage: _Stage) -> None:
+        """Fills in the row with what this batch, or the wait for it, explains."""
+        for name in ("function", "batch", "call", "flow_packet"):
+            cause[name] = NONE
+        batch = self._columns.batches[stage.batch]
         timeline = self._timelines[int(batch["thread"])]
-        begin = int(batch["start_ticks"])
-        period = timeline.period(int(self._positions[own]), start)
+        period = timeline.period(int(self._positions[stage.batch]), stage.since)
         cause["saturated"] = period.is_saturated
-        charges = self._wait_charges(timeline, period, start, begin).copy()
-        self._charge_own(charges, own, begin, done)
-        burst = self._burst_ticks(timeline, period, start, begin)
-        batching = self._batching_ticks(batch, done)
-        self._decide(cause, charges, packet, late, period, timeline, burst, batching)
+        charges = self._wait_charges(timeline, period, stage.since, stage.begin).copy()
+        self._charge_own(charges, stage.batch, stage.begin, stage.until)
+        burst = self._burst_ticks(timeline, period, stage.since, stage.begin)
+        batching = self._batching_ticks(batch, stage.until)
+        self._decide(cause, charges, packet, late, stage.until - stage.since, period, timeline, burst, batching)
 
     def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
         """What the packet waited for. The packets of one batch mostly waited for the same."""
@@ -218,12 +250,13 @@ class _Judge:
         charges: _Charges,
         packet: int,
         late: int,
+        longest: int,
         period: Period,
         timeline: Timeline,
         burst: int,
         batching: int,
     ) -> None:
-        own = int(self._columns.packets["batch"][packet])
+        own = int(timeline.rows[period.own])
         function = max(charges.total, key=lambda id: charges.total[id], default=NONE)
         found: list[tuple[float, CauseKind]] = [
             (charges.preempted, CauseKind.PREEMPTION),
@@ -232,6 +265,7 @@ class _Judge:
             (batching, CauseKind.BATCHING),
         ]
         ticks, kind = max(found, key=lambda candidate: candidate[0])
+        ticks = min(ticks, longest)  # nothing has delayed it for longer than it was there
         if ticks < SUBSTANTIAL_SHARE * late:
             return
         batch, call = own, NONE

@@ -135,6 +135,8 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->batch.id = pipeline->next_batch_id++;
 	pending->log.count = pending->log.irregular = 0;
 	pending->packets.count = pending->undone = 0;
+	pending->handovers.count = pending->taken = pending->held = 0;
+	pending->given_take = pending->again_take = pending->number = 0;
 	pending->handed = pending->received_total = 0;
 	pending->next = NULL;
 }
@@ -146,7 +148,8 @@ static void append_ended(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	pending->next = NULL;
 	*stream->ended_last = pending;
 	stream->ended_last = &pending->next;
-	pending->number = ++stream->ended_total;
+	stream->ended_total += !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
+	pending->number = stream->ended_total + 1;
 	stream->batch = NULL;
 	stream->tree.enclosing = 0;
 }
@@ -190,6 +193,8 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
 	take_moved(pipeline, stream, scratch.batch.start_ticks);
 	leave_log(pipeline, stream);
+	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_TAKE_OVER;
+	scratch.batch.flags |= takes_over ? NFP_BATCH_TAKEN_OVER : 0;
 	struct nfp_pending *pending = size ? pending_create(pipeline) : NULL;
 	if (pending) {
 		pending_init(pipeline, pending, &scratch.batch);
@@ -198,16 +203,18 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		stream->log = &pending->log;
 		stream->tree.enclosing = stream->tree.count;
 		pipeline->counts.batches++;
-		pending->batch.flags |= stream->chooses ? NFP_BATCH_CHOSEN : 0;
+		pipeline->hands_over |= takes_over;
+		pending->batch.flags |= stream->chooses && !takes_over ? NFP_BATCH_CHOSEN : 0;
 	}
-	stream->received_total += size;
+	uint32_t received = takes_over ? 0 : size;
+	stream->received_total += received;
 	if (pending)
 		pending->received_total = stream->received_total;
 	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
 	uint32_t receive = stream->log->count;
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);
 	append_moved(stream->log, &pipeline->moved, receive < stream->log->count ? receive : NFP_NONE);
-	pipeline->counts.received += size;
+	pipeline->counts.received += received;
 }
 
 // The rows from `first` on go to pipeline->moved as they are; their open calls have no row until they are placed.

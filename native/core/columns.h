@@ -56,6 +56,8 @@ enum nfp_batch_flags {
 	    8, // its queue was not seen empty: earliest_ticks is the start of the batch before
 	NFP_BATCH_CHOSEN = 32, // its packets are described only where they are late or it was drawn
 	NFP_BATCH_DRAWN = 64,  // for the fair sample
+	NFP_BATCH_TAKEN_OVER =
+	    128, // `size` packets that another batch has received; it describes none itself
 };
 
 struct nfp_batch {
@@ -127,6 +129,16 @@ struct nfp_topic {
 	uint8_t text[84]; // NFP_TOPIC_TEXT_BYTES
 };
 
+enum nfp_handover_flags { NFP_HANDOVER_AGAIN = 1 };
+
+// A packet went on in another batch than that which received it.
+struct nfp_handover {
+	uint32_t packet; // index in the packets array
+	uint32_t batch;  // index in the batches array; with NFP_HANDOVER_AGAIN: in again_batches
+	uint32_t index;  // position in the burst that took it over
+	uint32_t flags;  // enum nfp_handover_flags
+};
+
 // What the counters of a call say; calls without a row were not counted.
 struct nfp_call_counters {
 	uint32_t call;  // index in the calls array
@@ -149,11 +161,18 @@ struct nfp_columns {
 	const struct nfp_packet *packets;
 	const struct nfp_topic *topics; // of the messages among the packets, each once
 	const struct nfp_call_counters *counters;
+	const struct nfp_handover *handovers; // by rising packet, those of one in the order of time
+	// Batches and their calls that an earlier take has given and packets of this one were in, too.
+	const struct nfp_batch *again_batches;
+	const struct nfp_call *again_calls;
 	uint64_t call_count;
 	uint64_t batch_count;
 	uint64_t packet_count;
 	uint64_t topic_count;
 	uint64_t counters_count;
+	uint64_t handover_count;
+	uint64_t again_batch_count;
+	uint64_t again_call_count;
 };
 
 // cdef end
@@ -163,6 +182,7 @@ struct nfp_columns {
 _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_handover) == 16, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_counter_cost) == 48, "columns.py has the same layout");

@@ -6,6 +6,8 @@
 static uint64_t not_done(const struct nfp_pending *pending)
 {
 	const struct nfp_batch *batch = &pending->batch;
+	if (batch->flags & NFP_BATCH_TAKEN_OVER)
+		return 0; // they are counted where they were received
 	uint64_t done = (uint64_t)batch->transmitted + batch->dropped;
 	return done < batch->size ? batch->size - done : 0;
 }

@@ -30,29 +30,37 @@ static void charge_parent(struct nfp_call *calls, struct nfp_call *call)
 	*self -= duration < *self ? duration : *self;
 }
 
-static void deliver_regular(struct nfp_pipeline *pipeline, const struct nfp_log *log, uint32_t batch,
-                            uint32_t thread)
+// What was counted in a call goes with its row in the calls of all batches.
+static void deliver_counted(struct nfp_pipeline *pipeline, const struct nfp_log *out,
+                            const struct nfp_call *call, uint32_t index)
 {
-	uint32_t base = pipeline->calls.count;
-	struct nfp_call *calls = pipeline->calls.items;
+	if (out == &pipeline->calls)
+		nfp_counted_deliver(&pipeline->counted, call, index);
+}
+
+static void deliver_regular(struct nfp_pipeline *pipeline, struct nfp_log *out, const struct nfp_log *log,
+                            uint32_t batch, uint32_t thread)
+{
+	uint32_t base = out->count;
+	struct nfp_call *calls = out->items;
 	for (uint32_t i = 0; i < log->count; i++) {
 		struct nfp_call *call = &calls[base + i];
 		*call = log->items[i];
-		nfp_counted_deliver(&pipeline->counted, call, base + i);
+		deliver_counted(pipeline, out, call, base + i);
 		call->thread = thread;
 		call->batch = batch;
 		if (call->parent != NFP_NONE)
 			call->parent += base;
 		charge_parent(calls, call);
 	}
-	pipeline->calls.count += log->count;
+	out->count += log->count;
 }
 
 // The same for a log with rows that are dead or have outlasted their parents.
-static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_log *log, uint32_t batch,
-                              uint32_t thread, uint32_t *remap)
+static void deliver_irregular(struct nfp_pipeline *pipeline, struct nfp_log *out, const struct nfp_log *log,
+                              uint32_t batch, uint32_t thread, uint32_t *remap)
 {
-	struct nfp_call *calls = pipeline->calls.items;
+	struct nfp_call *calls = out->items;
 	for (uint32_t i = 0; i < log->count; i++) {
 		const struct nfp_call *row = &log->items[i];
 		uint32_t parent = row->parent == NFP_NONE ? NFP_NONE : remap[row->parent];
@@ -60,10 +68,10 @@ static void deliver_irregular(struct nfp_pipeline *pipeline, const struct nfp_lo
 		if (row->function == NFP_NONE)
 			continue;
 		parent = nfp_parent_climb(calls, parent, row->end_ticks);
-		remap[i] = pipeline->calls.count++;
+		remap[i] = out->count++;
 		struct nfp_call *call = &calls[remap[i]];
 		*call = *row;
-		nfp_counted_deliver(&pipeline->counted, call, remap[i]);
+		deliver_counted(pipeline, out, call, remap[i]);
 		call->thread = thread;
 		call->batch = batch;
 		call->parent = parent;
@@ -95,26 +103,51 @@ static void deliver_packets(struct nfp_pipeline *pipeline, const struct nfp_pend
 	pipeline->packets.count += pending->packets.count;
 }
 
-static void deliver(struct nfp_pipeline *pipeline, const struct nfp_pending *pending)
+static void deliver_calls(struct nfp_pipeline *pipeline, struct nfp_log *out,
+                          const struct nfp_pending *pending, struct nfp_batch *batch, uint32_t index)
+{
+	uint32_t *remap = pending->log.irregular ? pipeline->remap.items : NULL;
+	*batch = pending->batch;
+	batch->first_call = out->count;
+	if (remap)
+		deliver_irregular(pipeline, out, &pending->log, index, batch->thread, remap);
+	else
+		deliver_regular(pipeline, out, &pending->log, index, batch->thread);
+	batch->calls = out->count - batch->first_call;
+}
+
+void nfp_batch_deliver_again(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+{
+	uint32_t calls = pending->log.count, index = pipeline->again_batches.count;
+	pending->again_take = pipeline->given + 1;
+	pending->again_index = NFP_NONE;
+	if ((pending->log.irregular && !nfp_remap_reserve(pipeline, calls)) ||
+	    !NFP_ARRAY_RESERVE(&pipeline->again_calls, pipeline->again_calls.count + calls) ||
+	    !NFP_ARRAY_RESERVE(&pipeline->again_batches, index + 1))
+		return;
+	pending->again_index = pipeline->again_batches.count++;
+	deliver_calls(pipeline, &pipeline->again_calls, pending, &pipeline->again_batches.items[index],
+	              index);
+}
+
+void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
 	uint32_t *remap = pending->log.irregular ? nfp_remap_reserve(pipeline, pending->log.count) : NULL;
+	pending->given_take = pipeline->given + 1;
+	pending->given_index = NFP_NONE;
 	if (!delivered_reserve(pipeline, pending->log.count, pending->packets.count) ||
 	    (pending->log.irregular && !remap)) {
 		pipeline->counts.discarded += pending->log.count + pending->packets.count;
 		return;
 	}
-	uint32_t index = pipeline->batches.count++;
+	uint32_t index = pending->given_index = pipeline->batches.count++;
+	uint32_t first_packet = pipeline->packets.count;
 	struct nfp_batch *batch = &pipeline->batches.items[index];
-	*batch = pending->batch;
-	batch->first_call = pipeline->calls.count;
-	batch->first_packet = pipeline->packets.count;
+	deliver_calls(pipeline, &pipeline->calls, pending, batch, index);
+	batch->first_packet = first_packet;
 	batch->packets = pending->packets.count;
-	if (remap)
-		deliver_irregular(pipeline, &pending->log, index, batch->thread, remap);
-	else
-		deliver_regular(pipeline, &pending->log, index, batch->thread);
-	batch->calls = pipeline->calls.count - batch->first_call;
 	deliver_packets(pipeline, pending, index);
+	nfp_handovers_deliver(pipeline, pending, first_packet);
 }
 
 static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
@@ -124,6 +157,7 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 	for (uint32_t i = 0; pending->undone && i < pending->packets.count; i++)
 		if (pending->packets.items[i].disposition == NFP_UNKNOWN)
 			nfp_packet_forget(pipeline, pending, i);
+	nfp_handovers_release(pipeline, pending);
 	pipeline->pending_calls -= pending->log.count;
 	pipeline->pending_packets -= pending->packets.count;
 	pending->next = pipeline->idle;
@@ -132,23 +166,30 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
+	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;
 	while (*link) {
 		struct nfp_pending *pending = *link;
-		uint64_t later = stream->ended_total - pending->number;
-		int given_up = later >= NFP_LATER_BATCHES && pending->round < pipeline->round;
-		int waits =
-		    pending->undone || nfp_chosen_waits(stream, pending) || nfp_shown_waits(stream, pending);
-		if (waits && !given_up && !all) {
+		uint64_t later = stream->ended_total + 1 - pending->number;
+		int given_up = later >= patience && pending->round < pipeline->round;
+		int waits = pending->undone || nfp_chosen_waits(stream, pending) ||
+		            nfp_shown_waits(stream, pending) || nfp_handovers_wait(pipeline, pending);
+		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
 			link = &pending->next;
 			left++;
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
 		stream->showing = NULL; // its batch may be used for another one
+		if (!pending->given_take)
+			nfp_batch_deliver(pipeline, pending);
+		if (pending->held) { // by packets that are not delivered
+			link = &pending->next;
+			left++;
+			continue;
+		}
 		*link = pending->next;
-		deliver(pipeline, pending);
 		release(pipeline, pending);
 	}
 	stream->ended_last = link;

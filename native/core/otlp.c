@@ -50,36 +50,6 @@ size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 	return find_head_bytes(job) + job->fixed_bytes_max + job->call_bytes_max + find_end_bytes(job);
 }
 
-// Writes a packet's trace with at most `calls` calls. Returns its end, or NULL and in *written how many calls fitted.
-static uint8_t *write_trace(const struct request *request, uint8_t *p, struct nfp_trace *trace,
-                            uint32_t calls, uint32_t *written, uint32_t *spans)
-{
-	const uint64_t call_bytes = request->job->call_bytes_max;
-	*written = 0;
-	if ((uint64_t)(request->limit - p) < request->job->fixed_bytes_max)
-		return NULL;
-	p = nfp_span_write_packet(p, trace, spans);
-	if (!trace->has_batch)
-		return p;
-	struct nfp_trace own, *batch = trace;
-	if (request->job->is_linked) {
-		own = *trace;
-		nfp_id_batch(request->job->session_id, trace->batch->id, &own.id);
-		own.unique = own.id;
-		own.reasons = 0; // its trace id is no packet's, so no sample has drawn it
-		batch = &own;
-	}
-	p = nfp_span_write_batch(p, batch);
-	for (uint32_t i = 0; i < calls; i++) {
-		if ((uint64_t)(request->limit - p) < call_bytes)
-			return NULL;
-		p = nfp_span_write_call(p, batch, i);
-		*written = i + 1;
-	}
-	*spans += 1 + calls;
-	return p;
-}
-
 // Calls of the batch that lie inside the columns.
 static uint32_t find_calls(const struct nfp_otlp_job *job, const struct nfp_batch *batch)
 {
@@ -87,6 +57,86 @@ static uint32_t find_calls(const struct nfp_otlp_job *job, const struct nfp_batc
 		return 0;
 	uint32_t rest = job->call_count - batch->first_call;
 	return batch->calls < rest ? batch->calls : rest;
+}
+
+// Writes the trace's batch with its calls, as long as there are fewer than `calls` in *written. Returns the end, or
+// NULL: *written calls fitted.
+static uint8_t *write_batch(const struct request *request, uint8_t *p, struct nfp_trace *trace,
+                            uint32_t calls, uint32_t *written, uint32_t *spans)
+{
+	const uint64_t call_bytes = request->job->call_bytes_max;
+	uint32_t all = find_calls(request->job, trace->batch), left = calls - *written;
+	uint32_t own_calls = all < left ? all : left;
+	struct nfp_trace own, *batch = trace;
+	trace->calls_cut = all - own_calls;
+	if (request->job->is_linked) {
+		own = *trace;
+		nfp_id_batch(request->job->session_id, trace->batch->id, &own.id);
+		own.unique = own.id;
+		own.ordinal = 0;
+		own.reasons = 0; // its trace id is no packet's, so no sample has drawn it
+		batch = &own;
+	}
+	p = nfp_span_write_batch(p, batch);
+	for (uint32_t i = 0; i < own_calls; i++) {
+		if ((uint64_t)(request->limit - p) < call_bytes)
+			return NULL;
+		p = nfp_span_write_call(p, batch, i);
+		*written += 1;
+	}
+	*spans += 1 + own_calls;
+	return p;
+}
+
+static int opens(const struct nfp_otlp_job *job, const struct nfp_handover *handover)
+{
+	return !job->is_linked || (job->handover_opens && job->handover_opens[handover - job->handovers]);
+}
+
+// The batches in which the packet went on, each behind the wait for it.
+static uint8_t *write_handovers(const struct request *request, uint8_t *p, const struct nfp_trace *trace,
+                                uint32_t calls, uint32_t *written, uint32_t *spans)
+{
+	const struct nfp_otlp_job *job = request->job;
+	struct nfp_trace taken = *trace;
+	for (uint32_t i = 0; p && i < trace->handover_count; i++) {
+		if ((uint64_t)(request->limit - p) < job->fixed_bytes_max)
+			return NULL;
+		uint64_t since_ticks = taken.batch->end_ticks;
+		taken.batch = &job->batches[trace->handovers[i].batch];
+		taken.handover = i + 1;
+		taken.ordinal = nfp_id_handover(i + 1);
+		taken.index = trace->handovers[i].index;
+		p = nfp_span_write_handover(p, &taken, since_ticks);
+		*spans += 1;
+		if (opens(job, &trace->handovers[i]))
+			p = write_batch(request, p, &taken, calls, written, spans);
+	}
+	return p;
+}
+
+// Writes a packet's trace with at most `calls` calls. Returns its end, or NULL and in *written how many calls fitted.
+static uint8_t *write_trace(const struct request *request, uint8_t *p, struct nfp_trace *trace,
+                            uint32_t calls, uint32_t *written, uint32_t *spans)
+{
+	*written = 0;
+	if ((uint64_t)(request->limit - p) < request->job->fixed_bytes_max)
+		return NULL;
+	p = nfp_span_write_packet(p, trace, spans);
+	if (trace->has_batch)
+		p = write_batch(request, p, trace, calls, written, spans);
+	return p ? write_handovers(request, p, trace, calls, written, spans) : NULL;
+}
+
+// Calls of all batches that are written with the packet.
+static uint32_t find_all_calls(const struct nfp_trace *trace)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t all = trace->has_batch ? find_calls(job, trace->batch) : 0;
+	for (uint32_t i = 0; i < trace->handover_count; i++)
+		if (opens(job, &trace->handovers[i]))
+			all += find_calls(job, &job->batches[trace->handovers[i].batch]);
+	return all;
 }
 
 // What ran while the packet waited; nothing where the tables say what cannot be.
@@ -116,29 +166,31 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 	trace.batch = &job->batches[trace.packet->batch];
 	trace.tail = job->tails ? &job->tails[chosen] : NULL;
 	trace.reasons = job->reasons[chosen];
+	trace.index = trace.packet->index;
 	find_waited(&trace, chosen);
+	nfp_span_find_handovers(&trace, index);
 	nfp_id_trace(job, trace.packet, trace.batch->id, &trace.clock, &trace.id);
 	nfp_id_unique(job->session_id, trace.packet, trace.batch->id, &trace.unique);
 	trace.has_batch = !job->is_linked || (job->opens && job->opens[chosen]);
-	uint32_t all = trace.has_batch ? find_calls(job, trace.batch) : 0, calls = all, written, spans;
-	if (all > NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL - result->spans) {
-		if (result->spans)
-			return NULL;
-		calls = NFP_OTLP_SPANS_MAX - NFP_SPAN_FIRST_CALL;
-	}
-	trace.calls_cut = all - calls;
+	uint32_t fixed = NFP_SPAN_FIRST_CALL + 2 * trace.handover_count;
+	uint32_t all = find_all_calls(&trace), calls = all, written, spans;
+	if (result->spans && all + fixed > NFP_OTLP_SPANS_MAX - result->spans)
+		return NULL;
+	if (all > NFP_OTLP_SPANS_MAX - fixed)
+		calls = NFP_OTLP_SPANS_MAX - fixed;
 	uint8_t *end = write_trace(request, p, &trace, calls, &written, &spans);
 	while (!end && !result->spans) {
 		// Alone in its request and still too large: again, with the calls that fitted. Saying how many were cut
-		// takes room as well, so that may be one less yet.
-		trace.calls_cut = all - written;
-		end = write_trace(request, p, &trace, written, &written, &spans);
+		// takes room as well, so that may be one less yet. Last of all its last batches are left out.
+		trace.handover_count -= written == calls && trace.handover_count;
+		calls = written;
+		end = write_trace(request, p, &trace, calls, &written, &spans);
 	}
 	if (!end)
 		return NULL;
 	request->clock.last = trace.clock.last;
 	result->spans += spans;
-	result->dropped_spans += trace.calls_cut;
+	result->dropped_spans += all - written;
 	return end;
 }
 

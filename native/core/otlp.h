@@ -17,6 +17,7 @@ enum nfp_otlp_limit {
 	NFP_OTLP_BYTES_MAX = 3670016, // 3.5 MiB: receivers refuse more than 4 MiB, decompressed
 	NFP_OTLP_TRACE_STATE_MAX = 64,
 	NFP_OTLP_COUNTER_NAME_MAX = 96,
+	NFP_HANDOVERS_MAX = 64, // of one packet, written
 	NFP_WAITED_MAX = 16, // links of the span of a packet's wait
 };
 
@@ -90,6 +91,9 @@ struct nfp_otlp_job {
 	const struct nfp_batch *batches;
 	const struct nfp_packet *packets;
 	const struct nfp_topic *topics; // of the messages among the packets, by rising digest
+	const struct nfp_handover *handovers; // by rising packet; their batches are all in `batches`
+	const uint8_t
+	    *handover_opens; // with is_linked, of each: whether its batch is written with its packet
 	const uint32_t *selected; // indices of packets
 	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
@@ -104,6 +108,7 @@ struct nfp_otlp_job {
 	uint32_t batch_count;
 	uint32_t packet_count;
 	uint32_t topic_count;
+	uint32_t handover_count;
 	uint32_t selected_count;
 	uint32_t speaker_count;
 	uint32_t anchor_count; // >= 1
@@ -150,10 +155,10 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
                         uint64_t *ids);
 
-// Where the batch of each of `count` packets is a span: trace id (high, low) and span id, three words each. Packets
-// whose batch is not in the columns get zeros.
-void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
-                          uint64_t *links);
+// Where a batch of each of `count` packets is a span: trace id (high, low) and span id, three words each. `numbers`: of
+// which of its handovers, 0: the batch that received it. Packets whose batch is not in the columns get zeros.
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, const uint32_t *numbers,
+                          uint32_t count, uint64_t *links);
 
 // cdef end
 

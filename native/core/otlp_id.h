@@ -14,6 +14,12 @@ struct nfp_trace_id {
 // Ordinals of the spans of one packet. The call at `index` of its batch has NFP_SPAN_FIRST_CALL + index.
 enum { NFP_SPAN_PACKET = 0, NFP_SPAN_QUEUE = 1, NFP_SPAN_BATCH = 2, NFP_SPAN_FIRST_CALL = 3 };
 
+// Added to them for what belongs to the packet's handover number 1 and on.
+static inline uint64_t nfp_id_handover(uint32_t number)
+{
+	return (uint64_t)number << 32;
+}
+
 // A bijection of 64 bits in which every input bit reaches every output bit (the finaliser of splitmix64).
 static inline uint64_t nfp_id_mix(uint64_t x)
 {

@@ -275,6 +275,10 @@ static uint8_t *write_links(uint8_t *p, struct nfp_trace *trace)
 	uint64_t span;
 	if (trace->job->is_linked && nfp_id_batch_span(trace->job, trace->packet, &trace->clock, &id, &span))
 		p = nfp_span_link_to(p, trace, id.high, id.low, span);
+	for (uint32_t i = 0; trace->job->is_linked && i < trace->handover_count; i++) {
+		nfp_id_batch(trace->job->session_id, trace->job->batches[trace->handovers[i].batch].id, &id);
+		p = nfp_span_link_to(p, trace, id.high, id.low, nfp_id_span(&id, NFP_SPAN_BATCH));
+	}
 	if (trace->tail && (trace->tail->link_high | trace->tail->link_low))
 		p = nfp_span_link(p, trace);
 	return p;

@@ -88,8 +88,8 @@ uint8_t *nfp_span_link_to(uint8_t *p, const struct nfp_trace *trace, uint64_t hi
 	return nfp_wire_bytes(p, flags, sizeof(flags));
 }
 
-void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
-                          uint64_t *links)
+void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, const uint32_t *numbers,
+                          uint32_t count, uint64_t *links)
 {
 	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
 	for (uint32_t i = 0; i < count; i++, links += 3) {
@@ -99,6 +99,8 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 		struct nfp_trace_id trace;
 		uint64_t span;
 		if (!packet || !nfp_id_batch_span(job, packet, &clock, &trace, &span))
+			continue;
+		if (numbers[i] && !nfp_span_find_taker(job, packets[i], numbers[i], &trace, &span))
 			continue;
 		links[0] = trace.high;
 		links[1] = trace.low;
@@ -136,13 +138,13 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 	int is_linked = trace->job->is_linked != 0;
 	if (is_linked)
 		trace->origin_ns = start_ns;
-	p = nfp_span_begin(p, trace, NFP_SPAN_BATCH, is_linked ? NFP_NONE : NFP_SPAN_PACKET);
+	p = nfp_span_begin(p, trace, trace->ordinal + NFP_SPAN_BATCH, is_linked ? NFP_NONE : NFP_SPAN_PACKET);
 	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
 	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = nfp_wire_int(p, &BATCH_ID, batch->id);
 	p = nfp_wire_int(p, &BATCH_SIZE, batch->size);
 	if (!is_linked)
-		p = nfp_wire_int(p, &BATCH_INDEX, trace->packet->index);
+		p = nfp_wire_int(p, &BATCH_INDEX, trace->index);
 	p = nfp_wire_int(p, &BATCH_REQUESTED, batch->requested);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
 	p = nfp_wire_bool(p, &BATCH_DETAIL, !(batch->flags & NFP_BATCH_UNDETAILED));
@@ -152,6 +154,8 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 		p = nfp_wire_true(p, &BATCH_UNFINISHED);
 	if (trace->calls_cut)
 		p = nfp_wire_int(p, &CALLS_CUT, trace->calls_cut);
+	if (!is_linked)
+		p = nfp_span_write_handover_number(p, trace);
 	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, batch->thread));
 	return nfp_span_end(start, p);
 }
@@ -166,8 +170,9 @@ uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace)
 static uint64_t find_parent(const struct nfp_trace *trace, const struct nfp_call *call, uint32_t index)
 {
 	uint32_t parent = call->parent - trace->batch->first_call;
-	return call->parent != NFP_NONE && parent < index ? NFP_SPAN_FIRST_CALL + (uint64_t)parent
-	                                                  : NFP_SPAN_BATCH;
+	return trace->ordinal + (call->parent != NFP_NONE && parent < index
+	                             ? NFP_SPAN_FIRST_CALL + (uint64_t)parent
+				     : NFP_SPAN_BATCH);
 }
 
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index)
@@ -179,7 +184,8 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 	if (end_ns < start_ns)
 		end_ns = start_ns;
 	uint8_t *start = p;
-	p = nfp_span_begin(p, trace, NFP_SPAN_FIRST_CALL + (uint64_t)index, find_parent(trace, call, index));
+	p = nfp_span_begin(p, trace, trace->ordinal + NFP_SPAN_FIRST_CALL + index,
+	                   find_parent(trace, call, index));
 	p = nfp_span_text(p, trace, function->head);
 	p = nfp_span_times(p, trace, start_ns, end_ns);
 	p = nfp_span_text(p, trace, function->attribute);

@@ -9,7 +9,7 @@
 // Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 32
 // attributes of at most 4 + 32 + 2 + 2 + 47 bytes; the parts around attributes are less than 256.
 enum {
-	NFP_SPAN_PACKET_BYTES = 3200,
+	NFP_SPAN_PACKET_BYTES = 3200 + 40 * NFP_HANDOVERS_MAX, // a link has 35
 	NFP_SPAN_QUEUE_BYTES = 512 + 40 * NFP_WAITED_MAX, // a link has 35
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512,
@@ -28,9 +28,15 @@ struct nfp_trace {
 	uint32_t has_batch;          // its batch is written with it
 	const uint32_t *waited;      // packets of the batches that ran while it waited
 	uint32_t waited_count;
+	const struct nfp_handover *handovers; // of the packet
+	uint32_t handover_count;
+	uint32_t
+	    handover; // 0: the batch is that which received the packet, else that of the handover of this number
+	uint32_t index; // in the batch
+	uint64_t ordinal; // added to those of the batch's spans
 	struct nfp_trace_id id;
 	struct nfp_trace_id unique; // span ids are made from it; differs from `id` when that is correlated
-	uint64_t origin_ns;         // where it begins
+	uint64_t origin_ns; // where it begins
 	struct nfp_clock_cursor clock;
 };
 
@@ -74,6 +80,15 @@ uint8_t *nfp_span_write_arrival(uint8_t *p, struct nfp_trace *trace);
 // Writes the span of a packet's wait.
 uint8_t *nfp_span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start_ns, uint64_t batch_ns);
 
+// Writes the span of the wait between the last batch's end, or receipt, and a handover's batch (otlp_handover.c).
+uint8_t *nfp_span_write_handover(uint8_t *p, struct nfp_trace *trace, uint64_t since_ticks);
+// nf.handover, where the trace is at one.
+uint8_t *nfp_span_write_handover_number(uint8_t *p, const struct nfp_trace *trace);
+// Where the batch of this handover of the packet is a span; `trace` holds the packet's. 0: it is not in the columns.
+int nfp_span_find_taker(const struct nfp_otlp_job *job, uint32_t packet, uint32_t number,
+                        struct nfp_trace_id *trace, uint64_t *span);
+// The handovers of the trace's packet, in the job's order.
+void nfp_span_find_handovers(struct nfp_trace *trace, uint32_t packet);
 // Writes the packet's span and, when it waited, or can have waited, before its batch, the span of its wait.
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans);
 // Writes what a message's span has instead of a flow; nothing for other packets.

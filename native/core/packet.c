@@ -151,6 +151,8 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		stream->describing = NFP_DESCRIBING_SHOWN;
 	} else if (role == NFP_ROLE_MESSAGE)
 		nfp_message_begin(pipeline, stream, record);
+	else if (role == NFP_ROLE_TAKE_OVER && nfp_handover_begin(pipeline, stream, record))
+		stream->describing = NFP_DESCRIBING_NONE; // no facts follow
 	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
 	else if (nfp_role_hands_on(role) && role != NFP_ROLE_SEND && handed(stream, record))

@@ -245,6 +245,7 @@ static void begin_feed(struct nfp_pipeline *pipeline)
 	pipeline->taken = 0;
 	pipeline->calls.count = pipeline->batches.count = pipeline->packets.count = 0;
 	pipeline->given_topics.count = pipeline->counted.given.count = 0;
+	pipeline->handovers.count = pipeline->again_batches.count = pipeline->again_calls.count = 0;
 }
 
 static void read_records(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -296,7 +297,9 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 static void end_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {
 	stream->describing = NFP_DESCRIBING_NONE;
-	if (stream->batch && stream->batch->handed < stream->batch->batch.size)
+	// What took packets over may have handed them to others in its turn.
+	if (stream->batch && stream->batch->handed < stream->batch->batch.size &&
+	    !(stream->batch->batch.flags & NFP_BATCH_TAKEN_OVER))
 		stream->batch->batch.flags |= NFP_BATCH_UNFINISHED;
 	stream->tree.unpaired_entries += stream->poll.valid;
 	stream->poll.valid = 0;
@@ -336,11 +339,17 @@ static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 	    .packets = pipeline->packets.items,
 	    .topics = pipeline->given_topics.items,
 	    .counters = pipeline->counted.given.items,
+	    .handovers = pipeline->handovers.items,
+	    .again_batches = pipeline->again_batches.items,
+	    .again_calls = pipeline->again_calls.items,
 	    .call_count = pipeline->calls.count,
 	    .batch_count = pipeline->batches.count,
 	    .packet_count = pipeline->packets.count,
 	    .topic_count = pipeline->given_topics.count,
 	    .counters_count = pipeline->counted.given.count,
+	    .handover_count = pipeline->handovers.count,
+	    .again_batch_count = pipeline->again_batches.count,
+	    .again_call_count = pipeline->again_calls.count,
 	};
 }
 

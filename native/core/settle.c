@@ -128,6 +128,20 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	return 1;
 }
 
+// The packet stays: it will be handed on.
+static int settle_take_over(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_buffer_entry *entry =
+	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	if (!entry || entry->slot >= NFP_SLOT_LATE)
+		return 0;
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	if (pending->packets.items[entry->index].receive_ticks > event->ticks)
+		return 0;
+	nfp_handover_note(pipeline, pending, entry->index, event);
+	return 1;
+}
+
 // The message stays: it may be sent to more receivers, and ends with the last.
 static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
@@ -179,13 +193,18 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 		settle_made(pipeline, event);
 		return;
 	}
-	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event) : settle_done(pipeline, event))
+	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
+	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event)
+	    : takes_over                  ? settle_take_over(pipeline, event)
+	                                  : settle_done(pipeline, event))
 		return;
 	if (event->kind == NFP_EVENT_TRANSMIT && event->ticks > pipeline->made_ticks)
 		pipeline->made_ticks = event->ticks; // of whatever was received before, it may be a copy
 	if (event->tries || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
-		pipeline->counts.generated += event->kind != NFP_EVENT_FREE;
+		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !takes_over;
+		if (takes_over)
+			nfp_handover_leave(pipeline, event->slot);
 		return;
 	}
 	later->items[later->count] = *event;

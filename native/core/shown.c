@@ -53,5 +53,5 @@ int nfp_shown_waits(const struct nfp_stream *stream, const struct nfp_pending *p
 {
 	return stream->shows && pending->kind == NFP_PENDING_BURST &&
 	       pending->packets.count < pending->batch.size &&
-	       stream->ended_total - pending->number < TURN_BATCHES;
+	       stream->ended_total + 1 - pending->number < TURN_BATCHES;
 }

@@ -20,9 +20,10 @@ enum {
 	NFP_OUTSIDE_CALLS = 4096,       // calls outside batches held for a call that is still open
 	NFP_EARLY_RECORDS = 1024, // after so many it is looked for batches that need not wait
 	NFP_EARLY_BATCHES = 64,
-	NFP_LATER_BATCHES = 64,         // a batch waits for its packets until so many later ones have ended
-	NFP_HANDED_MAX = 65536,         // packets of the transmit calls that one thread has open
-	NFP_PENDING_CALLS_MAX = 2 << 20,   // all threads; above it batches are delivered as they are
+	NFP_LATER_BATCHES = 64, // a batch waits for its packets until so many later ones have ended ...
+	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads
+	NFP_HANDED_MAX = 65536, // packets of the transmit calls that one thread has open
+	NFP_PENDING_CALLS_MAX = 2 << 20, // all threads; above it batches are delivered as they are
 	NFP_PENDING_PACKETS_MAX = 1 << 20,
 	NFP_EVENTS_MAX = 1 << 20,
 	NFP_DELIVERED_CALLS_MAX = 16 << 20, // not taken; above it batches are discarded and counted
@@ -31,9 +32,17 @@ enum {
 };
 
 enum nfp_pending_kind {
-	NFP_PENDING_BURST,  // what a receive call returned
+	NFP_PENDING_BURST, // what a receive call returned
 	NFP_PENDING_AROUND, // messages inside a call (message.c): ends with it
-	NFP_PENDING_TURN,   // from one call to the next (turn.c)
+	NFP_PENDING_TURN, // from one call to the next (turn.c)
+};
+
+// A packet of a batch went on in another one.
+struct nfp_pending_handover {
+	uint64_t ticks;
+	uint32_t packet;
+	uint32_t slot; // of the batch that took it over
+	uint32_t index; // in its burst
 };
 
 // A batch that has begun and was not delivered.
@@ -46,13 +55,23 @@ struct nfp_pending {
 		uint32_t count;
 		uint32_t capacity;
 	} packets;
+	struct {
+		struct nfp_pending_handover *items;
+		uint32_t count;
+		uint32_t capacity;
+	} handovers; // of its packets to other batches (handover.c)
+	uint32_t taken; // described packets of a batch that took them over ...
+	uint32_t held; // ... of which so many are not delivered: it stays, delivered or not
+	uint32_t given_index, again_index; // in the columns of the take ...
+	uint64_t given_take, again_take; // ... with this number; 0: never
 	uint32_t undone; // described packets that may still be transmitted or dropped
-	uint32_t slot;   // in nfp_pipeline.slots
+	uint32_t slot; // in nfp_pipeline.slots
 	uint64_t handed; // packets that calls of this batch transmitted or dropped
 	uint64_t receive_ticks; // exit of the receive call
 	uint64_t received_total; // packets of its thread up to its last one
-	uint64_t round;  // of the take after which it ended
-	uint64_t number; // among the ended batches of its thread
+	uint64_t round; // of the take after which it ended
+	uint64_t
+	    number; // one more than receiving batches of its thread had ended with it; 0: it has not ended
 	struct nfp_pending *next;
 };
 
@@ -62,6 +81,7 @@ enum nfp_event_kind {
 	NFP_EVENT_DROP,
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
+	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
 };
 
@@ -71,10 +91,10 @@ struct nfp_event {
 	uint64_t done_ticks;
 	uint64_t buffer;
 	uint64_t digest;
-	uint32_t slot;     // receive: its batch ...
-	uint32_t index;    // ... and packet
+	uint32_t slot; // receive: its batch ...
+	uint32_t index; // ... and packet
 	uint32_t function; // of the transmit or drop call
-	uint16_t kind;     // enum nfp_event_kind
+	uint16_t kind; // enum nfp_event_kind
 	uint16_t tries;
 };
 
@@ -112,10 +132,10 @@ struct nfp_stream {
 	uint32_t thread;
 	struct nfp_calltree tree;
 	struct nfp_log outside;
-	uint32_t outside_limit;     // rows of `outside` at which it is delivered in part
-	uint32_t outside_seen;      // rows of it that stood there at the last take
-	struct nfp_log *log;        // &outside, or the log of `batch`
-	struct nfp_pending *batch;  // the last receive's, until the next; its log may be closed before
+	uint32_t outside_limit; // rows of `outside` at which it is delivered in part
+	uint32_t outside_seen; // rows of it that stood there at the last take
+	struct nfp_log *log; // &outside, or the log of `batch`
+	struct nfp_pending *batch; // the last receive's, until the next; its log may be closed before
 	uint64_t last_ticks;
 	struct {
 		uint64_t start_ticks;
@@ -193,6 +213,7 @@ struct nfp_pipeline {
 	uint64_t next_batch_id, round, given; // given: takes, those of parts included
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were settled
+	int hands_over; // packets were taken over
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -213,6 +234,17 @@ struct nfp_pipeline {
 		uint32_t count;
 		uint32_t capacity;
 	} given_topics;
+	struct {
+		struct nfp_handover *items;
+		uint32_t count;
+		uint32_t capacity;
+	} handovers;
+	struct {
+		struct nfp_batch *items;
+		uint32_t count;
+		uint32_t capacity;
+	} again_batches;
+	struct nfp_log again_calls;
 	struct {
 		uint32_t *items;
 		uint32_t capacity;
@@ -261,6 +293,9 @@ void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
 // The same for those of one thread.
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
+// One batch that has ended, into the columns. Not again: its packets, too.
+void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
+void nfp_batch_deliver_again(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
 // packet.c
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -304,6 +339,20 @@ void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 // A call of role TURN begins.
 void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
                     uint32_t function, uint32_t rsp);
+// handover.c
+// A packet is described by a call that takes packets over. 0: it belongs to no batch, or there is no memory.
+int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record);
+// The packet at `index` of `pending` is the one of the event.
+void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index,
+                       const struct nfp_event *event);
+// Nothing more will come of what holds the batch in this slot.
+void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
+// Whether packets of the batch are in batches that have not ended.
+int nfp_handovers_wait(const struct nfp_pipeline *pipeline, const struct nfp_pending *pending);
+// Those of a batch whose packets stand in the columns from `first_packet` on.
+void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet);
+void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // detail.c
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);

@@ -36,6 +36,7 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	for (uint32_t i = 0; i < pipeline->slots.count; i++) {
 		free(pipeline->slots.items[i]->log.items);
 		free(pipeline->slots.items[i]->packets.items);
+		free(pipeline->slots.items[i]->handovers.items);
 		free(pipeline->slots.items[i]);
 	}
 	free(pipeline->slots.items);
@@ -48,6 +49,9 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	free(pipeline->batches.items);
 	free(pipeline->packets.items);
 	free(pipeline->given_topics.items);
+	free(pipeline->handovers.items);
+	free(pipeline->again_batches.items);
+	free(pipeline->again_calls.items);
 	nfp_topics_deinit(&pipeline->topics);
 	free(pipeline->remap.items);
 	nfp_counted_deinit(&pipeline->counted);

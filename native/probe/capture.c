@@ -65,6 +65,15 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 	}
 }
 
+// A packet of which nothing but its buffer is said.
+static void write_buffer(struct nfp_thread *thread, uint32_t function, uint64_t buffer, uint32_t index)
+{
+	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (position != NFP_NO_ROOM)
+		nfp_write(thread, position, buffer, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT,
+		          index << 16);
+}
+
 // A buffer that is given back: by whom it is still held decides whether it is free then. NULL is allowed.
 static void write_freed(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                         uint64_t buffer, uint32_t index)
@@ -74,12 +83,8 @@ static void write_freed(struct nfp_thread *thread, uint32_t function, const stru
 		return;
 	if (program->holders != 0xffff)
 		__builtin_memcpy(&holders, (const uint8_t *)(uintptr_t)buffer + program->holders, 2);
-	if (holders != 1)
-		return;
-	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
-	if (position != NFP_NO_ROOM)
-		nfp_write(thread, position, buffer, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT,
-		          index << 16);
+	if (holders == 1)
+		write_buffer(thread, function, buffer, index);
 }
 
 static void write_one(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -103,6 +108,20 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	for (uint32_t i = 0; i < described; i++)
 		write_one(thread, function, program, program->pointers_single ? pointers : buffers[i], i);
+}
+
+// Who a packet is was said when it was received: its buffer is enough. The pointers may stand in larger items.
+static void write_taken_over(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                             uint64_t pointers, uint32_t count)
+{
+	if (!(thread->gate & NFP_GATE_PACKETS))
+		return;
+	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
+	for (uint32_t i = 0; i < described; i++) {
+		uint64_t place = pointers + (uint64_t)i * program->next_number;
+		write_buffer(thread, function,
+		             program->pointers_single ? pointers : *(const uint64_t *)(uintptr_t)place, i);
+	}
 }
 
 // Whether a receive call only says how many packets it returns, and not which.
@@ -159,8 +178,9 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	uint64_t pointers = pointers_of(thread, program, frame, count);
 	if (!is_trusted(thread, program, pointers, count))
 		return;
+	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
 	thread->shared->batches++;
-	thread->shared->received_packets += count;
+	thread->shared->received_packets += takes_over ? 0 : count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
 	marks |= nfp_queue_batch(thread, queue, frame->tsc, count < asked);
@@ -171,7 +191,9 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	int shown_later = is_shown_later(program);
 	if (shown_later)
 		nfp_show_expect(nfp_late_of(thread));
-	if (thread->gate & NFP_GATE_LATE || (shown_later && thread->gate & NFP_GATE_PACKETS)) {
+	if (takes_over)
+		write_taken_over(thread, function, program, pointers, count);
+	else if (thread->gate & NFP_GATE_LATE || (shown_later && thread->gate & NFP_GATE_PACKETS)) {
 		nfp_late_receive(thread, function, burst_of(program, pointers, count), frame->tsc);
 	} else {
 		write_packets(thread, function, program, pointers, count);

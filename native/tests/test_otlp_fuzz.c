@@ -11,6 +11,7 @@ enum {
 	BATCHES = 8,
 	PACKETS = 30,
 	TOPICS = 3,
+	HANDOVERS = 200,
 	SELECTED = 50,
 	FUNCTIONS = 4,
 	THREADS = 3,
@@ -230,10 +231,23 @@ static uint64_t fuzz(unsigned long seed)
 	struct noise made;
 	noise_init(&made, &state, seed);
 	struct nfp_otlp_job job = make_job(&made, &state, seed);
+	struct nfp_handover handovers[HANDOVERS];
+	uint8_t opens[HANDOVERS];
+	for (uint32_t i = 0; i < HANDOVERS; i++) {
+		handovers[i] =
+		    (struct nfp_handover){i / 3, next_random(&state) % (job.batch_count + 2), i, 0};
+		opens[i] = next_random(&state) & 1;
+	}
+	job.handovers = handovers;
+	job.handover_opens = seed % 5 ? opens : NULL;
+	job.handover_count = seed % 3 ? HANDOVERS : 0;
 	uint64_t spans = encode_all(&job, nfp_otlp_prepare(&job) + next_random(&state) % 20000);
 	uint64_t ids[2 * SELECTED], links[3 * SELECTED];
+	uint32_t numbers[SELECTED];
+	for (uint32_t i = 0; i < SELECTED; i++)
+		numbers[i] = next_random(&state) % 4;
 	nfp_otlp_trace_ids(&job, made.selected, SELECTED, ids);
-	nfp_otlp_batch_links(&job, made.selected, SELECTED, links);
+	nfp_otlp_batch_links(&job, made.selected, numbers, SELECTED, links);
 	noise_deinit(&made);
 	return spans;
 }

@@ -32,6 +32,7 @@ TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 SHOW = int(lib.NFP_ROLE_SHOW)  # gets packets first, of receive calls that have only counted them
+TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
@@ -217,6 +218,7 @@ class Burst:
         when: which return values of a receive function say that it has received something, WHEN_*.
         checked: its packets are looked at with care (native/probe/plausible.c): a person described them.
         queue: the argument of a receive function that says which queue it polls, or ABSENT.
+        first, step: of TAKE_OVER: bytes before the first pointer of the array, and from one to the next.
     """
 
     pointers: int
@@ -230,6 +232,8 @@ class Burst:
     when: int = WHEN_NONZERO
     checked: bool = False
     queue: int = ABSENT
+    first: int = 0
+    step: int = 8
 
     def fields(self) -> dict[str, int]:
         """Fields of struct nfp_program."""
@@ -260,8 +264,10 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
         UsageError: the probe would read what it must not; the sentence names the field.
     """
     program = {"role": role, **burst.fields(), **buffer.fields()}
-    if burst.batch is not None and role != RECEIVE:
+    if burst.batch is not None and role not in (RECEIVE, TAKE_OVER):
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
+    if role == TAKE_OVER:
+        program |= {"pointers_offset": burst.first or program["pointers_offset"], "next_number": burst.step}
     needed = [("pointers_argument", burst.pointers)]
     needed += [("queue_argument", burst.queue)] if burst.queue != ABSENT else []
     needed += [("requested_argument", burst.requested)] if burst.requested not in (ABSENT, CAPACITY) else []

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.base import KNOWS_LIBRARY, RoleFunction
 from otel_nfprobe.adapters.dpdk_free import free_roles
+from otel_nfprobe.adapters.dpdk_handover import handover_roles
 from otel_nfprobe.adapters.dpdk_stamps import stamp_note, with_stamp
 from otel_nfprobe.adapters.ethdev import MBUF, data_of, mbuf_note, module_at, port_roles
 from otel_nfprobe.errors import NfprobeError, RefusedError
@@ -109,7 +110,7 @@ class DpdkAdapter:
                 f"nfprobe attach {target.pid}",
             )
         self._packet = with_stamp(target, MBUF)
-        return [*port_roles(target, table, self._packet), *free_roles(target)]
+        return [*port_roles(target, table, self._packet), *handover_roles(target), *free_roles(target)]
 
     def later_roles(self, target: Target) -> list[RoleFunction]:
         """See FollowingAdapter."""

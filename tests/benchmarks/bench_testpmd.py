@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed.
+"""What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed, and Open
+vSwitch (bench_ovs.py) with those that nfprobe chooses by itself.
 
-Short interleaved rounds in several testpmd processes: nothing; bare trampolines on the same sites (two time
+Short interleaved rounds in several processes: nothing; bare trampolines on the same sites (two time
 stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
 (with its defaults) and all, and none with `--counters auto`, drained by a real monitor on the other CPU. Prints
 nanoseconds of CPU time per batch of 32, as paired differences with quartiles: the rounds of a shared machine differ by
@@ -20,11 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+from bench_ovs import OvsForwarder
 from otel_nfprobe._core import lib
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
@@ -47,6 +50,8 @@ SETTLE_S = 0.05
 ENGINE_WORDS = 5
 BATCHES_MIN = 20_000
 PACKETS = (NONE, SLOW, ALL)
+OVS = "ovs"
+MODES = ("macswap", "csum", OVS)
 
 
 @dataclass
@@ -88,13 +93,52 @@ def worker_ns(pid: int) -> int:
     return max(int(path.read_text().split()[0]) for path in paths)
 
 
-def batch_ns(testpmd: Testpmd, seconds: float, wait: Callable[[float], None]) -> float:
+class Forwarder(Protocol):
+    """A running NF that forwards packets for ever."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def packets(self) -> int:
+        """Packets that it has received, by its own count."""
+
+    def choose(self, target: Target) -> Choice:
+        """Its probes."""
+
+    def drain_output(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class TestpmdForwarder:
+    """testpmd with one engine."""
+
+    def __init__(self, mode: str, prefix: str, capture: Path, lcores: str) -> None:
+        self._mode = mode
+        self._testpmd = Testpmd("dpdk-testpmd", prefix, pcap_device(capture, True), mode, False, lcores)
+        self.pid, self.drain_output, self.stop = self._testpmd.pid, self._testpmd.drain_output, self._testpmd.stop
+
+    def packets(self) -> int:
+        return self._testpmd.telemetry()[0]
+
+    def choose(self, target: Target) -> Choice:
+        return choose(target, choose_adapter("dpdk", target), [find_engine(target, self._mode)], [])
+
+
+def start(mode: str, number: int, capture: Path, cpus: Sequence[int]) -> Forwarder:
+    if mode == OVS:
+        return OvsForwarder(capture)
+    prefix = f"bench{os.getpid()}{mode}{number}"
+    return TestpmdForwarder(mode, prefix, capture, f"0@{cpus[0]},1@{cpus[-1]}")
+
+
+def batch_ns(forwarder: Forwarder, seconds: float, wait: Callable[[float], None]) -> float:
     """Nanoseconds of CPU time per batch, by the forwarder's own counter: others may want the CPU, too."""
-    start, before = worker_ns(testpmd.pid), testpmd.telemetry()[0]
+    start, before = worker_ns(forwarder.pid), forwarder.packets()
     packets = 0
     while packets < BATCHES_MIN * BATCH:
         wait(seconds)
-        elapsed, packets = worker_ns(testpmd.pid) - start, testpmd.telemetry()[0] - before
+        elapsed, packets = worker_ns(forwarder.pid) - start, forwarder.packets() - before
     return elapsed / (packets / BATCH)
 
 
@@ -114,10 +158,10 @@ def find_counters() -> tuple[Counter, ...]:
     return () if find_refusal(choice) else choice.hardware
 
 
-def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
+def measure(forwarder: Forwarder, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
     if kind.choice is None:
         time.sleep(SETTLE_S)
-        return batch_ns(testpmd, seconds, time.sleep)
+        return batch_ns(forwarder, seconds, time.sleep)
     wish = LateWish.choose(None, None, None)
     monitor = Monitor(target, kind.choice, ring_bytes, kind.packets, print, wish=wish)
     monitor.counters = kind.counters
@@ -128,7 +172,7 @@ def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_b
     def drain(wanted: float) -> None:
         monitor.drain.run_until(time.monotonic() + wanted)
 
-    ns = batch_ns(testpmd, seconds, drain)
+    ns = batch_ns(forwarder, seconds, drain)
     monitor.detach()
     monitor.close()
     return ns
@@ -137,12 +181,16 @@ def measure(testpmd: Testpmd, target: Target, kind: Kind, seconds: float, ring_b
 def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[str, float]:
     cpus = sorted(os.sched_getaffinity(0))
     times: list[list[float]] = []
+    probed: list[int] = []
     for number in range(arguments.restarts):
         os.sched_setaffinity(0, set(cpus))
-        times += run_process(mode, f"bench{os.getpid()}{mode}{number}", arguments, capture, cpus)
+        rows, functions = run_process(mode, number, arguments, capture, cpus)
+        times += rows
+        probed.append(functions)
     os.sched_setaffinity(0, set(cpus))
     nothing, bare_ns, none_ns, slow_ns, all_ns, counted_ns = np.array(times).T
-    print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; receive, engine and transmit probed")
+    functions = round(float(np.median(probed)))
+    print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; {functions} functions probed")
     bare = show("bare trampolines", bare_ns - nothing)
     none = show("--packets none", none_ns - nothing, bare)
     slow = show("--packets slow", slow_ns - nothing, bare)
@@ -151,7 +199,12 @@ def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[st
     counted = show(f"auto ({len(find_counters())} counters) - none", counted_ns - none_ns)
     late = show("slow - none", slow_ns - none_ns)
     print(f"  {'slow - none, per packet':24} {late / BATCH:+8.2f} ns")
+    shares = {
+        name: 100 * value / np.median(nothing) for name, value in (("none", none), ("slow", slow), ("all", every))
+    }
+    print("  of the batch's time: " + ", ".join(f"--packets {name} {share:+.1f} %" for name, share in shares.items()))
     return {
+        "functions": functions,
         "batch_ns": float(np.median(nothing)),
         "bare_ns": bare,
         "nfprobe_ns": none,
@@ -163,25 +216,28 @@ def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[st
 
 
 def run_process(
-    mode: str, prefix: str, arguments: argparse.Namespace, capture: Path, cpus: list[int]
-) -> list[list[float]]:
-    """Rounds in one testpmd: where its memory and ours happen to lie moves the figures by a hundred ns."""
-    lcores = f"0@{cpus[0]},1@{cpus[-1]}"
-    testpmd = Testpmd("dpdk-testpmd", prefix, pcap_device(capture, True), mode, False, lcores)
+    mode: str, number: int, arguments: argparse.Namespace, capture: Path, cpus: list[int]
+) -> tuple[list[list[float]], int]:
+    """Rounds in one process: where its memory and ours happen to lie moves the figures by a hundred ns.
+
+    Returns:
+        nanoseconds per batch, by round and kind; and how many functions are probed.
+    """
+    forwarder = start(mode, number, capture, cpus)
     os.sched_setaffinity(0, {cpus[0]})
     try:
-        target = Target(testpmd.pid)
-        ours = choose(target, choose_adapter("dpdk", target), [find_engine(target, mode)], [])
+        target = Target(forwarder.pid)
+        ours = forwarder.choose(target)
         bare = BareChoice(ours.adapter, ours.roles, ours.plans)
         kinds = [Kind("nothing", None), Kind("bare", bare), *(Kind(packets, ours, packets) for packets in PACKETS)]
         kinds.append(Kind("counters", ours, NONE, find_counters()))
         times = []
         for _ in range(arguments.rounds):
-            times.append([measure(testpmd, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])
-            testpmd.drain_output()
-        return times
+            times.append([measure(forwarder, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])
+            forwarder.drain_output()
+        return times, len(ours.requests())
     finally:
-        testpmd.stop()
+        forwarder.stop()
 
 
 def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]], bare_ns: float = 0.0) -> float:
@@ -194,7 +250,8 @@ def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]],
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--restarts", type=int, default=7, help="of testpmd")
+    parser.add_argument("--restarts", type=int, default=7, help="of each forwarder")
+    parser.add_argument("--only", choices=MODES, help="one forwarder")
     parser.add_argument("--rounds", type=int, default=5, help="in each")
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--ring-size", type=int, default=16 << 20, help="bytes")
@@ -204,7 +261,10 @@ def main() -> None:
         capture = Path(folder) / "bench.pcap"
         write_pcap(capture, make_frames(1024))
         figures = {}
-        for mode in ("macswap", "csum"):
+        for mode in [arguments.only] if arguments.only else MODES:
+            if mode == OVS and not OvsForwarder.is_installed():
+                print("Open vSwitch with DPDK is not installed: scripts/set-up test")
+                continue
             figures[mode] = run_mode(mode, arguments, capture)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures) + "\n")

@@ -84,6 +84,7 @@ class Example:
         lcores: number of its threads.
         devices: further virtual devices.
         memory_mib: for its packets.
+        sent: file that the second port writes what it sends into.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Example:
         lcores: int = 2,
         devices: Sequence[str] = (),
         memory_mib: int = 256,
+        sent: Path | str = "/dev/null",
     ) -> None:
         self.prefix = prefix
         self._pipe_path, self._log = folder / f"{prefix}.pcap", folder / f"{prefix}.log"
@@ -116,7 +118,7 @@ class Example:
             f"--file-prefix={prefix}",
         ]
         words += [f"--vdev={device}" for device in devices]
-        words += [f"--vdev=net_pcap0,rx_pcap={source},tx_pcap=/dev/null", "--vdev=net_pcap1,tx_pcap=/dev/null"]
+        words += [f"--vdev=net_pcap0,rx_pcap={source},tx_pcap=/dev/null", f"--vdev=net_pcap1,tx_pcap={sent}"]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 [*words, "--", *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

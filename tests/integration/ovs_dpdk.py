@@ -28,11 +28,12 @@ class OvsDpdk:
     Args:
         folder: for its sockets, its database and its files.
         first: capture file that p1 plays when it is made.
-        sent: capture file that p2 writes.
+        sent: capture file that p2 writes; None: p2 throws away what it is sent.
+        is_endless: `first` is played for ever.
     """
 
-    def __init__(self, folder: Path, first: Path, sent: Path) -> None:
-        self.folder, self.sent = folder, sent
+    def __init__(self, folder: Path, first: Path, sent: Path | None, is_endless: bool = False) -> None:
+        self.folder, self._sent, self._is_endless = folder, sent, is_endless
         self.played = folder / "played.pcap"
         os.symlink(first, self.played)
         self._descriptors = 512
@@ -49,6 +50,12 @@ class OvsDpdk:
             self.stop()
             raise
 
+    @property
+    def sent(self) -> Path:
+        """The file that p2 writes."""
+        assert self._sent is not None
+        return self._sent
+
     @staticmethod
     def is_installed() -> bool:
         return SCHEMA.exists() and BINARY.exists()
@@ -57,7 +64,9 @@ class OvsDpdk:
         bridge = ["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev", "fail-mode=secure"]
         self._run(*self._configure, *bridge)
         self.add_flow("in_port=1,actions=output:2")
-        for port, device in ((2, f"net_pcap2,tx_pcap={self.sent}"), (1, f"net_pcap1,rx_pcap={self.played}")):
+        last = f"net_pcap2,tx_pcap={self._sent}" if self._sent else "net_null2"
+        first = f"net_pcap1,rx_pcap={self.played}" + ",infinite_rx=1" * self._is_endless
+        for port, device in ((2, last), (1, first)):
             words = ["add-port", "br0", f"p{port}", "--", "set", "Interface", f"p{port}", "type=dpdk"]
             words += [f"ofport_request={port}", f'options:dpdk-devargs="{device}"']
             self._run(*self._configure, *words)

@@ -18,7 +18,7 @@ from span_expectation import NAMES, THREADS, attributes_of, make_clock
 from synthetic_columns import make_columns
 from test_span_random import randomise
 
-from otel_nfprobe.columns import NONE
+from otel_nfprobe.columns import HANDOVER, NONE
 from otel_nfprobe.resource import describe_target, make_resource_attributes
 from otel_nfprobe.span import TAIL, SpanEncoder
 from otel_nfprobe.timescale import TimeScale
@@ -73,6 +73,9 @@ def test_spans_carry_what_is_defined() -> None:
     tails["kind"] = random.integers(0, 7, count)
     tails["function"] = random.choice([0, 1, 3, NONE], count)
     tails["flow_packet"], tails["flags"] = random.integers(0, count, count), random.integers(0, 2, count)
+    columns.handovers = np.zeros(count, HANDOVER)
+    columns.handovers["packet"] = np.arange(count)
+    columns.handovers["batch"] = random.integers(0, len(columns.batches), count)
     scale = TimeScale(1000)
     encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9, time_scale=scale)
     encoder.set_threads(THREADS)

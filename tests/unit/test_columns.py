@@ -19,6 +19,7 @@ from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
         ("nfp_batch", BATCH),
         ("nfp_packet", PACKET),
         ("nfp_topic", columns.TOPIC),
+        ("nfp_handover", columns.HANDOVER),
         ("nfp_call_counters", columns.CALL_COUNTERS),
         ("nfp_message", columns.MESSAGE),
         ("nfp_thread_shared", columns.THREAD),
@@ -55,6 +56,7 @@ def test_layout_of_scans(struct: str, dtype: np.dtype) -> None:
         (columns.CallFlag, "NFP_CALL_"),
         (columns.BatchFlag, "NFP_BATCH_"),
         (columns.PacketFlag, "NFP_PACKET_"),
+        (columns.HandoverFlag, "NFP_HANDOVER_"),
         (columns.CountersFlag, "NFP_COUNTERS_"),
     ],
 )

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, BatchFlag, Columns
+from otel_nfprobe.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
 from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
 from otel_nfprobe.tail import CauseKind, find_causes
 from otel_nfprobe.typical import BatchSample, Typical
@@ -323,3 +325,23 @@ def test_an_empty_poll_ends_the_period() -> None:
     story.batch(6215, (100, 900, 100))
     story.earliest = {1: 6205}  # between two batches that follow each other at once
     assert read(story.cause(1), "kind", "function", "batch", "saturated") == (CauseKind.OWN, WORK, 1, 0)
+
+
+def test_a_packet_that_waited_for_another_thread() -> None:
+    """Its receiver was slow before and had a queue; what it waited for is a batch of the thread that took it over."""
+    story = Story()
+    for start in (100, 2000):
+        story.batch(start, (100, 100, 100))
+    story.batch(2100, (0, 0, 9000), thread=1)
+    story.batch(11_200, (100, 100, 100), thread=1)
+    columns = story.columns()
+    columns.packets["done_ticks"][1] = 11_500
+    columns.handovers = np.array([(1, 3, 0, 0)], HANDOVER)
+    columns.batches["earliest_ticks"][3] = 2000
+    (cause,) = find_causes(columns, np.array([1]), TYPICAL)
+    assert read(cause, "kind", "function", "batch_id") == (CauseKind.QUEUE, TX, 102)
+    again = np.array([(1, 0, 0, HandoverFlag.AGAIN)], HANDOVER)
+    moved = replace(columns, handovers=again, again_batches=columns.batches[3:4].copy())
+    assert find_causes(moved, np.array([1]), TYPICAL) == cause
+    alone = replace(columns, handovers=again[:0])
+    assert find_causes(alone, np.array([1]), TYPICAL)[0]["kind"] == CauseKind.UNKNOWN

@@ -215,7 +215,9 @@ enum nfp_role {
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
 	// Gets packets first, of a receive function that has only said how many: shows them (native/probe/show.c).
 	NFP_ROLE_SHOW = 12,
-	NFP_ROLE_LAST = 12,
+	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
+	NFP_ROLE_TAKE_OVER = 13,
+	NFP_ROLE_LAST = 13,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -282,7 +284,8 @@ struct nfp_program {
 	// receive function without pointers only says how many there are; NFP_ROLE_SHOW follows.
 	uint16_t
 	    array_offset; // in the batch structure, of a 16-bit offset of its array; 0xffff: pointers_offset
-	uint16_t next_number; // offset in the buffer of the number of the packet's next one ...
+	uint16_t
+	    next_number; // offset in the buffer of the number of the packet's next one; TAKE_OVER: pointer to pointer
 	uint16_t next_flags; // ... which is there when a bit of this 32-bit word is set
 	uint8_t next_bit;
 	uint8_t number_shift; // 0: pointers

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handovers: a packet that one batch has received goes on in another one, mostly of another thread. A call of role
+// TAKE_OVER begins a batch that has no packets of its own; each buffer that it takes holds it until the packet is
+// delivered. A packet's row is delivered when all the batches that it was in have ended, and together with them: a
+// batch that an earlier take has given is given once more, apart. Called by packet.c, settle.c, deliver.c; see stream.h.
+#include "stream.h"
+#include <nfprobe/record.h>
+
+int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record)
+{
+	struct nfp_pending *pending = stream->batch;
+	if (!pending || pending->batch.function != nfp_record_function(record) ||
+	    !(pending->batch.flags & NFP_BATCH_TAKEN_OVER) || pending->taken >= pending->batch.size)
+		return 0;
+	struct nfp_event event = {.ticks = pending->receive_ticks,
+	                          .buffer = record->word,
+	                          .slot = pending->slot,
+	                          .index = record->rsp >> 16,
+	                          .kind = NFP_EVENT_TAKE_OVER};
+	if (!nfp_event_append(pipeline, stream, event))
+		return 0;
+	pending->taken++;
+	pending->held++;
+	return 1;
+}
+
+void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot)
+{
+	pipeline->slots.items[slot]->held--;
+}
+
+void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index,
+                       const struct nfp_event *event)
+{
+	if (!NFP_ARRAY_RESERVE(&pending->handovers, pending->handovers.count + 1)) {
+		nfp_handover_leave(pipeline, event->slot);
+		return;
+	}
+	pending->handovers.items[pending->handovers.count++] = (struct nfp_pending_handover){
+	    .ticks = event->ticks, .packet = index, .slot = event->slot, .index = event->index};
+	pipeline->counts.taken_over++;
+}
+
+int nfp_handovers_wait(const struct nfp_pipeline *pipeline, const struct nfp_pending *pending)
+{
+	for (uint32_t i = 0; i < pending->handovers.count; i++)
+		if (!pipeline->slots.items[pending->handovers.items[i].slot]->number)
+			return 1;
+	return 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const struct nfp_pending_handover *first = a, *second = b;
+	if (first->packet != second->packet)
+		return first->packet < second->packet ? -1 : 1;
+	return first->ticks < second->ticks ? -1 : first->ticks > second->ticks;
+}
+
+// Where the columns of this take have the batch. Its `batch` is NFP_NONE when they have no room for it.
+static struct nfp_handover find_row(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+{
+	uint64_t take = pipeline->given + 1;
+	if (!pending->given_take)
+		nfp_batch_deliver(pipeline, pending);
+	if (pending->given_take == take)
+		return (struct nfp_handover){.batch = pending->given_index};
+	if (pending->again_take != take)
+		nfp_batch_deliver_again(pipeline, pending);
+	return (struct nfp_handover){.batch = pending->again_index, .flags = NFP_HANDOVER_AGAIN};
+}
+
+void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet)
+{
+	uint32_t count = pending->handovers.count;
+	if (!count || !NFP_ARRAY_RESERVE(&pipeline->handovers, pipeline->handovers.count + count))
+		return;
+	qsort(pending->handovers.items, count, sizeof(*pending->handovers.items), compare);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct nfp_pending_handover *item = &pending->handovers.items[i];
+		struct nfp_pending *taker = pipeline->slots.items[item->slot];
+		if (!taker->number)
+			continue; // given up: it goes on and on
+		struct nfp_handover row = find_row(pipeline, taker);
+		row.packet = first_packet + item->packet;
+		row.index = item->index;
+		if (row.batch != NFP_NONE)
+			pipeline->handovers.items[pipeline->handovers.count++] = row;
+	}
+}
+
+void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+{
+	for (uint32_t i = 0; i < pending->handovers.count; i++)
+		nfp_handover_leave(pipeline, pending->handovers.items[i].slot);
+	pending->handovers.count = 0;
+}
