@@ -94,7 +94,9 @@ def assert_all_counted(summary: dict[str, Any], came: Counter[str]) -> None:
     assert identified["packets"] + identified["unheld"] == summary["packets"]["received"]
     assert identified["lost"] > 0
     missing = identified["lost"] + identified["unplaced"] + identified["unheld"]
-    assert came.total() + sum(shed.values()) + missing == summary["packets"]["received"]
+    # A packet that was shed can come after all, to show what made others late.
+    written = came.total() - came["culprit"]
+    assert written + sum(shed.values()) + missing == summary["packets"]["received"], (summary, came)
 
 
 def test_of_late_packets_the_slowest_are_written(
@@ -105,7 +107,7 @@ def test_of_late_packets_the_slowest_are_written(
     summary = measure(nfprobe, testpmd, endpoint, 0, "--slower-than", "0us")
     came = count_reasons(receiver.requests)
     assert_all_counted(summary, came)
-    assert set(came) == {"slow"}
+    assert set(came) <= {"slow", "culprit"}
     assert set(summary["spans"]["dropped_traces"]) == {"slow while behind"}
 
 
