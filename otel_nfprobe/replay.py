@@ -24,11 +24,11 @@ from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
+from otel_nfprobe.session import PROBE_COUNT
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
 ROUND_RECORDS = 1 << 18
-FUNCTIONS_MAX = 1 << 18  # function ids are indices of the session's probe table
 COST_ROWS_MAX = 1 << 20
 
 
@@ -123,7 +123,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     samples: list[Rows] = []
     for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
         if block.type == recording.FUNCTIONS:
-            facts.functions.update({item.id: item for item in block.payload if item.id < FUNCTIONS_MAX})
+            facts.functions.update({item.id: item for item in block.payload if item.id < PROBE_COUNT})
         elif block.type == recording.THREADS:
             facts.threads.update({item.index: item for item in block.payload if item.tid})
         elif block.type == recording.COUNTERS:

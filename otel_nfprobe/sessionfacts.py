@@ -14,9 +14,9 @@ from otel_nfprobe import recording_pb2
 from otel_nfprobe.columns import counter_cost_rows
 from otel_nfprobe.counters.choice import read_names, write_names
 from otel_nfprobe.counters.sets import CounterSet
+from otel_nfprobe.session import PROBE_COUNT
 
 THREAD_COUNT = 1024
-PROBE_COUNT = 1 << 16
 FUNCTIONS_PER_BLOCK = 10_000
 
 

@@ -197,8 +197,7 @@ class SpanEncoder:
             reasons: why each was selected, REASON_* bits of sampling.py, shape (n,).
             tails: what made each late, dtype TAIL, shape (n,); None when it was not examined.
         """
-        selected = np.ascontiguousarray(selected, dtype=np.uint32)
-        reasons = np.ascontiguousarray(reasons, dtype=np.uint8)
+        selected, reasons = np.ascontiguousarray(selected, np.uint32), np.ascontiguousarray(reasons, np.uint8)
         if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
             raise ValueError("selected, reasons and tails differ in length")
         columns = with_again(columns)
@@ -387,11 +386,9 @@ def _encode_thread(tid: int, name: str) -> bytes:
 def _shorten_counter(key: str) -> bytes:
     encoded = key.encode("utf-8", "replace")
     room = int(lib.NFP_OTLP_COUNTER_NAME_MAX)
-    return (
-        encoded
-        if len(encoded) <= room
-        else encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]
-    )
+    if len(encoded) <= room:
+        return encoded
+    return encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]
 
 
 def _shorten(name: str) -> str:
