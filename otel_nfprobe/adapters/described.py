@@ -26,6 +26,7 @@ from otel_nfprobe.adapters.base import (
     NO_OFFSET,
     PACKETS_MAX,
     RECEIVE,
+    TAKE_OVER,
     TRANSMIT,
     WHEN_ALWAYS,
     WHEN_NONZERO,
@@ -41,7 +42,8 @@ from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.symbols import find_functions
 from otel_nfprobe.target import Target
 
-ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP}
+ROLES = {"receive": RECEIVE, "take_over": TAKE_OVER, "transmit": TRANSMIT, "drop": DROP}
+POLLING = ("receive", "take_over")  # their calls return packets
 ARRIVAL_UNITS = {"ticks": 0, "unix_ns": 1}  # NFP_ARRIVAL_*
 LINK_LAYERS = {"ethernet": 0, "ip": 1}
 RECEIVED_WHEN = {"zero": WHEN_ZERO, "nonzero": WHEN_NONZERO, "always": WHEN_ALWAYS}
@@ -55,6 +57,7 @@ _TOP = (
     "name",
     "recognise",
     "receive",
+    "take_over",
     "transmit",
     "drop",
     "buffer",
@@ -146,7 +149,7 @@ class DescribedAdapter:
         addresses = [role.address for role in found]
         for role_function in found:
             if addresses.count(role_function.address) > 1:
-                raise self._wrong("receive, transmit, drop", f"name {role_function.name} more than once")
+                raise self._wrong(", ".join(ROLES), f"name {role_function.name} more than once")
         return found
 
     def notes(self, target: Target) -> list[str]:
@@ -243,13 +246,15 @@ class DescribedAdapter:
         return self._argument(key, value)
 
     def _when(self, key: str, value: Any, count_from: int) -> int:
-        if not key.startswith("receive") or count_from == COUNT_RETURN:
-            raise self._wrong(f"{key}.when", "is for receive functions that do not return the number of packets")
+        if not key.startswith(POLLING) or count_from == COUNT_RETURN:
+            raise self._wrong(
+                f"{key}.when", "is for receive and take_over functions that do not return the number of packets"
+            )
         return self._choice(f"{key}.when", value, RECEIVED_WHEN)
 
     def _queue(self, key: str, value: Any) -> int:
-        if not key.startswith("receive"):
-            raise self._wrong(f"{key}.queue", "is for receive functions")
+        if not key.startswith(POLLING):
+            raise self._wrong(f"{key}.queue", "is for receive and take_over functions")
         return self._argument(f"{key}.queue", value)
 
     def _count(self, key: str, value: Any, requested: int, batch: Batch | None) -> tuple[int, int]:

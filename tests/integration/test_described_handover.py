@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A description says where a thread takes packets over: each packet has two batches, and the wait between them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from probed import Talker
+from test_testpmd import wait_until_armed
+
+from otel_nfprobe.columns import TRANSMITTED, BatchFlag, concatenate
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import read_facts, replay
+
+pytestmark = pytest.mark.integration
+
+PACKETS = 20_000
+DESCRIPTION = {
+    "name": "relay",
+    "receive": [{"function": "relay:relay_receive", "pointers": 1, "requested": 2}],
+    "take_over": [{"function": "relay:relay_take", "pointers": 1, "requested": 2, "queue": 0}],
+    "transmit": [{"function": "relay:relay_transmit", "pointers": 1, "requested": 2}],
+    "buffer": {"data": 0, "length": {"offset": 8, "bytes": 4}, "segment_length": {"offset": 12, "bytes": 2}},
+    "functions": ["relay:relay_work"],
+}
+
+
+def test_each_packet_has_both_batches(
+    nfprobe: Any, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    program, description, recording = tmp_path / "relay", tmp_path / "relay.yaml", tmp_path / "relay.nfprobe"
+    shutil.copy(compile_target("relay"), program)
+    description.write_text(yaml.safe_dump(DESCRIPTION))
+    relay = Talker(spawn(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    words = ("--adapter", description, "--packets", "all", "--ring-size", "64MiB", "--record", recording, "--json")
+    monitor = nfprobe.start("attach", relay.pid, *words)
+    wait_until_armed(nfprobe, relay.pid, monitor)
+    assert relay.ask(str(PACKETS)) == str(PACKETS)
+    monitor.send_signal(signal.SIGINT)
+    _, errors = monitor.communicate(timeout=120)
+    assert monitor.returncode == 0, errors
+
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        columns = concatenate(list(replay(reader, facts, pipeline)))
+        assert pipeline.counts().taken_over == PACKETS
+    packets, batches, handovers = columns.packets, columns.batches, columns.handovers
+    assert len(packets) == np.count_nonzero(packets["disposition"] == TRANSMITTED) == PACKETS
+    assert np.array_equal(handovers["packet"], np.arange(PACKETS))
+    is_taken = (batches["flags"] & BatchFlag.TAKEN_OVER) != 0
+    assert [int(batches["size"][chosen].sum()) for chosen in (~is_taken, is_taken)] == [PACKETS, PACKETS]
+    taken = batches[handovers["batch"]]
+    assert is_taken[handovers["batch"]].all()
+    assert (taken["start_ticks"] < packets["done_ticks"]).all()
+    assert (packets["done_ticks"] <= taken["end_ticks"]).all()
+    assert not set(batches["thread"][is_taken].tolist()) & set(batches["thread"][~is_taken].tolist())
+    names = np.array([facts.functions[int(item)].name for item in columns.calls["function"]])
+    worked = columns.calls[names == "relay_work"]
+    assert np.array_equal(np.bincount(worked["batch"], minlength=len(batches)), np.where(is_taken, batches["size"], 0))
