@@ -50,7 +50,11 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "stops": {"count": monitor.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
         "live": {"changed": monitor.patcher.live.changed, "traps": monitor.patcher.live.traps},
         "injection": {"stopped_ns": monitor.injected.stopped_ns, "thread": monitor.injected.thread},
-        "clock": {"error_ns": int(clock.error_ns), "ticks_per_second": round(clock.ticks_per_second)},
+        "clock": {
+            "error_ns": int(clock.error_ns),
+            "ticks_per_second": round(clock.ticks_per_second),
+            "set_ns": int(clock.stepped_ns),
+        },
         "overhead": {
             "ticks_per_call": round(ticks, 1),
             "share_of_core": round(counts.calls * ticks / elapsed_ticks, 6),

@@ -27,7 +27,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
         f"{100 * overhead['share_of_core']:.2f} % of a core",
-        f"  clock      right within {summary['clock']['error_ns']:,} ns",
+        f"  clock      right within {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
     if "recording" in summary:
         recording = summary["recording"]
@@ -40,6 +40,12 @@ def format_summary(summary: dict[str, Any]) -> str:
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
+
+
+def _format_set(set_ns: int) -> str:
+    if not set_ns:
+        return ""
+    return f"; the system's was set by {set_ns / 1e9:+,.3f} s meanwhile, which times here do not follow"
 
 
 def _format_unwritten(spans: dict[str, Any]) -> str:

@@ -16,10 +16,10 @@ import yaml
 from probed import Talker
 from test_testpmd import wait_until_armed
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, concatenate
-from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate
+from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 
 pytestmark = pytest.mark.integration
 
@@ -34,13 +34,28 @@ DESCRIPTION = {
 }
 
 
+def start_relay(
+    compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], folder: Path
+) -> Talker:
+    """The program under the name that the description has."""
+    shutil.copy(compile_target("relay"), folder / "relay")
+    return Talker(spawn(folder / "relay", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+
+def follow(recording: Path) -> tuple[Columns, PipelineCounts, RecordingFacts]:
+    """What became of each packet."""
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        return concatenate(list(replay(reader, facts, pipeline))), pipeline.counts(), facts
+
+
 def test_each_packet_has_both_batches(
     nfprobe: Any, compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    program, description, recording = tmp_path / "relay", tmp_path / "relay.yaml", tmp_path / "relay.nfprobe"
-    shutil.copy(compile_target("relay"), program)
+    description, recording = tmp_path / "relay.yaml", tmp_path / "relay.nfprobe"
     description.write_text(yaml.safe_dump(DESCRIPTION))
-    relay = Talker(spawn(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    relay = start_relay(compile_target, spawn, tmp_path)
     words = ("--adapter", description, "--packets", "all", "--ring-size", "64MiB", "--record", recording, "--json")
     monitor = nfprobe.start("attach", relay.pid, *words)
     wait_until_armed(nfprobe, relay.pid, monitor)
@@ -49,11 +64,8 @@ def test_each_packet_has_both_batches(
     _, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
 
-    reader = RecordingReader(recording)
-    facts = read_facts(reader)
-    with Pipeline(facts.roles) as pipeline:
-        columns = concatenate(list(replay(reader, facts, pipeline)))
-        assert pipeline.counts().taken_over == PACKETS
+    columns, counts, facts = follow(recording)
+    assert counts.taken_over == PACKETS
     packets, batches, handovers = columns.packets, columns.batches, columns.handovers
     assert len(packets) == np.count_nonzero(packets["disposition"] == TRANSMITTED) == PACKETS
     assert np.array_equal(handovers["packet"], np.arange(PACKETS))

@@ -166,7 +166,11 @@ def test_a_program_has_exactly_the_fields_of_the_structure(target: Target) -> No
         ("functions", ["a", 1], "functions[1] must be text"),
         ("recognise.exports", "nf_receive", "recognise.exports must be a list"),
         ("packets_max", 0, "packets_max is 0"),
-        ("receive.0.when", "zero", "receive[0].when is for receive and take_over functions that do not return the number"),
+        (
+            "receive.0.when",
+            "zero",
+            "receive[0].when is for receive and take_over functions that do not return the",
+        ),
         ("receive.0.requested", "capacity", "receive[0].requested is 'capacity'"),
         ("receive.0", {"function": "nf:nf_receive", "batch": 1}, "receive[0].batch needs the layout of a batch"),
         ("batch", {"pointers": 16, "capacity": 32}, "batch.count must hold keys"),
