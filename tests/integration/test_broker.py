@@ -56,8 +56,8 @@ class Watched(Probed):
         super().__enter__()
         take = self.monitor.drain.pipeline.take
 
-        def keep() -> Columns:
-            self._parts.append(take())
+        def keep(is_part: bool = False) -> Columns:
+            self._parts.append(take(is_part))
             return self._parts[-1]
 
         self.monitor.drain.pipeline.take = keep
