@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import BatchFlag, Columns, PacketFlag, life_start_ticks
+from otel_nfprobe.columns import NONE, BatchFlag, Columns, PacketFlag, arrival_known
 
 STAMP, CAPTURE, POLL, SATURATED = "mbuf stamp", "capture", "poll", "saturated"
 """Values of nf.arrival.source; docs/arrival.md says what each means."""
@@ -35,22 +35,44 @@ def find_waited(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray
         of the first one there and their number, shape (n, 2).
     """
     waits = np.zeros((len(selected), 2), np.uint32)
-    batches, usable = columns.batches, selected[selected < len(columns.packets)]
-    usable = usable[columns.packets["batch"][usable] < len(batches)]
-    spoken, first = np.unique(columns.packets["batch"][usable], return_index=True)
-    order = np.lexsort((batches["start_ticks"][spoken], batches["thread"][spoken]))
-    spoken, speakers = spoken[order], usable[first[order]].astype(np.uint32)
-    chosen = np.flatnonzero(np.isin(selected, usable))
-    packets = columns.packets[selected[chosen]]
-    arrived = life_start_ticks(Columns(columns.calls, batches, packets))
-    own = batches[packets["batch"]]
-    for thread in np.unique(own["thread"]):
-        mine = own["thread"] == thread
-        base, end = np.searchsorted(batches["thread"][spoken], [thread, int(thread) + 1])
-        there = batches[spoken[base:end]]
-        low = np.searchsorted(there["end_ticks"], arrived[mine], side="right")
-        high = np.searchsorted(there["start_ticks"], own["start_ticks"][mine], side="left")
-        low = np.maximum(low, high - WAITED_MAX)
-        waits[chosen[mine], 0] = base + low
-        waits[chosen[mine], 1] = np.maximum(high - low, 0)
-    return speakers, waits
+    chosen, own = _find_batches(columns, selected)
+    first = np.full(len(columns.batches), NONE, np.uint32)  # a selected packet of each batch
+    first[own[::-1]] = selected[chosen][::-1]
+    spoken = np.flatnonzero(first != NONE)
+    spoken = spoken[np.lexsort((columns.batches["start_ticks"][spoken], columns.batches["thread"][spoken]))]
+    ran = columns.batches[spoken]
+    start, end, earliest = (np.ascontiguousarray(ran[f"{name}_ticks"]) for name in ("start", "end", "earliest"))
+    life, place = np.where(earliest != 0, earliest, start), np.zeros(len(columns.batches), np.int64)
+    place[spoken] = np.arange(len(spoken))
+    rows = place[own]
+    stamped = _find_stamped(columns, selected[chosen], start[rows])
+    stamps, stamped_rows = columns.packets["arrival_ticks"][selected[chosen][stamped]], rows[stamped]
+    high, low_of_batch, low_of_stamped = (np.zeros(len(x), np.int64) for x in (ran, ran, stamped))
+    edges = np.flatnonzero(np.diff(ran["thread"])) + 1
+    for base, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(ran)], strict=True):
+        high[base:stop] = base + np.searchsorted(start[base:stop], start[base:stop], side="left")
+        low_of_batch[base:stop] = base + np.searchsorted(end[base:stop], life[base:stop], side="right")
+        mine = (stamped_rows >= base) & (stamped_rows < stop)
+        low_of_stamped[mine] = base + np.searchsorted(end[base:stop], stamps[mine], side="right")
+    low = low_of_batch[rows]
+    low[stamped] = low_of_stamped
+    low = np.maximum(low, high[rows] - WAITED_MAX)
+    waits[chosen, 0], waits[chosen, 1] = low, np.maximum(high[rows] - low, 0)
+    return first[spoken], waits
+
+
+def _find_batches(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
+    """Which of the selected packets have a batch in the columns, and which one."""
+    batch = np.full(len(selected), NONE, np.uint32)
+    there = np.flatnonzero(selected < len(columns.packets))
+    batch[there] = columns.packets["batch"][selected[there]]
+    chosen = np.flatnonzero(batch < len(columns.batches))
+    return chosen, batch[chosen]
+
+
+def _find_stamped(
+    columns: Columns, packets: NDArray[np.uint32], batch_start_ticks: NDArray[np.uint64]
+) -> NDArray[np.intp]:
+    """Which of these packets have an arrival of their own; all others have that of their batch."""
+    marked = np.flatnonzero(columns.packets["flags"][packets] & PacketFlag.ARRIVAL_KNOWN)
+    return marked[arrival_known(columns.packets[packets[marked]], batch_start_ticks[marked])]

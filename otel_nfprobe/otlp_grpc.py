@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
 
 from otel_nfprobe.delivery import Outcome, Verdict, read_response, read_retry_s
@@ -29,34 +27,34 @@ class GrpcTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._call: Any = None
+        self._is_cancelled = False
         self._channel = _open_channel(endpoint)
         self._export = self._channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=None)
 
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
         """Hands over one request."""
+        # Not by a future: for each of those gRPC makes a thread.
         gzip = self._endpoint.gzip
         try:
-            self._call = self._export.future(
+            response = self._export(
                 data,
                 timeout=timeout_s,
                 metadata=self._endpoint.headers,
                 compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
             )
-            return read_response(self._call.result())
-        except grpc.FutureCancelledError:
-            return Outcome(Verdict.CANCELLED)
+            return read_response(response)
         except grpc.RpcError as error:
-            return _judge(error)
+            return Outcome(Verdict.CANCELLED) if self._is_cancelled else _judge(error)
         except ValueError as error:
             # The channel was closed, or a header holds what gRPC does not send.
+            if self._is_cancelled:
+                return Outcome(Verdict.CANCELLED)
             return Outcome(Verdict.REFUSED, f"{type(error).__name__}: {error}")
 
     def cancel(self) -> None:
-        """Ends an attempt that is under way."""
-        call = self._call
-        if call is not None:
-            call.cancel()
+        """Ends an attempt that is under way, by closing the channel: there is none after it."""
+        self._is_cancelled = True
+        self._channel.close()
 
     def close(self) -> None:
         """Closes the channel."""

@@ -189,7 +189,7 @@ class SpanEncoder:
         reasons: npt.NDArray[np.uint8],
         tails: Rows | None = None,
     ) -> Iterator[EncodedRequest]:
-        """Yields requests of at most 8,192 spans and 3.5 MiB. The arrays must not change meanwhile.
+        """Yields requests of at most 8,192 spans and, but for one trace, 768 KiB. The arrays must not change meanwhile.
 
         Args:
             columns: calls, batches and packets.

@@ -214,7 +214,8 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 	    job, out + capacity - find_end_bytes(job), result, {job->anchors, job->anchor_count, 0}};
 	uint8_t *start = out + find_head_bytes(job), *p = start;
 	for (uint32_t i = first; i < job->selected_count; i++) {
-		if (result->spans + NFP_SPAN_FIRST_CALL > NFP_OTLP_SPANS_MAX)
+		if (result->spans + NFP_SPAN_FIRST_CALL > NFP_OTLP_SPANS_MAX ||
+		    (p - start >= NFP_OTLP_BYTES_ENOUGH && result->spans))
 			break;
 		uint8_t *end = write_packet(&request, p, i);
 		if (!end)
