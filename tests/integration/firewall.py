@@ -28,7 +28,7 @@ class Firewall:
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.pid = self.process.pid
         deadline = time.monotonic() + 60
-        while len(os.listdir(f"/proc/{self.pid}/task")) < 2:
+        while len(os.listdir(f"/proc/{self.pid}/task")) < 3:  # main, worker, generator
             assert time.monotonic() < deadline, "the firewall has no generator"
             time.sleep(0.005)
         self.target = Target(self.pid)
