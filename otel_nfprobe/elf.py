@@ -94,6 +94,7 @@ class ElfImage:
         self.segments = [_segment_of(segment) for segment in parsed.segments if int(segment.type) == SEGMENT_LOAD]
         if not self.segments:
             raise UsageError(f"{path} has nothing that is loaded.", "nfprobe functions ELF-FILE")
+        self._ranges = [(segment.address, segment.file_bytes, segment.offset) for segment in self.segments]
         self.lowest = min(segment.address for segment in self.segments) & -PAGE_BYTES
         self.code_ranges = [
             (segment.address, segment.address + segment.file_bytes)
@@ -132,11 +133,10 @@ class ElfImage:
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes at one of the file's own addresses; fewer, or none, where the file has no more."""
-        for segment in self.segments:
-            inside = address - segment.address
-            if 0 <= inside < segment.file_bytes:
-                start = segment.offset + inside
-                return self.data[start : start + min(size, segment.file_bytes - inside)]
+        for start, file_bytes, offset in self._ranges:
+            inside = address - start
+            if 0 <= inside < file_bytes:
+                return self.content.whole()[offset + inside : offset + min(inside + size, file_bytes)]
         return b""
 
     def segment_at_offset(self, offset: int) -> Segment | None:

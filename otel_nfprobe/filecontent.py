@@ -66,10 +66,14 @@ class FileContent(Content):
 
     def whole(self) -> bytes:
         """All bytes. Raises as `part`."""
+        last = _kept.last
+        if last is not None and last[0] is self:
+            return last[1]
         whole = _kept.find(self)
         if whole is None:
             whole = self._read(0, self.size_bytes)
             _kept.keep(self, whole)
+        _kept.last = self, whole
         return whole
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
@@ -96,6 +100,7 @@ class _Kept:
         self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
         self._contents: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
         self._size_bytes = 0
+        self.last: tuple[FileContent, bytes] | None = None  # the one that was asked for last, found without the lock
 
     def find(self, content: FileContent) -> bytes | None:
         with self._lock:
@@ -115,6 +120,7 @@ class _Kept:
         with self._lock:
             self._contents.clear()
             self._size_bytes = 0
+            self.last = None
 
 
 _kept = _Kept()
