@@ -32,7 +32,8 @@ class When(IntEnum):
     EXIT = 25
 
 
-def _bpf(command: int, attribute: bytes) -> int:
+def call_bpf(command: int, attribute: bytes) -> int:
+    """The system call itself, with a union bpf_attr. Returns a descriptor or 0. Raises OSError."""
     buffer = ctypes.create_string_buffer(attribute, ATTRIBUTE_BYTES)
     result = int(_libc.syscall(ctypes.c_long(SYS_BPF), ctypes.c_int(command), buffer, ctypes.c_uint(ATTRIBUTE_BYTES)))
     if result < 0:
@@ -43,14 +44,14 @@ def _bpf(command: int, attribute: bytes) -> int:
 
 def make_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
     """A map; for a RING `entries` are its bytes. Returns its descriptor. Raises OSError."""
-    return _bpf(MAP_CREATE, struct.pack("<IIII", kind, key_bytes, value_bytes, entries))
+    return call_bpf(MAP_CREATE, struct.pack("<IIII", kind, key_bytes, value_bytes, entries))
 
 
 def read_value(map_descriptor: int, value_bytes: int) -> bytes:
     """The value of an ARRAY of one. Raises OSError."""
     key = ctypes.create_string_buffer(4)
     value = ctypes.create_string_buffer(value_bytes)
-    _bpf(MAP_LOOKUP, struct.pack("<IxxxxQQ", map_descriptor, ctypes.addressof(key), ctypes.addressof(value)))
+    call_bpf(MAP_LOOKUP, struct.pack("<IxxxxQQ", map_descriptor, ctypes.addressof(key), ctypes.addressof(value)))
     return value.raw
 
 
@@ -90,20 +91,20 @@ def _load(code: bytes, when: When, function: int, log: ctypes.Array[ctypes.c_cha
     struct.pack_into("<16s", attribute, 48, b"nfprobe")
     struct.pack_into("<I", attribute, 68, when)
     struct.pack_into("<I", attribute, 108, function)
-    return _bpf(PROGRAM_LOAD, bytes(attribute))
+    return call_bpf(PROGRAM_LOAD, bytes(attribute))
 
 
 def attach(program: int, tracepoint: bytes = b"") -> int:
     """Lets a program run, where it was made for or at a tracepoint; closing the result ends that. Raises OSError."""
     name = ctypes.create_string_buffer(tracepoint)
-    return _bpf(ATTACH, struct.pack("<QI", ctypes.addressof(name) if tracepoint else 0, program))
+    return call_bpf(ATTACH, struct.pack("<QI", ctypes.addressof(name) if tracepoint else 0, program))
 
 
 def read_misses(program: int) -> int:
     """How often a program did not run because it ran already on that CPU; 0 where the kernel does not say."""
     information = ctypes.create_string_buffer(INFO_BYTES)
     try:
-        _bpf(OBJECT_INFO, struct.pack("<IIQ", program, INFO_BYTES, ctypes.addressof(information)))
+        call_bpf(OBJECT_INFO, struct.pack("<IIQ", program, INFO_BYTES, ctypes.addressof(information)))
     except OSError:
         return 0
     misses: int = struct.unpack_from("<Q", information.raw, _MISSES_AT)[0]

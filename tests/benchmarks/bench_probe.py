@@ -3,20 +3,24 @@
 
 Target: tests/targets/leaves.c on one CPU: 100 leaf functions of ten instructions, called in turn. Floor: the
 same functions with two time stamps and two 16-byte records written by hand, undrained. Ours: the unmodified
-functions, probed while they run, drained by a real monitor on another CPU, by each strategy. Prints ticks per
-call (medians of interleaved rounds) and writes them as JSON for the README's cost table.
+functions, probed while they run, drained by a real monitor on another CPU, by each strategy. Peer: eBPF at the same
+functions (uprobe_peer.py). Prints ticks per call (medians of interleaved rounds) and writes them as JSON for the
+README's cost table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from uprobe_peer import find_offsets, uprobes
 
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
@@ -43,12 +47,12 @@ class Leaves:
     """The target, driven through its pipes."""
 
     def __init__(self, folder: str, cpu: int) -> None:
-        binary, library = Path(folder) / "leaves", Path(folder) / "libslots.so"
+        self.binary, library = Path(folder) / "leaves", Path(folder) / "libslots.so"
         compile_c = ["gcc", "-std=gnu11", "-O2", str(SOURCE)]
         subprocess.run([*compile_c, "-shared", "-fPIC", "-DSLOTS", "-o", str(library)], check=True)
-        subprocess.run([*compile_c, "-o", str(binary), str(library), f"-Wl,-rpath,{folder}"], check=True)
+        subprocess.run([*compile_c, "-o", str(self.binary), str(library), f"-Wl,-rpath,{folder}"], check=True)
         self.process = subprocess.Popen(
-            ["taskset", "-c", str(cpu), str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ["taskset", "-c", str(cpu), str(self.binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._answer()
 
@@ -88,15 +92,26 @@ def measure_probed(leaves: Leaves, strategy: str) -> float:
     return ticks
 
 
+def measure_peer(leaves: Leaves) -> float:
+    """Median ticks of a call with eBPF at its entry and exit; not a number where the kernel has no uprobes."""
+    try:
+        with uprobes(leaves.process.pid, leaves.binary, find_offsets(leaves.binary, "leaf")):
+            return leaves.ticks("bare")
+    except OSError as error:
+        print(f"note: no uprobes: {error.strerror}", file=sys.stderr)
+        return float("nan")
+
+
 def measure(leaves: Leaves, rounds: int) -> dict[str, float]:
-    """Ticks that each strategy, and the floor, add to a call."""
-    added: dict[str, list[float]] = {name: [] for name in ("bare", "floor", *FAMILIES)}
+    """Ticks that each strategy, the floor and the peer add to a call."""
+    added: dict[str, list[float]] = {name: [] for name in ("bare", "floor", *FAMILIES, "peer")}
     for _ in range(rounds):
         without = {family: leaves.ticks(family) for family in ("bare", "many", "slots")}
         added["bare"].append(without["bare"])
         added["floor"].append(leaves.ticks("floor") - without["bare"])
         for strategy, (family, _) in FAMILIES.items():
             added[strategy].append(measure_probed(leaves, strategy) - without[family])
+        added["peer"].append(measure_peer(leaves) - without["bare"])
     return {name: statistics.median(values) for name, values in added.items()}
 
 
@@ -115,8 +130,11 @@ def main() -> None:
     ns_per_tick = 1e9 / Clock.start().ticks_per_second
     rows = {"unprobed call": added["bare"], "floor: two time stamps, two records, by hand, undrained": added["floor"]}
     rows |= {f"{STRATEGIES[name]}, unmodified running code, drained": added[name] for name in FAMILIES}
+    if not math.isnan(added["peer"]):
+        rows["peer: eBPF by uprobe and uretprobe, a time stamp and a count each"] = added["peer"]
     for name, ticks in rows.items():
-        ratio = f"{ticks / added['floor']:7.3f} x the floor" if name.endswith("drained") else ""
+        is_ratio = name.endswith("drained") or name.startswith("peer")
+        ratio = f"{ticks / added['floor']:7.3f} x the floor" if is_ratio else ""
         print(f"{name:60} {ticks:7.1f} ticks  {ticks * ns_per_tick:6.1f} ns {ratio}")
     if arguments.json:
         strategies = {name: added[name] for name in FAMILIES}
@@ -124,6 +142,7 @@ def main() -> None:
             "floor_ticks": added["floor"],
             "probe_ticks": added["in-stack"],
             "strategies": strategies,
+            "peer_ticks": None if math.isnan(added["peer"]) else added["peer"],
             "ns_per_tick": ns_per_tick,
         }
         arguments.json.write_text(json.dumps(figures) + "\n")

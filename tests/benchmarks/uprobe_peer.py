@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peer of bench_probe.py: what eBPF tools do at a function's entry and exit, by uprobe and uretprobe.
+
+At each of the two a BPF program reads the kernel's clock and counts; it hands nothing to anybody, so real tools cost
+more. Everything is gone when its descriptors are closed. Attributes: struct perf_event_attr; `config1` is the path of
+the program and `config2` the offset in it, as the kernel's uprobe event source has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.kernel import bpfcall
+from otel_nfprobe.kernel.assembler import Assembler
+from otel_nfprobe.kernel.programs import NOW_NS
+from otel_nfprobe.perfring import open_event
+
+SOURCE = Path("/sys/bus/event_source/devices/uprobe")
+ATTRIBUTE_BYTES = 112
+AT_EXIT = 1  # of config
+SET_PROGRAM = 0x40042408  # ioctl PERF_EVENT_IOC_SET_BPF
+KPROBE = 2  # type of programs
+
+
+def find_offsets(binary: Path, prefix: str) -> list[int]:
+    """File offsets of the functions whose names begin so."""
+    image = ElfImage(str(binary), binary.read_bytes())
+    found = {symbol.address for symbol in image.symbols if symbol.name.startswith(prefix)}
+    return [
+        address - segment.address + segment.offset
+        for address in sorted(found)
+        for segment in image.segments
+        if segment.address <= address < segment.address + segment.file_bytes
+    ]
+
+
+def _load_program(stop: ExitStack) -> int:
+    counts = bpfcall.make_map(bpfcall.ARRAY, 4, 8, 1)
+    stop.callback(os.close, counts)
+    code = Assembler()
+    code.call(NOW_NS)
+    code.count(counts, 0)
+    code.leave()
+    instructions, licence = code.assemble(), ctypes.create_string_buffer(bpfcall.LICENSE)
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    words = KPROBE, len(instructions) // 8, ctypes.addressof(buffer), ctypes.addressof(licence)
+    program = bpfcall.call_bpf(bpfcall.PROGRAM_LOAD, struct.pack("<IIQQ", *words))
+    stop.callback(os.close, program)
+    return program
+
+
+@contextmanager
+def uprobes(pid: int, binary: Path, offsets: list[int]) -> Iterator[None]:
+    """Both probes at each of the functions, with their program, in one process.
+
+    Raises:
+        OSError: the kernel has none, or does not allow it.
+    """
+    kind = int((SOURCE / "type").read_text())
+    path = ctypes.create_string_buffer(os.fsencode(binary))
+    with ExitStack() as stop:
+        program = _load_program(stop)
+        for offset in offsets:
+            for config in (0, AT_EXIT):
+                attribute = bytearray(ATTRIBUTE_BYTES)
+                struct.pack_into("<IIQ", attribute, 0, kind, ATTRIBUTE_BYTES, config)
+                struct.pack_into("<QQ", attribute, 56, ctypes.addressof(path), offset)
+                descriptor = open_event(bytes(attribute), pid)
+                stop.callback(os.close, descriptor)
+                fcntl.ioctl(descriptor, SET_PROGRAM, program)
+        yield
