@@ -32,10 +32,9 @@ def make_table(
                 f"{ticks * ns:.1f} ns ({ticks:.0f} ticks) a call, {ticks / floor:.2f} x the floor",
             )
         )
-    peer = probe.get("peer_ticks")
-    if peer:
-        what = "beside it, eBPF at the same functions: uprobe and uretprobe, a time stamp and a count each"
-        rows.append((what, f"{peer * ns:,.0f} ns ({peer:,.0f} ticks) a call, {peer / floor:,.0f} x the floor"))
+    for about, ticks in probe["peers"].items():
+        what = f"beside it, eBPF (uprobe and uretprobe, a time stamp and a count each): {about}"
+        rows.append((what, f"{ticks * ns:,.0f} ns ({ticks:,.0f} ticks) a call, {ticks / floor:,.0f} x the floor"))
     for mode, figures in testpmd.items():
         rows.append(make_forwarder_row(mode, figures))
     rows.append(

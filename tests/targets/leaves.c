@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The target of the probe benchmark: 100 leaf functions of ten instructions, called in turn, the same with two
-// hand-written records each (the floor), with eight arguments each (two on the stack), and through GOT slots.
-// Reads commands from standard input: `bare`, `floor`, `many` and `slots` time one of them and answer with the
+// hand-written records each (the floor), with eight arguments each (two on the stack), with a first instruction that
+// saves a register, and through GOT slots.
+// Reads commands from standard input: `bare`, `floor`, `many`, `push` and `slots` time one of them and answer with the
 // median ticks per call; `chain` times 20 nested calls; `quit` ends.
 #include <stdint.h>
 #include <stdio.h>
@@ -52,6 +53,11 @@ static inline __attribute__((always_inline)) void record(uint32_t tag)
 		__asm__ volatile(BODY : "+r"(x) : "r"(b), "r"(c), "r"(d), "r"(e), "r"(f));                           \
 		return x + g + h;                                                                                    \
 	}                                                                                                            \
+	__attribute__((noinline, aligned(16))) uint64_t push##n(uint64_t x)                                        \
+	{                                                                                                            \
+		__asm__ volatile(BODY : "+r"(x) : : "rbx");                                                          \
+		return x;                                                                                            \
+	}                                                                                                            \
 	extern uint64_t slot##n(uint64_t x);
 #define TEN(make, t)                                                                                                 \
 	make(t##0) make(t##1) make(t##2) make(t##3) make(t##4) make(t##5) make(t##6) make(t##7) make(t##8) make(t##9)
@@ -73,6 +79,7 @@ HUNDRED(LEAF)
 #define CALL_FLOOR(n) x = floor##n(x);
 #define CALL_MANY(n) x = many##n(x, 2, 3, 4, 5, 6, 7, 8);
 #define CALL_SLOT(n) x = slot##n(x);
+#define CALL_PUSH(n) x = push##n(x);
 
 static int compare(const void *left, const void *right)
 {
@@ -118,6 +125,14 @@ static uint64_t call_slots(uint64_t x)
 	return x;
 }
 
+static uint64_t call_pushes(uint64_t x)
+{
+	for (int turn = 0; turn < TURNS; turn++) {
+		HUNDRED(CALL_PUSH)
+	}
+	return x;
+}
+
 // Each level calls the next one and works a little.
 #define CHAIN_END(n) __attribute__((noinline, aligned(16))) uint64_t chain##n(uint64_t x) { return leaf10(x); }
 #define CHAIN(n, next)                                                                                               \
@@ -143,7 +158,7 @@ static const struct family {
 	const char *name;
 	uint64_t (*call)(uint64_t);
 } families[] = {{"bare", call_leaves}, {"floor", call_floors}, {"many", call_many},
-                {"slots", call_slots}, {"chain", call_chains}, {NULL, NULL}};
+                {"slots", call_slots}, {"push", call_pushes}, {"chain", call_chains}, {NULL, NULL}};
 
 int main(void)
 {
