@@ -8,11 +8,22 @@
 #include "otlp_span.h"
 #include "otlp_wire.h"
 
+// Spans of calls that were written last: the other packets of their batch have the same, but for the ids.
+struct written_calls {
+	const struct nfp_batch *batch; // NULL: none
+	const uint8_t *start;
+	size_t size;
+	uint64_t ordinal; // of the trace
+	uint32_t count;
+	uint32_t is_sampled;
+};
+
 struct request {
 	const struct nfp_otlp_job *job;
 	uint8_t *limit; // spans end here at the latest
 	struct nfp_otlp_result *result;
 	struct nfp_clock_cursor clock;
+	struct written_calls last;
 };
 
 static size_t find_head_bytes(const struct nfp_otlp_job *job)
@@ -59,10 +70,20 @@ static uint32_t find_calls(const struct nfp_otlp_job *job, const struct nfp_batc
 	return batch->calls < rest ? batch->calls : rest;
 }
 
+// Whether the calls that were written last are those of this trace, and fit even if each were as long as can be.
+static int is_written(const struct request *request, const uint8_t *p, const struct nfp_trace *trace,
+                      uint32_t count)
+{
+	const struct written_calls *last = &request->last;
+	return last->batch == trace->batch && last->count == count && last->ordinal == trace->ordinal &&
+	       last->is_sampled == (trace->reasons & NFP_REASON_SAMPLE) && !nfp_scale_is_on(request->job) &&
+	       (uint64_t)(request->limit - p) >= last->size + request->job->call_bytes_max;
+}
+
 // Writes the trace's batch with its calls, as long as there are fewer than `calls` in *written. Returns the end, or
 // NULL: *written calls fitted.
-static uint8_t *write_batch(const struct request *request, uint8_t *p, struct nfp_trace *trace,
-                            uint32_t calls, uint32_t *written, uint32_t *spans)
+static uint8_t *write_batch(struct request *request, uint8_t *p, struct nfp_trace *trace, uint32_t calls,
+                            uint32_t *written, uint32_t *spans)
 {
 	const uint64_t call_bytes = request->job->call_bytes_max;
 	uint32_t all = find_calls(request->job, trace->batch), left = calls - *written;
@@ -78,13 +99,24 @@ static uint8_t *write_batch(const struct request *request, uint8_t *p, struct nf
 		batch = &own;
 	}
 	p = nfp_span_write_batch(p, batch);
+	*spans += 1 + own_calls;
+	if (is_written(request, p, batch, own_calls)) {
+		*written += own_calls;
+		return nfp_span_copy_calls(p, batch, request->last.start, request->last.size, own_calls);
+	}
+	const uint8_t *start = p;
 	for (uint32_t i = 0; i < own_calls; i++) {
 		if ((uint64_t)(request->limit - p) < call_bytes)
 			return NULL;
 		p = nfp_span_write_call(p, batch, i);
 		*written += 1;
 	}
-	*spans += 1 + own_calls;
+	request->last = (struct written_calls){.batch = batch->batch,
+	                                       .start = start,
+	                                       .size = (size_t)(p - start),
+	                                       .ordinal = batch->ordinal,
+	                                       .count = own_calls,
+	                                       .is_sampled = batch->reasons & NFP_REASON_SAMPLE};
 	return p;
 }
 
@@ -94,7 +126,7 @@ static int opens(const struct nfp_otlp_job *job, const struct nfp_handover *hand
 }
 
 // The batches in which the packet went on, each behind the wait for it.
-static uint8_t *write_handovers(const struct request *request, uint8_t *p, const struct nfp_trace *trace,
+static uint8_t *write_handovers(struct request *request, uint8_t *p, const struct nfp_trace *trace,
                                 uint32_t calls, uint32_t *written, uint32_t *spans)
 {
 	const struct nfp_otlp_job *job = request->job;
@@ -116,8 +148,8 @@ static uint8_t *write_handovers(const struct request *request, uint8_t *p, const
 }
 
 // Writes a packet's trace with at most `calls` calls. Returns its end, or NULL and in *written how many calls fitted.
-static uint8_t *write_trace(const struct request *request, uint8_t *p, struct nfp_trace *trace,
-                            uint32_t calls, uint32_t *written, uint32_t *spans)
+static uint8_t *write_trace(struct request *request, uint8_t *p, struct nfp_trace *trace, uint32_t calls,
+                            uint32_t *written, uint32_t *spans)
 {
 	*written = 0;
 	if ((uint64_t)(request->limit - p) < request->job->fixed_bytes_max)
@@ -180,6 +212,7 @@ static uint8_t *write_packet(struct request *request, uint8_t *p, uint32_t chose
 		calls = NFP_OTLP_SPANS_MAX - fixed;
 	uint8_t *end = write_trace(request, p, &trace, calls, &written, &spans);
 	while (!end && !result->spans) {
+		request->last.batch = NULL; // its place is written again
 		// Alone in its request and still too large: again, with the calls that fitted. Saying how many were cut
 		// takes room as well, so that may be one less yet. Last of all its last batches are left out.
 		trace.handover_count -= written == calls && trace.handover_count;
@@ -211,7 +244,7 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 {
 	*result = (struct nfp_otlp_result){0};
 	struct request request = {
-	    job, out + capacity - find_end_bytes(job), result, {job->anchors, job->anchor_count, 0}};
+	    job, out + capacity - find_end_bytes(job), result, {job->anchors, job->anchor_count, 0}, {0}};
 	uint8_t *start = out + find_head_bytes(job), *p = start;
 	for (uint32_t i = first; i < job->selected_count; i++) {
 		if (result->spans + NFP_SPAN_FIRST_CALL > NFP_OTLP_SPANS_MAX ||

@@ -24,10 +24,9 @@ static const struct nfp_key BATCH_UNFINISHED = NFP_KEY("nf.batch.unfinished");
 static const struct nfp_key TIME_SCALE = NFP_KEY("nf.time_scale");
 static const struct nfp_key CALLS_CUT = NFP_KEY("nf.batch.calls_cut");
 
-uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent)
+// Everything before a span's name but its tag and length.
+static uint8_t *write_ids(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent)
 {
-	p[0] = 0x12; // ScopeSpans.spans
-	p += 1 + LENGTH_BYTES;
 	p[0] = 0x0a;
 	p[1] = 16;
 	p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, trace->id.high));
@@ -43,6 +42,12 @@ uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordi
 		p = nfp_wire_big64(p + 2, nfp_scale_id(trace->job, nfp_id_span(&trace->unique, parent)));
 	}
 	return p;
+}
+
+uint8_t *nfp_span_begin(uint8_t *p, const struct nfp_trace *trace, uint64_t ordinal, uint64_t parent)
+{
+	p[0] = 0x12; // ScopeSpans.spans
+	return write_ids(p + 1 + LENGTH_BYTES, trace, ordinal, parent);
 }
 
 uint8_t *nfp_span_times(uint8_t *p, const struct nfp_trace *trace, uint64_t start_ns, uint64_t end_ns)
@@ -203,4 +208,22 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 		p = nfp_span_write_counters(p, trace, trace->batch->first_call + index);
 	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, call->thread));
 	return nfp_span_end(start, p);
+}
+
+uint8_t *nfp_span_copy_calls(uint8_t *p, const struct nfp_trace *trace, const uint8_t *from, size_t size,
+                             uint32_t count)
+{
+	memcpy(p, from, size);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct nfp_call *call = &trace->job->calls[trace->batch->first_call + i];
+		uint32_t length = 0, shift = 0;
+		do {
+			length |= (uint32_t)(*++p & 127) << shift;
+			shift += 7;
+		} while (*p & 128);
+		p++;
+		write_ids(p, trace, trace->ordinal + NFP_SPAN_FIRST_CALL + i, find_parent(trace, call, i));
+		p += length;
+	}
+	return p;
 }

@@ -100,5 +100,9 @@ uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call);
 // Writes the call at `index` of the trace's batch.
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index);
+// Writes the first `count` calls of the trace's batch again, with this trace's ids: `from` holds them as they were
+// written for another packet, in `size` bytes, with a trace state if this one has one, unscaled.
+uint8_t *nfp_span_copy_calls(uint8_t *p, const struct nfp_trace *trace, const uint8_t *from, size_t size,
+                             uint32_t count);
 
 #endif
