@@ -85,11 +85,15 @@ class CounterSums:
         self._add_batches(columns, batches)
 
     def _add_batches(self, columns: Columns, chosen: NDArray[np.bool_] | None) -> None:
-        # A batch's count is that of its outermost calls; one that was not counted leaves the batch out.
+        # A batch's count is that of its outermost calls; one that was not counted leaves the batch out. Where nothing
+        # was read at all there are no counters, whatever else comes with the same take.
         if not len(columns.batches):
             return
+        owners = columns.calls["batch"][columns.counters["call"]]
+        read = np.zeros(len(columns.batches), bool)
+        read[owners[owners != NONE]] = True
         found, counted = batch_counts(columns)
-        chosen = np.ones(len(counted), bool) if chosen is None else chosen
+        chosen = read if chosen is None else chosen & read
         self.invalid_batches += int((chosen & ~counted).sum())
         counted &= chosen
         self.batches += int(counted.sum())

@@ -235,6 +235,16 @@ def test_batches_and_packets() -> None:
     assert not batch_counts(columns)[1].any()
 
 
+def test_batches_that_nothing_was_read_in() -> None:
+    """They are no matter, whatever comes with the same take."""
+    columns = counted_columns()
+    columns.counters = columns.counters[columns.calls["batch"] < 3]
+    whole = CounterSums(["a", "b"])
+    whole.add(columns)
+    found = whole.of_batches()
+    assert 0 < found["batches"] + found["invalid_batches"] <= 3 < len(columns.batches)
+
+
 def test_attributes_of_spans() -> None:
     columns = counted_columns()
     columns.counters["flags"][0::3] = 0
