@@ -82,17 +82,26 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
 
 
 def write_probed(
-    session: Session, shape: int, address: int, bare: int = 0, is_slot: bool = False, program: int = 0
+    session: Session,
+    shape: int,
+    address: int,
+    bare: int = 0,
+    is_slot: bool = False,
+    program: int = 0,
+    is_empty: bool = False,
 ) -> bytes:
     """A function at `address` that does nothing, probed by a template.
 
     Args:
         shape: enum nfp_shape.
         bare: address of a function without probe, for a GOT slot: the way to it is given then.
-        program: capture program index of a transmit or drop function.
+        program: capture program index of a receive, transmit or drop function.
+        is_empty: of a receive function: it returns nothing.
     """
     values = template_values(session)
     values.program = program
+    if shape == lib.NFP_SHAPE_RECEIVE:
+        values.when, values.return_mask = (lib.NFP_WHEN_NONZERO, 0) if is_empty else (lib.NFP_WHEN_ALWAYS, 0xFFFFFFFF)
     if is_slot:
         return fill_template(shape, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
     trampoline = address + ALIGNMENT_BYTES

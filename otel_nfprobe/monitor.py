@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from otel_nfprobe._core import lib
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -40,7 +39,7 @@ from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.presence import Presence
-from otel_nfprobe.probed import describe_functions, find_names, find_roles, name_of
+from otel_nfprobe.probed import describe_functions, find_names, find_roles
 from otel_nfprobe.profile import Profile
 from otel_nfprobe.programs import write_programs
 from otel_nfprobe.recording import RecordingWriter
@@ -275,9 +274,7 @@ class Monitor:
         self.counting = ThreadCounters(self.session, self.counters, self.say, forbidden)
         if self.counting.begin():
             self.compensation = self._calibrate_counters()
-            polled = [name_of(probe) for probe in self.probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
-            if polled:
-                self.say(f"The polls of {', '.join(polled)} are timed and not counted.")
+            self.session.leave_out_polls(self.compensation.of_empty_polls(self.probes))
         if self.counters:
             self.drain.count_anew(CounterSet(0, name_counters(self.counters), self._find_counts()))
 

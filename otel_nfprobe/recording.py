@@ -52,6 +52,7 @@ ANCHOR_BYTES = 24
 SWITCH_BYTES = SAMPLE_BYTES = 32
 RECORDS_PER_BLOCK = 65536
 FRAME_S = 0.1
+COUNTED_RECEIVES = "counted_receives"  # a setting: receive calls are counted where others are
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
 _LOST_TAG, _LOST_CALL = 5 << 24, 0
 

@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +188,15 @@ class Session:
     def open_gates(self, gates: int) -> None:
         """Lets the probes whose gate bits are given write records."""
         self.ask(lib.NFP_COMMAND_OPEN, gates)
+
+    def leave_out_polls(self, counts: Sequence[int]) -> None:
+        """Of threads that get their counters after this.
+
+        Args:
+            counts: what each counter counts in the probe of a poll that returns nothing.
+        """
+        for place in range(len(self.header.counted_polls)):
+            self.header.counted_polls[place] = counts[place] if place < len(counts) else 0
 
     def close_gates(self) -> None:
         """Makes every probe silent."""

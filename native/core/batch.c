@@ -157,6 +157,7 @@ static void append_ended(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 // The innermost log of the stream ends here, and with it the batch; the next one is chosen by the caller.
 static void leave_log(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {
+	stream->gone_ticks = stream->last_ticks;
 	close_log(stream);
 	if (stream->log != &stream->outside)
 		pipeline->pending_calls += stream->log->count;
@@ -178,6 +179,18 @@ static void append_receive(struct nfp_stream *stream, uint32_t parent, const str
 	row->flags = NFP_CALL_RECEIVE | NFP_CALL_VALUE;
 }
 
+// What its probe and those inside it count is known if all calls inside it are in the log, behind its row.
+static void count_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t receive,
+                          int has_all)
+{
+	if (!stream->poll.readings.pairs || receive == NFP_NONE)
+		return;
+	if (!has_all || stream->poll.lossy)
+		stream->readings.pairs = 0;
+	nfp_counted_receive(&pipeline->counted, &stream->poll.readings, &stream->readings, stream->log,
+	                    receive, stream->poll.rsp);
+}
+
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
                      uint32_t size, uint32_t requested)
 {
@@ -192,6 +205,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
 	take_moved(pipeline, stream, scratch.batch.start_ticks);
+	int has_all = scratch.batch.start_ticks > stream->gone_ticks;
 	leave_log(pipeline, stream);
 	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_TAKE_OVER;
 	scratch.batch.flags |= takes_over ? NFP_BATCH_TAKEN_OVER : 0;
@@ -213,7 +227,9 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
 	uint32_t receive = stream->log->count;
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);
-	append_moved(stream->log, &pipeline->moved, receive < stream->log->count ? receive : NFP_NONE);
+	receive = receive < stream->log->count ? receive : NFP_NONE;
+	append_moved(stream->log, &pipeline->moved, receive);
+	count_receive(pipeline, stream, receive, has_all);
 	pipeline->counts.received += received;
 }
 
@@ -286,6 +302,7 @@ void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 {
 	if (stream->log == &stream->outside)
 		return;
+	stream->gone_ticks = stream->last_ticks;
 	close_log(stream);
 	pipeline->pending_calls += stream->log->count;
 	stream->log = &stream->outside;

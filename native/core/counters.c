@@ -127,6 +127,18 @@ void nfp_counted_mark(struct nfp_counted_calls *calls, struct nfp_log *log, uint
 		charge(outer, cost_of(calls, log->items[row].function), NULL);
 }
 
+// The call has ended in the one around it; `counted` is NULL where it has no number.
+static void contain(struct nfp_counted *outer, const struct nfp_counter_cost *cost,
+                    const struct nfp_counted *counted)
+{
+	int valid = counted && counted->flags & NFP_COUNTERS_VALID;
+	outer->torn |= !valid || counted->torn;
+	outer->inside += 1 + (counted ? counted->inside : 0);
+	charge(outer, cost, counted);
+	for (uint32_t i = 0; valid && i < NFP_COUNTED_COUNTERS; i++)
+		outer->inner[i] += counted->inclusive[i];
+}
+
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp)
 {
@@ -138,20 +150,45 @@ void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *rea
 	    counted && readings->rsp == rsp && are_present(calls, readings) && counted->set == calls->set &&
 	    nfp_readings_judge(&counted->entry, readings, call->end_ticks - call->start_ticks, difference);
 	readings->pairs = 0;
-	if (outer) {
-		outer->torn |= !valid || counted->torn;
-		outer->inside += 1 + (counted ? counted->inside : 0);
-		charge(outer, cost, counted);
-	}
-	if (!valid)
-		return;
-	counted->flags = NFP_COUNTERS_VALID | (counted->torn ? 0 : NFP_COUNTERS_SELF_VALID);
-	for (uint32_t i = 0; i < NFP_COUNTED_COUNTERS; i++) {
+	if (valid)
+		counted->flags = NFP_COUNTERS_VALID | (counted->torn ? 0 : NFP_COUNTERS_SELF_VALID);
+	for (uint32_t i = 0; valid && i < NFP_COUNTED_COUNTERS; i++) {
 		int64_t net = (int64_t)difference[i] - cost->inside[i] - counted->probes[i];
 		counted->inclusive[i] = net > 0 ? (uint64_t)net : 0;
-		if (outer)
-			outer->inner[i] += counted->inclusive[i];
 	}
+	if (outer)
+		contain(outer, cost, counted);
+}
+
+void nfp_counted_spoil(struct nfp_counted_calls *calls, const struct nfp_calltree *tree,
+                       const struct nfp_log *log)
+{
+	for (uint32_t i = 0; i < tree->count; i++) {
+		uint32_t row = tree->items[i].row;
+		struct nfp_counted *counted = row == NFP_NONE ? NULL : find(calls, log->items[row].thread);
+		if (counted)
+			counted->entry.pairs = 0;
+	}
+}
+
+// What ended inside it before it was known was charged to the call around it, which the batch has cut.
+void nfp_counted_receive(struct nfp_counted_calls *calls, struct nfp_readings *entry,
+                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t rsp)
+{
+	nfp_counted_enter(calls, entry, log, row, rsp);
+	struct nfp_counted *counted = find(calls, log->items[row].thread);
+	for (uint32_t i = row + 1; counted && i < log->count; i++) {
+		const struct nfp_call *call = &log->items[i];
+		if (call->parent != row)
+			continue;
+		if (call->function == NFP_NONE)
+			counted->torn = 1;
+		else if (call->flags & NFP_CALL_MARK)
+			charge(counted, cost_of(calls, call->function), NULL);
+		else
+			contain(counted, cost_of(calls, call->function), find(calls, call->thread));
+	}
+	nfp_counted_leave(calls, exit, log, row, rsp);
 }
 
 void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call *row, uint32_t index)

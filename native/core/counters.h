@@ -75,6 +75,12 @@ void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *rea
 // It has ended.
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
                        uint32_t row, uint32_t rsp);
+// The open calls have no counts: what a probe inside them counted was lost.
+void nfp_counted_spoil(struct nfp_counted_calls *calls, const struct nfp_calltree *tree,
+                       const struct nfp_log *log);
+// A receive call is in `row`; the calls inside it follow there, and have ended. With its readings at both ends.
+void nfp_counted_receive(struct nfp_counted_calls *calls, struct nfp_readings *entry,
+                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t rsp);
 // It is a mark: only its entry was measured, and it has no counts.
 void nfp_counted_mark(struct nfp_counted_calls *calls, struct nfp_log *log, uint32_t row);
 // It becomes call `index` of the columns.

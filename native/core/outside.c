@@ -78,6 +78,8 @@ static void deliver_before(struct nfp_pipeline *pipeline, struct nfp_stream *str
 		if (row.function == NFP_NONE)
 			continue;
 		if (row.end_ticks && i < waiting) {
+			if (row.start_ticks > stream->gone_ticks)
+				stream->gone_ticks = row.start_ticks;
 			remap[i] = pipeline->calls.count;
 			deliver_row(pipeline, log, &row, parent, stream->thread);
 		} else {
@@ -103,6 +105,7 @@ void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		deliver_before(pipeline, stream, waiting, remap);
 	} else if (log->count) {
 		pipeline->counts.discarded += log->count;
+		stream->gone_ticks = stream->last_ticks;
 		for (uint32_t i = 0; stream->log == log && i < stream->tree.count; i++)
 			stream->tree.items[i].row = NFP_NONE;
 		log->count = log->irregular = 0;

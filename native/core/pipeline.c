@@ -131,6 +131,10 @@ static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *
 	stream->poll.rsp = record->rsp;
 	stream->poll.valid = 1;
 	stream->poll.earliest_ticks = stream->poll.queue = 0;
+	stream->poll.readings.pairs = 0;
+	if (UNLIKELY(stream->readings.pairs))
+		stream->poll.readings = stream->readings;
+	stream->readings.pairs = 0;
 }
 
 static void read_poll_queue(struct nfp_stream *stream, const struct nfp_record *record)
@@ -141,8 +145,8 @@ static void read_poll_queue(struct nfp_stream *stream, const struct nfp_record *
 	stream->poll.queue = record->rsp;
 }
 
-static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                           const struct nfp_record *record)
+static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     const struct nfp_record *record)
 {
 	if (!stream->poll.valid || stream->poll.function != nfp_record_function(record)) {
 		stream->tree.unpaired_exits++;
@@ -157,7 +161,15 @@ static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *str
 	if (stream->poll.queue & NFP_QUEUE_UNDETAILED)
 		nfp_detail_close(pipeline, stream);
 	nfp_batch_begin(pipeline, stream, ticks, record->rsp & 0xffff, record->rsp >> 16);
+	stream->poll.lossy = 0;
 	bound_pending(pipeline);
+}
+
+static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_record *record)
+{
+	end_poll(pipeline, stream, record);
+	stream->readings.pairs = 0; // of this call or of none
 }
 
 static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -169,7 +181,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	}
 	pipeline->counts.lost[record->rsp] += record->word;
-	pipeline->lossy = 1;
+	pipeline->lossy = stream->poll.lossy = 1;
 	if (stream->batch)
 		stream->batch->batch.flags |= NFP_BATCH_LOSSY;
 	if (record->rsp == NFP_LOST_CALL) {
@@ -177,6 +189,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_calltree_clear(tree, stream->log);
 		stream->handed.count = 0;
 	} else if (record->rsp == NFP_LOST_POLL) {
+		nfp_counted_spoil(&pipeline->counted, tree, stream->log);
 		// The calls that follow belong to a batch whose receive call is missing.
 		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
 	}

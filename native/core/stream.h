@@ -144,7 +144,10 @@ struct nfp_stream {
 		uint32_t valid;
 		uint64_t earliest_ticks; // as its POLL_QUEUE record says; 0: there is none
 		uint32_t queue;
+		struct nfp_readings readings; // of its entry
+		uint32_t lossy; // records were lost since the last one: perhaps of calls inside this one
 	} poll;
+	uint64_t gone_ticks; // calls that began up to then may have left the log
 	enum nfp_describing describing;
 	struct {
 		struct nfp_handed *items;

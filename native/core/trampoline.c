@@ -75,12 +75,13 @@ static uint32_t jump_when(uint8_t when)
 	return when < sizeof(jumps) ? jumps[when] : JUMP_SHORT;
 }
 
-// The instruction that loads the argument which says the queue into ecx, from where the template keeps arguments.
-static uint32_t load_queue(uint8_t argument)
+// The instruction that loads the argument which says the queue into ecx, from where the template keeps arguments: in a frame
+// that has so many bytes below it.
+static uint32_t load_queue(uint8_t argument, uint32_t below)
 {
 	const uint32_t mov_rdi = 0x08244c8b, next_argument = 8u << 24,
-	               none = 0x9066c931; // xor %ecx, %ecx; nop
-	return argument < 6 ? mov_rdi + argument * next_argument : none;
+	               none = 0x00e18340; // and $0, %ecx, with a prefix: one instruction, too
+	return argument < 6 ? mov_rdi + argument * next_argument + (below << 24) : none;
 }
 
 static uint32_t field_value(const struct field *field, const struct nfp_trampoline *values)
@@ -89,7 +90,7 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 	case NFP_FIELD_TLS:
 		return (uint32_t)values->tls_offset;
 	case NFP_FIELD_GATE:
-		return values->gate;
+		return values->gate | field->argument;
 	case NFP_FIELD_TAG: // doubled: the template rotates the lap bit in from the carry flag
 		return (values->function | (uint32_t)field->argument << NFP_KIND_SHIFT) << 1;
 	case NFP_FIELD_PROGRAM:
@@ -100,7 +101,7 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 		return NFP_GATE_PACKETS | NFP_GATE_LATE |
 		       (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
 	case NFP_FIELD_QUEUE:
-		return load_queue(values->queue_argument);
+		return load_queue(values->queue_argument, field->argument);
 	default:
 		return values->return_mask;
 	}

@@ -15,13 +15,16 @@ struct nfp_thread nfp_calibrated_thread = {.shared = &shared};
 void nfp_calibration_prepare(void)
 {
 	struct nfp_thread *thread = &nfp_calibrated_thread;
-	thread->gate = NFP_GATE_OUTER | NFP_GATE_INNER;
+	thread->gate = NFP_GATE_OUTER | NFP_GATE_INNER | (thread->counted ? NFP_GATE_COUNTED : 0);
 	thread->limit = thread->room = UINT64_MAX;
 	thread->base = ring;
 	thread->mask = RING_BYTES - 1;
 	thread->ring_bytes = RING_BYTES;
 	thread->packets_entry = (void *)nfp_packets_entry_thunk;
 	thread->packets_exit = (void *)nfp_packets_exit_thunk;
+	thread->receive_exit = (void *)nfp_receive_exit_thunk;
+	thread->counted_entry = (void *)nfp_counted_entry_thunk;
+	thread->counted_exit = (void *)nfp_counted_exit_thunk;
 }
 
 static uint32_t calls_ticks(uint64_t function)

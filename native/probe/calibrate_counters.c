@@ -57,9 +57,9 @@ static int sum_up(const struct nfp_thread *thread, uint64_t start, struct round 
 			readings++;
 		} else if (readings && !is_comparable(&first, &now)) {
 			return 0;
-		} else if (kind == NFP_ENTRY) {
+		} else if (kind == NFP_ENTRY || kind == NFP_POLL_ENTRY) {
 			entry = now;
-		} else if (kind == NFP_EXIT) {
+		} else if (kind == NFP_EXIT || kind == NFP_POLL_EXIT) {
 			add(round->between, &entry, &now);
 		}
 		if (readings == ((int)thread->counted + 1) / 2)

@@ -159,8 +159,41 @@ static int is_trusted(const struct nfp_thread *thread, struct nfp_program *progr
 	return nfp_is_plausible(program, pointers, count);
 }
 
-void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
-                          uint32_t selector)
+// The slots of readings, before a record of the call. Returns the position behind them.
+static uint64_t write_readings(struct nfp_thread *thread, uint64_t position,
+                               const struct nfp_kept_readings *readings, uint32_t rsp)
+{
+	for (uint32_t pair = 0; pair < readings->pairs; pair++, position += NFP_RECORD_BYTES)
+		nfp_write(thread, position, readings->lows[pair],
+		          readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+	return position;
+}
+
+struct polled {
+	const struct nfp_kept_readings *entry, *exit; // null pointers: the thread is not counted
+	uint64_t tsc; // of the exit
+	uint32_t function, queue, count, asked;
+};
+
+static inline __attribute__((always_inline)) void
+write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struct polled *polled)
+{
+	uint32_t slots = polled->entry ? polled->entry->pairs + polled->exit->pairs : 0;
+	uint64_t position = nfp_reserve(thread, 3 + slots, NFP_LOST_POLL);
+	if (position == NFP_NO_ROOM)
+		return;
+	if (polled->entry)
+		position = write_readings(thread, position, polled->entry, nfp_low_rsp(frame));
+	nfp_write_polled(thread, position, polled->function, frame, polled->queue);
+	position += 2 * NFP_RECORD_BYTES;
+	if (polled->entry)
+		position = write_readings(thread, position, polled->exit, nfp_low_rsp(frame));
+	nfp_write_returned(thread, position, polled->function, polled->tsc, polled->count, polled->asked);
+}
+
+static inline __attribute__((always_inline)) void
+receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc, uint32_t selector,
+             const struct nfp_kept_readings *entry, const struct nfp_kept_readings *exit)
 {
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
@@ -184,10 +217,8 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
 	marks |= nfp_queue_batch(thread, queue, frame->tsc, count < asked);
-	uint64_t position = nfp_reserve(thread, 3, NFP_LOST_POLL);
-	if (position != NFP_NO_ROOM) {
-		nfp_write_poll(thread, position, function, frame, tsc, queue | marks, count, asked);
-	}
+	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked};
+	write_poll(thread, frame, &polled);
 	int shown_later = is_shown_later(program);
 	if (shown_later)
 		nfp_show_expect(nfp_late_of(thread));
@@ -198,6 +229,23 @@ void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	} else {
 		write_packets(thread, function, program, pointers, count);
 	}
+}
+
+void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                          uint32_t selector)
+{
+	receive_exit(thread, frame, tsc, selector, NULL, NULL);
+}
+
+// The counters are read first: all that follows is in no count of the call.
+void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+                      uint32_t selector)
+{
+	static const struct nfp_kept_readings none;
+	struct nfp_kept_readings exit;
+	nfp_counters_keep(thread, &exit);
+	int is_of_now = frame->readings.epoch == exit.epoch; // else it began in a session before
+	receive_exit(thread, &frame->frame, tsc, selector, is_of_now ? &frame->readings : &none, &exit);
 }
 
 // What a call is handed, at its entry.

@@ -7,10 +7,14 @@
 // threads run. At an entry the counters are read before the time stamp, at an exit after it: what reading them costs is
 // in no duration.
 //
+// A receive function's template has another way for threads that are counted (NFP_GATE_COUNTED): it has the readings of
+// each entry kept below its frame, and they are written with the records of a poll that returned something (capture.c).
+//
 // Protocol (include/uapi/linux/perf_event.h): lock, index, rdpmc, lock. The monitor compares the locks of entry and
 // exit: equal ones mean that the thread was not switched out, moved or given other counters in between.
-#include "library.h"
 #include "counter.h"
+#include "frame.h"
+#include "library.h"
 
 #define PAIRS(count) (((count) + 1) / 2)
 #define LOCKS ((1u << NFP_COUNTERS_CHANGE_SHIFT) - 1)
@@ -36,19 +40,33 @@ read_counter(const volatile struct nfp_counter_page *page, uint32_t *check, uint
 	return low;
 }
 
-static inline __attribute__((always_inline)) void write_pair(struct nfp_thread *thread, uint64_t position,
-                                                             uint32_t pair, uint32_t count, uint32_t rsp)
+// Returns the low halves of a pair of counters, which stand still in the probes of empty polls: nothing else says how
+// many of these a call contains.
+static inline __attribute__((always_inline)) uint64_t read_pair(const struct nfp_thread *thread,
+                                                                uint32_t pair, uint32_t count,
+                                                                uint32_t *all_checks)
 {
-	struct nfp_counter_pages *counters = thread->counter_pages;
+	const struct nfp_counter_pages *counters = thread->counter_pages;
+	uint32_t polls = (uint32_t)thread->shared->empty_polls;
 	// Before the pages: what says that it is of the newest counters is of none before. Partner: nfp_counters_set.
 	uint32_t change = __atomic_load_n(&counters->change, __ATOMIC_ACQUIRE);
 	uint32_t check = 0, off = 0, second = 0;
 	uint32_t first = read_counter(counters->pages[2 * pair], &check, &off);
-	if (2 * pair + 1 < count)
+	first -= polls * counters->polls[2 * pair];
+	if (2 * pair + 1 < count) {
 		second = read_counter(counters->pages[2 * pair + 1], &check, &off);
-	check = (check & LOCKS & ~(uint32_t)NFP_COUNTERS_OFF) | off | change;
-	nfp_write(thread, position, first | (uint64_t)second << 32,
-	          check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+		second -= polls * counters->polls[2 * pair + 1];
+	}
+	*all_checks = (check & LOCKS & ~(uint32_t)NFP_COUNTERS_OFF) | off | change;
+	return first | (uint64_t)second << 32;
+}
+
+static inline __attribute__((always_inline)) void write_pair(struct nfp_thread *thread, uint64_t position,
+                                                             uint32_t pair, uint32_t count, uint32_t rsp)
+{
+	uint32_t check;
+	uint64_t lows = read_pair(thread, pair, count, &check);
+	nfp_write(thread, position, lows, check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
 }
 
 // The number of counters is known to the compiler.
@@ -60,10 +78,22 @@ static inline __attribute__((always_inline)) void write_all(struct nfp_thread *t
 		write_pair(thread, position + pair * NFP_RECORD_BYTES, pair, count, rsp);
 }
 
+static inline __attribute__((always_inline)) void keep_all(const struct nfp_thread *thread, uint32_t count,
+                                                           struct nfp_kept_readings *readings)
+{
+	for (uint32_t pair = 0; pair < PAIRS(count); pair++)
+		readings->lows[pair] = read_pair(thread, pair, count, &readings->check[pair]);
+	readings->pairs = PAIRS(count);
+}
+
 #define WRITER(count)                                                                                        \
 	static void write_##count(struct nfp_thread *thread, uint32_t rsp)                                   \
 	{                                                                                                    \
 		write_all(thread, count, rsp);                                                               \
+	}                                                                                                    \
+	static void keep_##count(struct nfp_thread *thread, struct nfp_kept_readings *readings)              \
+	{                                                                                                    \
+		keep_all(thread, count, readings);                                                           \
 	}
 WRITER(1)
 WRITER(2)
@@ -72,22 +102,24 @@ WRITER(4)
 WRITER(5)
 WRITER(6)
 
-void (*nfp_counters_writer(uint32_t count))(struct nfp_thread *thread, uint32_t rsp)
+#define CHOICE(count) {write_##count, keep_##count}
+
+void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count)
 {
-	switch (count) {
-	case 1:
-		return write_1;
-	case 2:
-		return write_2;
-	case 3:
-		return write_3;
-	case 4:
-		return write_4;
-	case 5:
-		return write_5;
-	default:
-		return write_6;
-	}
+	static const struct {
+		void (*write)(struct nfp_thread *thread, uint32_t rsp);
+		void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings);
+	} made[] = {CHOICE(1), CHOICE(2), CHOICE(3), CHOICE(4), CHOICE(5), CHOICE(6)};
+	counters->write = made[count - 1].write;
+	counters->keep = made[count - 1].keep;
+}
+
+void nfp_counters_keep(struct nfp_thread *thread, struct nfp_kept_readings *readings)
+{
+	readings->epoch = nfp_library.header->epoch;
+	readings->pairs = 0;
+	if (__atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE))
+		((struct nfp_counter_pages *)thread->counter_pages)->keep(thread, readings);
 }
 
 void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp)
@@ -106,6 +138,11 @@ void nfp_limit_set(struct nfp_thread *thread)
 		counted = __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST);
 		__atomic_store_n(&thread->limit, counted ? 1 : thread->room, __ATOMIC_SEQ_CST);
 	} while (counted != __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST));
+}
+
+void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame)
+{
+	nfp_counters_keep(thread, &frame->readings);
 }
 
 // How far the ring may be written, looked at before each record: a probe that looked only where it has to would count

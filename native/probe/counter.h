@@ -7,6 +7,8 @@
 
 #define NFP_COUNTERS_MAX 6
 
+struct nfp_thread;
+
 // What is used of a page; the kernel's header has the rest.
 struct nfp_counter_page {
 	uint32_t version;
@@ -15,15 +17,28 @@ struct nfp_counter_page {
 	uint32_t index; // of the counter, for rdpmc, plus one; 0: it is not counting
 };
 
+// The readings of a receive call's entry, kept until it is known that it returned something, and of its exit.
+struct nfp_kept_readings {
+	uint64_t lows[NFP_COUNTERS_MAX / 2]; // two low halves each
+	uint32_t check[NFP_COUNTERS_MAX / 2];
+	uint32_t pairs; // 0: there are none
+	uint64_t epoch; // of the session
+};
+
 struct nfp_counter_pages {
 	const volatile struct nfp_counter_page *pages[NFP_COUNTERS_MAX]; // never a null pointer once used
 	void (*write)(struct nfp_thread *thread, uint32_t rsp); // made for their number
+	void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings); // the same
+	uint32_t polls[NFP_COUNTERS_MAX]; // what each counts in the probe of an empty poll
 	uint32_t change; // which counters they are, as it stands in the check
 	int mapped; // by us
 };
 
 extern struct nfp_counter_pages nfp_counter_pages[]; // by thread table index
 
-// What writes the readings of `count` counters, 1 to NFP_COUNTERS_MAX.
-void (*nfp_counters_writer(uint32_t count))(struct nfp_thread *thread, uint32_t rsp);
+// What writes the readings of `count` counters, 1 to NFP_COUNTERS_MAX, and what keeps them.
+void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count);
+
+// Reads the counters of a thread that may have none any more.
+void nfp_counters_keep(struct nfp_thread *thread, struct nfp_kept_readings *readings);
 #endif

@@ -115,6 +115,7 @@ static void stop(uint32_t index)
 	struct nfp_thread *thread = thread_at(index);
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];
 	__atomic_store_n(&thread->counted, 0, __ATOMIC_SEQ_CST);
+	__atomic_and_fetch(&thread->gate, ~(uint32_t)NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->slow, (void *)nfp_slow_thunk, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, thread->shared ? 1 : 0, __ATOMIC_SEQ_CST); // partner: nfp_limit_set
 	for (uint32_t i = 0; i < NFP_COUNTERS_MAX; i++) {
@@ -145,13 +146,18 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t c
 	__atomic_store_n(&counters->change,
 	                 (uint32_t)(change % NFP_COUNTERS_CHANGES) << NFP_COUNTERS_CHANGE_SHIFT,
 	                 __ATOMIC_SEQ_CST); // partner: write_pair, which still sees no page
-	for (uint32_t i = 0; i < count; i++)
+	for (uint32_t i = 0; i < count; i++) {
+		counters->polls[i] =
+		    index == NFP_THREAD_COUNT ? 0 : (uint32_t)nfp_library.header->counted_polls[i];
 		__atomic_store_n(&counters->pages[i], pages[i], __ATOMIC_SEQ_CST);
+	}
 	counters->mapped = !given;
-	counters->write = nfp_counters_writer((uint32_t)count);
+	nfp_counters_choose(counters, (uint32_t)count);
 	thread->counter_pages = counters;
 	__atomic_store_n(&thread->slow, (void *)nfp_counted_thunk, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->counted, (uint32_t)count, __ATOMIC_SEQ_CST);
+	if (nfp_wanted_gate() & NFP_GATE_OUTER) // partner: nfp_gate_of
+		__atomic_or_fetch(&thread->gate, NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, 1, __ATOMIC_SEQ_CST); // partner: nfp_limit_set
 	return 0;
 }

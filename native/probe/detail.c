@@ -36,10 +36,10 @@ uint32_t nfp_detail_begin(struct nfp_thread *thread, int is_full)
 	int wanted = is_wanted(thread, is_full);
 	uint32_t of_all, gate;
 	do { // partner: set_gates in helper.c, as in open_gate of thread.c
-		of_all = nfp_wanted_gate();
+		of_all = nfp_gate_of(thread);
 		gate = wanted || !(of_all & NFP_GATE_AUTO) ? of_all : of_all & ~(uint32_t)NFP_GATE_INNER;
 		if (thread->gate != gate)
 			__atomic_store_n(&thread->gate, gate, __ATOMIC_SEQ_CST);
-	} while (of_all != nfp_wanted_gate());
+	} while (of_all != nfp_gate_of(thread));
 	return wanted ? 0 : NFP_QUEUE_UNDETAILED;
 }

@@ -2,6 +2,7 @@
 // What the templates of receive, transmit and drop functions keep of a call, for capture.c and plain.c.
 #ifndef NFPROBE_FRAME_H
 #define NFPROBE_FRAME_H
+#include "counter.h"
 #include "library.h"
 
 // The frame of the receive and packets templates (x86_64/template_packets.S).
@@ -14,6 +15,13 @@ struct nfp_frame {
 _Static_assert(sizeof(struct nfp_frame) == 80,
                "template_packets.S: FRAME is 72, the return address above it");
 
+// The same of a receive call whose thread's counters are read.
+struct nfp_counted_frame {
+	struct nfp_kept_readings readings; // of its entry
+	struct nfp_frame frame;
+};
+_Static_assert(sizeof(struct nfp_kept_readings) == 48, "template_packets.S: READINGS is 48");
+
 static inline uint32_t nfp_low_rsp(const struct nfp_frame *frame)
 {
 	return (uint32_t)(uintptr_t)&frame->return_address;
@@ -25,18 +33,29 @@ static inline uint64_t nfp_call_of(const struct nfp_frame *frame)
 	return (uint64_t)(uintptr_t)&frame->return_address;
 }
 
-// Writes the records of a poll that returned packets into three reserved slots.
-static inline void nfp_write_poll(struct nfp_thread *thread, uint64_t position, uint32_t function,
-                                  const struct nfp_frame *frame, uint64_t tsc, uint32_t queue, uint32_t count,
-                                  uint32_t asked)
+// Writes the first two records of a poll that returned packets, into reserved slots, and its last one.
+static inline void nfp_write_polled(struct nfp_thread *thread, uint64_t position, uint32_t function,
+                                    const struct nfp_frame *frame, uint32_t queue)
 {
 	nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
 	          nfp_low_rsp(frame));
 	nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
 	          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue);
-	nfp_write(thread, position + 2 * NFP_RECORD_BYTES, tsc,
-	          function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
+}
+
+static inline void nfp_write_returned(struct nfp_thread *thread, uint64_t position, uint32_t function,
+                                      uint64_t tsc, uint32_t count, uint32_t asked)
+{
+	nfp_write(thread, position, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
 	          (count < 0xffff ? count : 0xffff) | asked << 16);
+}
+
+static inline void nfp_write_poll(struct nfp_thread *thread, uint64_t position, uint32_t function,
+                                  const struct nfp_frame *frame, uint64_t tsc, uint32_t queue, uint32_t count,
+                                  uint32_t asked)
+{
+	nfp_write_polled(thread, position, function, frame, queue);
+	nfp_write_returned(thread, position + 2 * NFP_RECORD_BYTES, function, tsc, count, asked);
 }
 
 // The same for a call that handed packets on, into two.
@@ -50,8 +69,11 @@ static inline void nfp_write_handed(struct nfp_thread *thread, uint64_t position
 	          nfp_low_rsp(frame));
 }
 
-// x86_64/thunk.S calls these three. `selector` is function id | program index << 24.
+// x86_64/thunk.S calls these five. `selector` is function id | program index << 24.
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector);
+void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame);
+void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
                       uint32_t selector);
 void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector);
 void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,

@@ -103,6 +103,8 @@ static void revive_former(void)
 			thread->receive_exit = nfp_null_thread.receive_exit;
 			thread->packets_entry = nfp_null_thread.packets_entry;
 			thread->packets_exit = nfp_null_thread.packets_exit;
+			thread->counted_entry = nfp_null_thread.counted_entry;
+			thread->counted_exit = nfp_null_thread.counted_exit;
 		}
 }
 
@@ -229,7 +231,8 @@ static void set_gates(uint32_t gate)
 	set_former_gates(gate);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (nfp_library.threads[i].shared)
-			__atomic_store_n(&nfp_library.threads[i].gate, gate, __ATOMIC_RELEASE);
+			__atomic_store_n(&nfp_library.threads[i].gate,
+			                 gate ? nfp_gate_of(&nfp_library.threads[i]) : 0, __ATOMIC_RELEASE);
 	__atomic_store_n(&nfp_library.header->state, gate ? NFP_STATE_ARMED : NFP_STATE_READY,
 	                 __ATOMIC_RELEASE);
 }

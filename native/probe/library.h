@@ -70,6 +70,14 @@ static inline uint32_t nfp_wanted_gate(void)
 	return nfp_is_forked() ? 0 : __atomic_load_n(&nfp_library.gate, __ATOMIC_SEQ_CST);
 }
 
+// The gate that one of them must have. Partner: nfp_counters_set, which changes `counted` and then the gate.
+static inline uint32_t nfp_gate_of(const struct nfp_thread *thread)
+{
+	uint32_t gate = nfp_wanted_gate();
+	int counted = __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST) != 0;
+	return counted && gate & NFP_GATE_OUTER ? gate | NFP_GATE_COUNTED : gate;
+}
+
 // Gives the threads without a ring the gate that they must have.
 void nfp_follow_gate(void);
 
@@ -78,7 +86,7 @@ long nfp_ring_map(uint32_t index);
 
 // x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
-    nfp_packets_exit_thunk[];
+    nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[];
 
 // The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
 // if not, they are lost and counted.

@@ -15,18 +15,24 @@ struct nfp_thread nfp_null_thread = {
     .receive_exit = (void *)nfp_receive_exit_thunk,
     .packets_entry = (void *)nfp_packets_entry_thunk,
     .packets_exit = (void *)nfp_packets_exit_thunk,
+    .counted_entry = (void *)nfp_counted_entry_thunk,
+    .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 struct nfp_thread nfp_silent_thread = {
     .slow = (void *)nfp_slow_thunk,
     .receive_exit = (void *)nfp_receive_exit_thunk,
     .packets_entry = (void *)nfp_packets_entry_thunk,
     .packets_exit = (void *)nfp_packets_exit_thunk,
+    .counted_entry = (void *)nfp_counted_entry_thunk,
+    .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 struct nfp_thread nfp_claiming_thread = {
     .slow = (void *)nfp_slow_thunk,
     .receive_exit = (void *)nfp_receive_exit_thunk,
     .packets_entry = (void *)nfp_packets_entry_thunk,
     .packets_exit = (void *)nfp_packets_exit_thunk,
+    .counted_entry = (void *)nfp_counted_entry_thunk,
+    .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 
 long nfp_ring_map(uint32_t index)
@@ -75,6 +81,8 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->receive_exit = nfp_null_thread.receive_exit;
 	thread->packets_entry = nfp_null_thread.packets_entry;
 	thread->packets_exit = nfp_null_thread.packets_exit;
+	thread->counted_entry = nfp_null_thread.counted_entry;
+	thread->counted_exit = nfp_null_thread.counted_exit;
 	thread->counted = 0; // of the thread that had this entry before
 	thread->limit = thread->room = 0;
 	shared->late = nfp_library.header->late;
@@ -110,9 +118,9 @@ static void open_gate(struct nfp_thread *thread)
 {
 	uint32_t gate;
 	do {
-		gate = nfp_wanted_gate();
+		gate = nfp_gate_of(thread);
 		__atomic_store_n(&thread->gate, gate, __ATOMIC_SEQ_CST);
-	} while (gate != nfp_wanted_gate());
+	} while (gate != nfp_gate_of(thread));
 }
 
 // Gives the calling thread a ring. A child made by vfork runs on its parent's memory and must leave no trace

@@ -2,6 +2,7 @@
 // Random records, from pure noise to nearly legal ones, through drain, pipeline and statistics: never a
 // crash, and what comes out obeys the rules of columns.h. Run under AddressSanitizer and UBSan.
 #include "check.h"
+#include "counters.h"
 #include "drain.h"
 #include "pipeline.h"
 #include "statistics.h"
@@ -16,8 +17,9 @@ static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 12, 0, 1, 2, 3, 200, 13,
 // Few values of everything, so that entries meet their exits and packets their buffers.
 static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
-	static const uint32_t kinds[] = {0, 0, 0, 0, 1,  1,  1,  1,  2,  3,  3,  4,  4,  5,  6, 8,
-	                                 8, 8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25, 30, 30};
+	static const uint32_t kinds[] = {0,  0,  0,  0,  1,  1,  1,  1,  2,  3,  3,  4,  4,
+	                                 5,  6,  8,  8,  8,  8,  9,  10, 11, 12, 13, 14, 15,
+	                                 16, 24, 25, 30, 30, 32, 32, 32, 33, 34, 16};
 	static uint64_t polled; // when the last receive call was entered
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
@@ -42,7 +44,41 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 		record.rsp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
 		record.rsp = (random >> 32) % 4;
+	if (kind >= NFP_COUNTERS) // of few counters that change seldom
+		record.tag = kind << NFP_KIND_SHIFT | ((random >> 40) % 9 == 0 ? 3 : 2) |
+		             ((random >> 44) % 9 == 0) << NFP_COUNTERS_CHANGE_SHIFT;
 	return record;
+}
+
+// The four records of a counted receive call, sometimes with others between them.
+static int likely_poll(unsigned long *state, uint64_t *ticks, struct nfp_record records[8])
+{
+	unsigned long random = next_random(state);
+	uint32_t reading =
+	    NFP_COUNTERS << NFP_KIND_SHIFT | 2 | (random >> 40 & 1) << NFP_COUNTERS_CHANGE_SHIFT;
+	uint32_t rsp = 0x70000000u - (random >> 16) % 6 * 16, function = 1 + (random >> 8) % 2 * 6;
+	const struct nfp_record whole[] = {
+	    {random, reading, rsp},
+	    {*ticks, NFP_POLL_ENTRY << NFP_KIND_SHIFT | function, rsp},
+	    {random + random % 5000, reading, rsp},
+	    {*ticks + 9, NFP_POLL_EXIT << NFP_KIND_SHIFT | function, 3 | 4 << 16}};
+	int count = 0;
+	*ticks += 10;
+	for (int i = 0; i < 4; i++) {
+		records[count++] = whole[i];
+		if (next_random(state) % 20 == 0)
+			records[count++] = likely_record(state, ticks);
+	}
+	return count;
+}
+
+// Returns how many.
+static int likely_records(unsigned long *state, uint64_t *ticks, struct nfp_record *records, int room)
+{
+	if (room >= 8 && next_random(state) % 32 == 0)
+		return likely_poll(state, ticks, records);
+	records[0] = likely_record(state, ticks);
+	return 1;
 }
 
 static void check_columns(const struct nfp_columns *columns)
@@ -76,7 +112,35 @@ static void check_columns(const struct nfp_columns *columns)
 	}
 }
 
-static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
+// In the order of the calls; what is valid is not more than could be counted. Returns receive calls that are.
+static uint64_t check_counters(const struct nfp_columns *columns)
+{
+	uint64_t received = 0;
+	for (uint64_t i = 0; i < columns->counters_count; i++) {
+		const struct nfp_call_counters *row = &columns->counters[i];
+		CHECK(row->call < columns->call_count && row->flags <= 3);
+		CHECK(i == 0 || columns->counters[i - 1].call < row->call);
+		CHECK(row->flags != NFP_COUNTERS_SELF_VALID);
+		for (int j = 0; j < NFP_COUNTED_COUNTERS; j++)
+			CHECK(row->inclusive[j] <= UINT32_MAX && row->self[j] <= row->inclusive[j]);
+		if (columns->calls[row->call].flags & NFP_CALL_RECEIVE)
+			received += row->flags & NFP_COUNTERS_VALID;
+	}
+	return received;
+}
+
+static void give_costs(struct nfp_pipeline *pipeline, unsigned long *state)
+{
+	struct nfp_counter_cost costs[FUNCTIONS];
+	for (int i = 0; i < FUNCTIONS; i++)
+		for (int j = 0; j < NFP_COUNTED_COUNTERS; j++) {
+			costs[i].inside[j] = (int32_t)(next_random(state) % 100);
+			costs[i].whole[j] = costs[i].inside[j] + (int32_t)(next_random(state) % 100);
+		}
+	CHECK(nfp_pipeline_counter_costs(pipeline, costs, FUNCTIONS) == 0);
+}
+
+static void fuzz(unsigned long seed, int noise, uint64_t counts_out[3])
 {
 	struct nfp_record records[CHUNK];
 	struct nfp_columns columns;
@@ -86,10 +150,11 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
 	struct nfp_pipeline *pipeline = nfp_pipeline_create(roles, FUNCTIONS);
 	struct nfp_statistics *statistics = nfp_statistics_create();
 	CHECK(pipeline && statistics);
+	give_costs(pipeline, &state);
 	for (int round = 0; round <= ROUNDS; round++) {
 		for (uint32_t thread = 0; round < ROUNDS && thread < THREADS; thread++) {
-			for (int i = 0; i < CHUNK; i++) {
-				records[i] = likely_record(&state, &ticks[thread]);
+			for (int i = 0, last; i < CHUNK; i = last) {
+				last = i + likely_records(&state, &ticks[thread], &records[i], CHUNK - i);
 				if (noise && next_random(&state) % 8 < (unsigned)noise)
 					((uint64_t *)&records[i])[next_random(&state) % 2] =
 					    next_random(&state);
@@ -98,6 +163,8 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
 		}
 		if (round == ROUNDS / 2)
 			nfp_pipeline_end_thread(pipeline, 1);
+		if (round == ROUNDS / 3)
+			nfp_pipeline_count_anew(pipeline, (uint32_t)seed % 2);
 		if (round == ROUNDS)
 			nfp_pipeline_finish(pipeline);
 		if (round < ROUNDS && next_random(&state) % 4 == 0)
@@ -105,6 +172,7 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[2])
 		else
 			nfp_pipeline_take(pipeline, &columns);
 		check_columns(&columns);
+		counts_out[2] += check_counters(&columns);
 		CHECK(nfp_statistics_add(statistics, &columns) == 0);
 		calls += columns.call_count;
 		packets += columns.packet_count;
@@ -140,11 +208,12 @@ static void fuzz_drain(void)
 
 int main(void)
 {
-	uint64_t counts[2] = {0, 0};
+	uint64_t counts[3] = {0, 0, 0};
 	for (unsigned long seed = 1; seed <= SEEDS; seed++)
 		fuzz(seed, (int)(seed % 3) * 3, counts);
-	CHECK(counts[0] > 10000 && counts[1] > 1000);
+	CHECK(counts[0] > 10000 && counts[1] > 1000 && counts[2] > 100);
 	fuzz_drain();
-	printf("fuzz: %lu calls, %lu packets came out\n", (unsigned long)counts[0], (unsigned long)counts[1]);
+	printf("fuzz: %lu calls, %lu packets, %lu counted receive calls came out\n", (unsigned long)counts[0],
+	       (unsigned long)counts[1], (unsigned long)counts[2]);
 	return 0;
 }

@@ -40,7 +40,7 @@ from otel_nfprobe.latecapture import ALL, LateWish
 from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
 from otel_nfprobe.span import SpanEncoder
@@ -353,6 +353,7 @@ class Measurement:
             return None
         resource = self._resource
         settings = {name: value for name, value in vars(self.arguments).items() if name not in SECRETS}
+        settings[COUNTED_RECEIVES] = True
         header = RecordingHeader(
             nfprobe_version=find_version(),
             session=f"{self._session_id:016x}",

@@ -52,6 +52,7 @@ def _count_anew(monitor: Monitor, choice: CounterChoice) -> None:
         if counting.begin_anew(choice.hardware):
             module = monitor.probes[0].request.plan.module
             hardware, compensation = choice.hardware, counting.calibrate(monitor.arenas, module, drain.round)
+            monitor.session.leave_out_polls(compensation.of_empty_polls(monitor.probes))
     finally:
         drain.round()
         monitor.counters, monitor.software_counters, monitor.compensation = hardware, choice.software, compensation

@@ -3,7 +3,8 @@
 
 The helper thread gets the counters for a moment and calls functions that do nothing, with and without a probe, through
 each real template. Of what a probe adds, `inside` lies between its two readings and is taken off the function's own
-counts; the rest up to `whole` is taken off those of the calls around it (native/core/counters.h).
+counts; the rest up to `whole` is taken off those of the calls around it (native/core/counters.h). A poll that returns
+nothing leaves no record: what its probe counts is left out of the readings already (native/probe/counter.c).
 
 What belongs to a function: its instructions, its return among them, as a processor would count without probes. Of an
 event that calls and returns have together one half is the return's, which is exact for instructions and branches.
@@ -12,6 +13,7 @@ Called by threads.py; `calibrate_counters` is the only function here that does a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from otel_nfprobe.x86_64.relocate import encode_jump
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
 ROUNDS = 21  # whose median is taken
-# All templates that read counters. A receive function's does not.
+# All templates that read counters.
 SHAPES: Sequence[int] = (
     lib.NFP_SHAPE_CALL,
     lib.NFP_SHAPE_ENTER,
@@ -39,6 +41,7 @@ SHAPES: Sequence[int] = (
     lib.NFP_SHAPE_CALL_VALUE,
     lib.NFP_SHAPE_ENTER_VALUE,
     lib.NFP_SHAPE_PACKETS,
+    lib.NFP_SHAPE_RECEIVE,
 )
 Counts = tuple[int, ...]  # one for each counter
 
@@ -57,20 +60,30 @@ class Compensation:
     Attributes:
         by_shape: enum nfp_shape.
         jump: what the jump at a patch site counts.
+        empty_poll: what a receive function's template counts in all when the function returns nothing.
     """
 
     by_shape: Mapping[int, CounterCost] = field(default_factory=dict)
     jump: Counts = ()
+    empty_poll: Counts = ()
 
     def of(self, probe: Probe) -> CounterCost | None:
         """What a call of the probe's function counts by itself; None: not known."""
         cost = self.by_shape.get(probe.request.template)
         if cost is None:
             return None
+        return CounterCost(cost.inside, self._with_jumps(cost.whole, probe))
+
+    def of_empty_polls(self, probes: Iterable[Probe]) -> Counts:
+        """What the probe of an empty poll counts in all. Receive functions can differ by a jump: that of most."""
+        receiving = [probe for probe in probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
+        found = Counter(self._with_jumps(self.empty_poll, probe) for probe in receiving if self.empty_poll)
+        return found.most_common(1)[0][0] if found else self.empty_poll
+
+    def _with_jumps(self, counts: Counts, probe: Probe) -> Counts:
         plan = probe.request.plan
         jumps = -1 if plan.is_slot else 1 if plan.island else 0  # a slot has no jump, an island one more
-        whole = tuple(total + jumps * jump for total, jump in zip(cost.whole, self.jump, strict=True))
-        return CounterCost(cost.inside, whole)
+        return tuple(total + jumps * jump for total, jump in zip(counts, self.jump, strict=True))
 
 
 def costs_of(probes: Iterable[Probe], compensation: Compensation) -> Rows:
@@ -114,7 +127,6 @@ def calibrate_counters(
         meanwhile()
         return _measure(session, address + ALIGNMENT_BYTES, count, rounds)
 
-    _give_program(session)
     try:
         bare = NOTHING + RETURN
         arenas.mapping(arena)[start : start + len(bare)] = bare
@@ -123,12 +135,17 @@ def calibrate_counters(
         hop, _ = measure(encode_jump(address + ALIGNMENT_BYTES, address))
         by_shape = {}
         for shape in shapes:
+            _give_program(session, shape)
             probed = write_probed(session, shape, address + ALIGNMENT_BYTES, program=SPARE_PROGRAM)
             in_all, between = measure(probed)
             has_exit = shape != lib.NFP_SHAPE_MARK
             inside = _minus(between, own) if has_exit else (0,) * count
             by_shape[shape] = CounterCost(inside, _minus(in_all, alone))
-        return Compensation(by_shape, _minus(hop, alone))
+        empty_poll: Counts = ()
+        if lib.NFP_SHAPE_RECEIVE in by_shape:
+            polled = write_probed(session, lib.NFP_SHAPE_RECEIVE, address + ALIGNMENT_BYTES, is_empty=True)
+            empty_poll = _minus(measure(polled)[0], alone)
+        return Compensation(by_shape, _minus(hop, alone), empty_poll)
     finally:
         entry.used = used
         session.program(SPARE_PROGRAM).role = session.program(SPARE_PROGRAM).plain = 0
@@ -166,12 +183,15 @@ def _encode_call(distance: int) -> bytes:
     return b"\xe8" + (distance - 5).to_bytes(4, "little", signed=True)
 
 
-def _give_program(session: Session) -> None:
-    # Counts nothing and reads no packet: what is left is what every transmit or drop probe does.
+def _give_program(session: Session, shape: int) -> None:
+    # Reads no packet, and counts one that is received and none that is handed on: what is left is what every probe of a
+    # receive, transmit or drop function does.
+    receives = shape == lib.NFP_SHAPE_RECEIVE
     program = session.program(SPARE_PROGRAM)
-    program.role = lib.NFP_ROLE_TRANSMIT
+    program.role = lib.NFP_ROLE_RECEIVE if receives else lib.NFP_ROLE_TRANSMIT
+    program.when = lib.NFP_WHEN_ALWAYS if receives else lib.NFP_WHEN_NONZERO
     program.count_from = lib.NFP_COUNT_FIXED
-    program.count_argument = 0
+    program.count_argument = int(receives)
     program.requested_argument = program.pointers_argument = NO_ARGUMENT
     program.count_width = program.verdict = 0
     program.plain = 1  # as those of most functions

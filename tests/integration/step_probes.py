@@ -6,16 +6,25 @@ function that was called, which is rsp at the call instruction.
 """
 
 import json
+import os
 
 import gdb
 
 HITS = 10  # two rounds of five calls
 WORDS = 32
 SKIPPED = "use_red_zone"  # has a long loop
+ONLY = os.environ.get("STEP_ONLY")  # a function; without it, all others
 
 
 def value(expression):
     return int(gdb.parse_and_eval(expression)) & (1 << 64) - 1
+
+
+def is_chosen():
+    function = value("*(unsigned long *)$rsp")
+    if ONLY:
+        return function == value(f"(unsigned long)&{ONLY}")
+    return function != value(f"(unsigned long)&{SKIPPED}")
 
 
 def call_site():
@@ -44,7 +53,7 @@ stop = gdb.Breakpoint(f"*{site:#x}")
 print("stepping", flush=True)
 for _ in range(HITS):
     gdb.execute("continue", to_string=True)
-    if value("*(unsigned long *)$rsp") != value(f"(unsigned long)&{SKIPPED}"):
+    if is_chosen():
         stop.enabled = False
         step_call(behind)
         stop.enabled = True

@@ -79,8 +79,14 @@ def own(*places: int) -> CounterChoice:
 class Changing(Probed):
     """A session whose counters are changed by the thread that drains, as `nfprobe counters` has it done."""
 
-    def __init__(self, talker: Talker, recording: RecordingWriter | None, has_own_counters: bool = True) -> None:
-        super().__init__(talker.pid, ["counted*:work", "counted*:inner"], ring_bytes=64 << 20)
+    def __init__(
+        self,
+        talker: Talker,
+        recording: RecordingWriter | None,
+        has_own_counters: bool = True,
+        adapter: Path | None = None,
+    ) -> None:
+        super().__init__(talker.pid, ["counted*:work", "counted*:inner"], adapter, ring_bytes=64 << 20)
         self.talker, self.recording, self.has_own_counters = talker, recording, has_own_counters
         self._wish: CounterChoice | None = None
         self._changed = threading.Event()
@@ -107,6 +113,15 @@ class Changing(Probed):
             change_counters(self.monitor, self._wish)
             self._wish = None
             self._changed.set()
+
+    def rows(self, name: str) -> np.ndarray:
+        """The counters of each call of a function, in their order."""
+        columns = concatenate(self.keep.kept)
+        calls = np.flatnonzero(columns.calls["function"] == self.monitor.names_by_id().index(name))
+        calls = calls[np.argsort(columns.calls["start_ticks"][calls], kind="stable")]
+        rows = np.zeros(len(columns.calls), columns.counters.dtype)
+        rows[columns.counters["call"]] = columns.counters
+        return np.asarray(rows[calls])
 
     def code(self) -> list[bytes]:
         """Patch sites and trampolines of all probes, as they stand in the target."""
@@ -167,13 +182,8 @@ def test_changed_while_threads_run(talker: Talker, tmp_path: Path) -> None:
     recording.finish({})
     session.assert_exact()  # no record lost, torn or unpaired
     true = np.concatenate(worker.true)
-    columns, names = concatenate(session.keep.kept), session.monitor.names_by_id()
-    calls = np.flatnonzero(columns.calls["function"] == names.index("work"))
-    calls = calls[np.argsort(columns.calls["start_ticks"][calls], kind="stable")]
-    assert len(calls) == len(true)
-    rows = np.zeros(len(columns.calls), columns.counters.dtype)
-    rows[columns.counters["call"]] = columns.counters
-    rows = rows[calls]
+    rows = session.rows("work")
+    assert len(rows) == len(true)
     valid = (rows["flags"] & CountersFlag.VALID) != 0
     amounts = true["amount"].astype(np.uint64) + 7
     for number, choice in enumerate(changes, 1):

@@ -35,9 +35,9 @@ def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.
     return talker
 
 
-def read_truth(talker: Talker) -> Truth:
+def read_truth(talker: Talker, command: str = "truth") -> Truth:
     found: Truth = {}
-    for word in talker.ask("truth 1").split():
+    for word in talker.ask(command).split():
         name, _, numbers = word.partition(":")
         whole, branches, own, own_branches = (int(number) for number in numbers.split(","))
         found.setdefault(name, []).append((whole, branches, own, own_branches))
@@ -50,6 +50,8 @@ class Stepped(Probed):
     Args:
         strategies: of the functions with these names; "" is of all others, None lets the analysis choose.
     """
+
+    command = "run"  # has the functions called
 
     def __init__(self, talker: Talker, names: Iterable[str], strategies: dict[str, str | None], count: int) -> None:
         super().__init__(talker.pid, ["stepped*:loop"], ring_bytes=1 << 20)
@@ -64,7 +66,7 @@ class Stepped(Probed):
     def __enter__(self) -> Stepped:
         super().__enter__()
         self.keep = self.monitor.drain.statistics = KeepAll()
-        self.talker.ask("run 1")  # a thread has an entry in the table once it has written a record
+        self.talker.ask(f"{self.command} 1")  # a thread has an entry in the table once it has written a record
         session, pages = self.monitor.session, int(self.talker.ask("where 0"), 16)
         be_steppable = int(self.talker.ask("where 1"), 16)
         module = self.monitor.probes[0].request.plan.module
@@ -75,6 +77,7 @@ class Stepped(Probed):
         self.monitor.compensation = calibrate_counters(session, arenas, module, self.count, self.shapes(), rounds=1)
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, 0) == 0
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
+        session.leave_out_polls(self.monitor.compensation.of_empty_polls(self.monitor.probes))
         self.monitor.drain.pipeline.set_counter_costs(costs_of(self.monitor.probes, self.monitor.compensation))
         index = next(c.index for c in session.thread_counts() if c.tid == self.talker.pid)
         assert session.ask(lib.NFP_COMMAND_COUNT, index, self.count, pages) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -27,7 +27,13 @@ RING_BYTES = 64 << 20
 
 
 class Counted(Probed):
-    """As Probed, with the target's own pages as counters of its main thread."""
+    """As Probed, with the target's own pages as counters of its main thread.
+
+    Attributes:
+        before: calls before there are counters, by function.
+    """
+
+    before: Mapping[str, int] = {"work": 1, "inner": 1}
 
     def __init__(self, talker: Talker, count: int, strategy: str | None = None) -> None:
         super().__init__(talker.pid, ["counted*:work", "counted*:inner"], strategy=strategy, ring_bytes=RING_BYTES)
@@ -57,14 +63,14 @@ class Counted(Probed):
         self.columns = concatenate(self.keep.kept)
 
     def rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each call of a function after the first, in order: flags, row of its counters, whether it was long.
+        """For each call of a function but those `before`, in order: flags, row of its counters, whether it was long.
 
         A call that may have lasted for more than 32 bits can count is marked, too: here, one that was preempted.
         """
         names = self.monitor.names_by_id()
         calls = self.columns.calls
         chosen = np.flatnonzero(calls["function"] == names.index(name))
-        chosen = chosen[np.argsort(calls["start_ticks"][chosen], kind="stable")][1:]
+        chosen = chosen[np.argsort(calls["start_ticks"][chosen], kind="stable")][self.before.get(name, 0) :]
         rows = np.zeros(len(calls), self.columns.counters.dtype)
         rows[self.columns.counters["call"]] = self.columns.counters
         ticks = calls["end_ticks"][chosen] - calls["start_ticks"][chosen]
@@ -91,10 +97,10 @@ def read_truth(truth: Path) -> np.ndarray:
     return np.fromfile(truth, TRUTH)
 
 
-def assert_never_wrong(counted: Counted, true: np.ndarray, count: int) -> int:
+def assert_never_wrong(counted: Counted, true: np.ndarray, count: int, name: str = "work") -> int:
     """Returns how many calls were counted."""
     scale = np.arange(1, 7, dtype=np.uint64) * (np.arange(6) < count)
-    flags, rows, is_long = counted.rows("work")
+    flags, rows, is_long = counted.rows(name)
     assert len(rows) == len(true)
     valid = (flags & CountersFlag.VALID) != 0
     undisturbed = (true["switched"] == 0) & ~is_long

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker
+from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.counters.choice import choose_counters
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +43,21 @@ def test_main_thread(talker: Talker) -> None:
     assert probed.calls["touch_nothing"] == probed.calls["use_red_zone"] == ROUNDS
     assert probed.calls["tx_burst"] == probed.calls["drop_burst"] == ROUNDS
     assert probed.counts.received == ROUNDS // 2 * 4
+
+
+def test_a_counted_thread(talker: Talker) -> None:
+    """By pages of the kernel, whose counters no processor counts: all but rdpmc itself runs."""
+    probed = Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=4 << 20)
+    probed.monitor.counters = choose_counters("task-clock,page-faults,context-switches").counters
+    maps = Path(f"/proc/{talker.pid}/maps")
+    with probed:
+        assert talker.ask("main 2") == "equal"  # a thread has an entry in the table once it has written a record
+        assert wait_until(lambda: maps.read_text().count("[perf_event]") >= 3)
+        assert talker.ask(f"main {ROUNDS}") == "equal"
+        assert talker.ask("signals 200") == "equal"
+    assert probed.lost == probed.unregistered == (0, 0, 0)
+    assert probed.counts.invalid == probed.torn == 0
+    assert probed.counts.received >= ROUNDS // 2 * 4
 
 
 def test_first_calls_of_fresh_threads(talker: Talker) -> None:

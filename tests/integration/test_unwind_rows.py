@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import lib
-from probed import Probed, Talker
+from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.ehframe import RSP, FrameTable, parse_frames
+from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.ehframe import RSP, Frame, FrameTable, parse_frames
 from otel_nfprobe.session import Session
+from otel_nfprobe.template import template_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -65,27 +67,62 @@ def test_rows_at_every_instruction(
     registered: list[int],
 ) -> None:
     talker = Talker(spawn(compile_target("registers"), stdin=subprocess.PIPE))
-    words = ["gdb", "-nx", "-batch", "-p", str(talker.pid), "-x", str(HERE / "step_probes.py")]
     with Probed(talker.pid, GLOBS, ADAPTER) as probed:
-        debugger = spawn(*words, stderr=subprocess.STDOUT)
-        assert debugger.stdout is not None
-        for line in debugger.stdout:
-            if line.startswith("stepping"):
-                break
-        talker.say("main 4")
-        output = debugger.stdout.read()
-        assert debugger.wait() == 0, output
-        assert talker.hear() == "equal"
-        rows = probed.target.read(registered[0], ROWS_BYTES)
+        table, described = step(talker, spawn, probed, registered)
+    shapes = shapes_of(table, described)
+    assert len(shapes) == 2 * 4, "a template and its displaced part, for call, receive, transmit and drop"
+    assert len(described) > 150
+    probed.assert_exact()
+
+
+def test_rows_of_a_counted_thread(
+    compile_target: Callable[..., Path],
+    spawn: Callable[..., subprocess.Popen[str]],
+    registered: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Receive functions have another way for it. By pages of the kernel: all but rdpmc itself runs."""
+    talker = Talker(spawn(compile_target("registers"), stdin=subprocess.PIPE))
+    maps = Path(f"/proc/{talker.pid}/maps")
+    monkeypatch.setenv("STEP_ONLY", "rx_burst")
+    probed = Probed(talker.pid, [], ADAPTER)
+    probed.monitor.counters = choose_counters("task-clock").counters
+    with probed:
+        talker.ask("main 2")  # a thread has an entry in the table once it has written a record
+        assert wait_until(lambda: "[perf_event]" in maps.read_text())
+        table, described = step(talker, spawn, probed, registered)
+    shapes = shapes_of(table, described)
+    assert len(shapes) == 2
+    (receive,) = [frame for frame in shapes if frame.size == template_bytes(lib.NFP_SHAPE_RECEIVE)]
+    assert not [pc for pc in described if receive.start + 32 < pc < receive.start + 200], "the way of other threads"
+    assert len(described) > 60
+    probed.assert_exact()
+
+
+def step(
+    talker: Talker, spawn: Callable[..., subprocess.Popen[str]], probed: Probed, registered: list[int]
+) -> tuple[FrameTable, set[int]]:
+    """Steps through two rounds of calls. Returns the rows, and where they were asked, and right."""
+    words = ["gdb", "-nx", "-batch", "-p", str(talker.pid), "-x", str(HERE / "step_probes.py")]
+    debugger = spawn(*words, stderr=subprocess.STDOUT)
+    assert debugger.stdout is not None
+    for line in debugger.stdout:
+        if line.startswith("stepping"):
+            break
+    talker.say("main 4")
+    output = debugger.stdout.read()
+    assert debugger.wait() == 0, output
+    assert talker.hear() == "equal"
+    rows = probed.target.read(registered[0], ROWS_BYTES)
     table = parse_frames(rows[: end_of_rows(rows)], registered[0])
     steps = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     wrong = [hex(step["pc"]) for step in steps if unwind(table, step) not in (None, step["cfa"])]
     assert wrong == []
-    described = {step["pc"] for step in steps if table.find(step["pc"])}
-    shapes = [frame for frame in table.frames if any(frame.start <= pc < frame.start + frame.size for pc in described)]
-    assert len(shapes) == 2 * 4, "a template and its displaced part, for call, receive, transmit and drop"
-    assert len(described) > 150
-    probed.assert_exact()
+    return table, {step["pc"] for step in steps if table.find(step["pc"])}
+
+
+def shapes_of(table: FrameTable, described: set[int]) -> list[Frame]:
+    return [frame for frame in table.frames if any(frame.start <= pc < frame.start + frame.size for pc in described)]
 
 
 def end_of_rows(rows: bytes) -> int:

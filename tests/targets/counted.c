@@ -5,6 +5,7 @@
 // middle of a call; each command writes to a file what was really counted in each call of work().
 #define _GNU_SOURCE
 #include "commands.h"
+#include "one_packet.h"
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -125,17 +126,28 @@ NOINLINE uint32_t work(uint32_t amount)
 	return amount;
 }
 
-static const char *run_work(long calls)
+// A receive function: returns one packet when the amount is odd.
+NOINLINE uint32_t take(uint32_t amount, const void **burst, uint32_t most)
+{
+	count(amount);
+	maybe_switch();
+	inner(7);
+	*burst = &packet;
+	return amount % 2 && most;
+}
+
+static const char *run_work(long calls, int polls)
 {
 	static char said[32];
 	struct truth *truth = calloc((size_t)calls, sizeof(*truth));
 	FILE *file = fopen(getenv("TRUTH"), "wb");
+	const void *burst[1];
 	uint64_t sum = 0;
 	armed = 1;
 	for (long i = 0; i < calls; i++) {
 		at_entry = switches;
 		truth[i].amount = (uint32_t)(next_random() % 100000);
-		sum += work(truth[i].amount);
+		sum += polls ? take(truth[i].amount, burst, 1) : work(truth[i].amount);
 		truth[i].switched = switches != at_entry || pages[0]->index == 0;
 	}
 	armed = 0;
@@ -146,6 +158,16 @@ static const char *run_work(long calls)
 	free(truth);
 	snprintf(said, sizeof(said), "%lu", (unsigned long)sum);
 	return said;
+}
+
+static const char *run_calls(long calls)
+{
+	return run_work(calls, 0);
+}
+
+static const char *run_polls(long calls)
+{
+	return run_work(calls, 1);
 }
 
 // The next run has one switch, at this occasion.
@@ -205,9 +227,9 @@ static const char *say_where(long number)
 int main(void)
 {
 	static const struct command commands[] = {
-	    {"work", run_work},   {"chance", set_chance},       {"off", set_off},
-	    {"width", set_width}, {"where", say_where},         {"point", set_point},
-	    {"torn", set_torn},   {"occasions", say_occasions}, {NULL, NULL}};
+	    {"work", run_calls},          {"poll", run_polls},  {"chance", set_chance}, {"off", set_off},
+	    {"width", set_width},         {"where", say_where}, {"point", set_point},   {"torn", set_torn},
+	    {"occasions", say_occasions}, {NULL, NULL}};
 	struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO};
 	sigaction(SIGSEGV, &action, NULL);
 	for (int i = 0; i < COUNTERS; i++) {

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #pragma GCC target("general-regs-only")
 #include "commands.h"
+#include "one_packet.h"
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 #include <ucontext.h>
 
 #define NOINLINE __attribute__((noinline, noclone, used))
-enum { COUNTERS = 6, PAGE = 4096, TRAP_FLAG = 0x100, CALLS_MAX = 64, FUNCTIONS = 9 };
+enum { COUNTERS = 6, PAGE = 4096, TRAP_FLAG = 0x100, CALLS_MAX = 64, FUNCTIONS = 13, RECEIVING = 10 };
 
 struct page {
 	uint32_t version, compat_version, lock, index;
@@ -26,6 +27,7 @@ struct call {
 	uint64_t back, rsp; // return address, and where it stands
 	struct counts start, whole, inner;
 	int outer;
+	int is_empty; // a receive function has returned nothing
 };
 
 static struct page *pages[COUNTERS];
@@ -86,12 +88,49 @@ NOINLINE long far(long turns)
 	return rand_r(&seed) + loop(turns) + rand_r(&seed);
 }
 
+// Receive functions: one that calls another function, whether it returns something or not ...
+NOINLINE uint16_t take(uint16_t port, const void **burst, uint16_t most)
+{
+	for (int i = 0; i < port && i < most; i++)
+		burst[i] = &packet;
+	return (uint16_t)(port + loop(port + 2));
+}
+
+// ... one that never returns anything ...
+NOINLINE uint16_t take_idle(uint16_t port, const void **burst, uint16_t most)
+{
+	__asm__ volatile("" : : "r"(burst));
+	return port == most;
+}
+
+// ... and one that polls others.
+NOINLINE uint16_t take_all(uint16_t port, const void **burst, uint16_t most)
+{
+	uint16_t found = take_idle(port, burst, most);
+	found += (uint16_t)loop(port);
+	found += take_idle(port + 1, burst, most);
+	for (int i = 0; i < port; i++)
+		burst[i] = &packet;
+	return found + port;
+}
+
+NOINLINE long around(long polls)
+{
+	const void *burst[8];
+	long found = loop(3);
+	for (long i = 0; i < polls; i++)
+		found += take_idle(9, burst, 8) + take(0, burst, 8);
+	return found;
+}
+
 static const struct {
 	const char *name;
 	void *function;
-} functions[FUNCTIONS] = {{"loop", loop},     {"twice", twice},     {"many", many},
-                          {"early", early},   {"hand_on", hand_on}, {"recurse", recurse},
-                          {"framed", framed}, {"far", far},         {"rand_r", rand_r}};
+} functions[FUNCTIONS] = {{"loop", loop},        {"twice", twice},     {"many", many},
+                          {"early", early},      {"hand_on", hand_on}, {"recurse", recurse},
+                          {"framed", framed},    {"far", far},         {"rand_r", rand_r},
+                          {"around", around},    {"take", take},       {"take_idle", take_idle},
+                          {"take_all", take_all}};
 
 // ---- the processor --------------------------------------------------------------------------------------------
 
@@ -112,15 +151,17 @@ static struct counts minus(struct counts a, struct counts b)
 	return (struct counts){a.instructions - b.instructions, a.branches - b.branches};
 }
 
-static void watch(uint64_t rip, uint64_t rsp)
+static void watch(uint64_t rip, uint64_t rsp, uint64_t rax)
 {
 	while (innermost >= 0 && calls[innermost].back == rip && calls[innermost].rsp + 8 == rsp) {
 		struct call *call = &calls[innermost];
 		call->whole = minus(now, call->start);
+		call->is_empty = call->function >= RECEIVING && !(uint16_t)rax;
 		innermost = call->outer;
-		if (innermost >= 0) {
-			calls[innermost].inner.instructions += call->whole.instructions;
-			calls[innermost].inner.branches += call->whole.branches;
+		if (innermost >= 0) { // no record tells an empty poll from the call around it
+			struct counts inner = call->is_empty ? call->inner : call->whole;
+			calls[innermost].inner.instructions += inner.instructions;
+			calls[innermost].inner.branches += inner.branches;
 		}
 	}
 	for (int i = 0; i < FUNCTIONS; i++)
@@ -145,7 +186,7 @@ static void step(int number, siginfo_t *info, void *context)
 	}
 	next = rip;
 	if (watching)
-		watch(rip, (uint64_t)registers[REG_RSP]);
+		watch(rip, (uint64_t)registers[REG_RSP], (uint64_t)registers[REG_RAX]);
 }
 
 static void answer(int number, siginfo_t *info, void *context)
@@ -203,22 +244,63 @@ static const char *run_all(long rounds)
 	return "done";
 }
 
-static const char *find_truth(long rounds)
+static const char *run_polls(long rounds)
+{
+	const void *burst[8];
+	volatile long found = 0;
+	for (long i = 0; i < rounds; i++) {
+		for (uint16_t port = 0; port < 3; port++)
+			found += take(port, burst, 8) + loop(port + 4);
+		found += around(1) + take_all(2, burst, 8) + loop(1) + around(0);
+	}
+	be_steppable();
+	return "done";
+}
+
+// The instructions of so many empty polls, and of the loop around them.
+static const char *step_polls(long polls)
+{
+	static char said[32];
+	const void *burst[8];
+	struct counts before = now;
+	set_trap_flag(TRAP_FLAG);
+	for (long i = 0; i < polls; i++)
+		take_idle(9, burst, 8);
+	be_steppable();
+	snprintf(said, sizeof(said), "%lu", now.instructions - before.instructions);
+	return said;
+}
+
+static const char *find_truth(const char *(*run)(long rounds))
 {
 	static char said[CALLS_MAX * 64];
 	size_t used = 0;
 	call_count = 0;
 	watching = 1;
 	set_trap_flag(TRAP_FLAG);
-	run_all(rounds);
+	run(1);
 	watching = 0;
 	for (int i = 0; i < call_count; i++) {
+		if (calls[i].is_empty)
+			continue;
 		struct counts self = minus(calls[i].whole, calls[i].inner);
 		used += (size_t)snprintf(said + used, sizeof(said) - used, "%s:%lu,%lu,%lu,%lu ",
 		                         functions[calls[i].function].name, calls[i].whole.instructions,
 		                         calls[i].whole.branches, self.instructions, self.branches);
 	}
 	return said;
+}
+
+static const char *find_truth_of_all(long number)
+{
+	(void)number;
+	return find_truth(run_all);
+}
+
+static const char *find_truth_of_polls(long number)
+{
+	(void)number;
+	return find_truth(run_polls);
 }
 
 static const char *say_where(long number)
@@ -231,8 +313,13 @@ static const char *say_where(long number)
 
 int main(void)
 {
-	static const struct command commands[] = {
-	    {"run", run_all}, {"truth", find_truth}, {"where", say_where}, {NULL, NULL}};
+	static const struct command commands[] = {{"run", run_all},
+	                                          {"truth", find_truth_of_all},
+	                                          {"where", say_where},
+	                                          {"poll", run_polls},
+	                                          {"truth_of_polls", find_truth_of_polls},
+	                                          {"steps", step_polls},
+	                                          {NULL, NULL}};
 	struct sigaction action = {.sa_flags = SA_SIGINFO};
 	action.sa_sigaction = answer;
 	sigaction(SIGSEGV, &action, NULL);

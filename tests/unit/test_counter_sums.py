@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from span_expectation import attributes_of, make_clock
 from synthetic_columns import START_TICKS, make_columns
 
-from otel_nfprobe.columns import CALL_COUNTERS, RECORD, Columns, CountersFlag, concatenate, counter_cost_rows
+from otel_nfprobe.columns import CALL_COUNTERS, RECORD, CallFlag, Columns, CountersFlag, concatenate, counter_cost_rows
 from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
@@ -212,17 +212,20 @@ def counted_columns() -> Columns:
     return columns
 
 
-def test_batches_and_packets() -> None:
+@pytest.mark.parametrize("counts_receives", [True, False])
+def test_batches_and_packets(counts_receives: bool) -> None:
     columns = counted_columns()
-    sums, counted = batch_counts(columns)
+    columns.calls["flags"][::7] |= np.uint16(CallFlag.RECEIVE)
+    left_out = CallFlag.CLIPPED | CallFlag.MARK | (0 if counts_receives else CallFlag.RECEIVE)
+    sums, counted = batch_counts(columns, counts_receives)
     for index, batch in enumerate(columns.batches):
         rows = columns.calls[int(batch["first_call"]) : int(batch["first_call"]) + int(batch["calls"])]
-        special = (rows["flags"] & (1 | 8 | 64)) != 0
+        special = (rows["flags"] & left_out) != 0
         outermost = [
             call
             for call, is_special in zip(rows, special, strict=True)
             if not is_special
-            and (call["parent"] == 0xFFFFFFFF or (columns.calls[call["parent"]]["flags"] & (1 | 8 | 64)) != 0)
+            and (call["parent"] == 0xFFFFFFFF or (columns.calls[call["parent"]]["flags"] & left_out) != 0)
         ]
         assert sums[index].tolist() == [len(outermost) * number for number in range(1, 7)]
         assert counted[index] == bool(outermost)

@@ -61,8 +61,8 @@
 #define NFP_NOTE_DRAWN 2 // it was drawn for the sample: all of them are
 #define NFP_NO_POSITION 0xffffffffu
 
-// Readings of performance counters, directly before the ENTRY or EXIT with the same rsp: three kinds, of the first, second
-// and third pair of counters. The tag has no function id but a check: the sum of both counters' lock words, which is
+// Readings of performance counters, directly before the ENTRY or EXIT with the same rsp, or the POLL_ENTRY or POLL_EXIT of
+// a call at this rsp: three kinds, of the first, second and third pair of counters. The tag has no function id but a check: the sum of both counters' lock words, which is
 // another one when the kernel has changed anything in between; its lowest bit says that one was not counting.
 #define NFP_COUNTERS 32 // low halves of two counters           as ENTRY or EXIT
 #define NFP_COUNTERS_LAST 34

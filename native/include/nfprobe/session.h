@@ -35,6 +35,7 @@
 #define NFP_GATE_PACKETS 4 // receive, transmit and drop write packet records
 #define NFP_GATE_LATE 8 // transmit and drop write those of packets that deserve it (native/probe/late.c)
 #define NFP_GATE_AUTO 16   // the target opens and closes its inner gates itself (native/probe/detail.c)
+#define NFP_GATE_COUNTED 128 // of a thread only: receive functions read its counters, too
 
 // In struct nfp_late_wish.
 #define NFP_LATE_NEVER 0xffffffffffffffff
@@ -52,6 +53,8 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
+#define NFP_THREAD_COUNTED_ENTRY 176
+#define NFP_THREAD_COUNTED_EXIT 184
 #define NFP_THREAD_EMPTIED 192
 #define NFP_THREAD_BYTES 1216
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
@@ -160,6 +163,9 @@ struct nfp_session_header {
 	uint32_t counted_reserved;
 	uint64_t counted_in_all[6];
 	uint64_t counted_between[6];
+	// What each counter counts in the probe of a poll that returned nothing: left out of the readings of threads that are
+	// given counters from now on.
+	int32_t counted_polls[6];
 };
 
 enum nfp_thread_state { NFP_THREAD_FREE = 0, NFP_THREAD_USED = 1 };
@@ -341,7 +347,9 @@ struct nfp_thread {
 	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
 	void *counter_pages; // of struct nfp_counter_pages, or 0
 	uint32_t counted; // number of counters that are read with each record
-	uint32_t reserved[5];
+	uint32_t reserved;
+	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
+	void *counted_exit;
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
@@ -366,6 +374,8 @@ NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
+NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);

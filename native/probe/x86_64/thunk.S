@@ -87,6 +87,8 @@ nfp_counted_thunk:
 .endm
 
 	PACKET_THUNK nfp_receive_exit_thunk, nfp_receive_exit
+	PACKET_THUNK nfp_counted_entry_thunk, nfp_counted_entry
+	PACKET_THUNK nfp_counted_exit_thunk, nfp_counted_exit
 	PACKET_THUNK nfp_packets_entry_thunk, nfp_packets_entry
 	PACKET_THUNK nfp_packets_exit_thunk, nfp_packets_exit
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readings of receive calls on a processor made of a signal handler: right, or marked, never wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from probed import Probed, Talker, wait_until
+from test_counter_changes import Changing, Worker, own
+from test_counters import RING_BYTES, Counted, assert_never_wrong
+from test_counters import read_truth as read_calls
+
+from otel_nfprobe.columns import CountersFlag
+from otel_nfprobe.counters.choice import CounterChoice
+from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.report import build_report
+
+pytestmark = pytest.mark.integration
+
+ADAPTER = Path(__file__).resolve().parent.parent / "targets" / "counted.yaml"
+
+
+class CountedPolls(Counted):
+    """As Counted, with a receive function."""
+
+    def __init__(self, talker: Talker, count: int) -> None:
+        globs = ["counted*:work", "counted*:inner"]
+        Probed.__init__(self, talker.pid, globs, ADAPTER, ring_bytes=RING_BYTES)
+        self.talker, self.count = talker, count
+        self.recording = None
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Path:
+    return tmp_path / "truth"
+
+
+@pytest.fixture
+def talker(
+    compile_target: Callable[..., Path],
+    spawn: Callable[..., subprocess.Popen[str]],
+    truth: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Talker:
+    monkeypatch.setenv("TRUTH", str(truth))
+    return Talker(spawn(compile_target("counted"), stdin=subprocess.PIPE))
+
+
+def read_polls(truth: Path) -> np.ndarray:
+    """Of the polls that returned something."""
+    calls = read_calls(truth)
+    return calls[calls["amount"] % 2 == 1]
+
+
+def test_a_switch_at_every_point(talker: Talker, truth: Path) -> None:
+    true, count = [], 3
+    with CountedPolls(talker, count) as counted:
+
+        def poll(command: str) -> None:
+            while True:
+                talker.ask(command)
+                talker.ask("poll 1")
+                if len(found := read_polls(truth)):
+                    true.append(found)
+                    return
+
+        poll("point -1")
+        points = int(talker.ask("occasions 0"))
+        assert points == 8 * count + 1  # as of any call
+        for number in range(points):
+            poll(f"point {number}")
+            poll(f"torn {number}")
+    counted.assert_exact()
+    found = np.concatenate(true)
+    assert_never_wrong(counted, found, count, "take")
+    valid = (counted.rows("take")[0] & CountersFlag.VALID) != 0
+    assert found["switched"][1:].all()
+    assert not valid[1:].any()
+    assert valid[0] or counted.rows("take")[2][0]
+
+
+def test_random_switches(talker: Talker, truth: Path) -> None:
+    with CountedPolls(talker, 5) as counted:
+        talker.ask("chance 10")
+        talker.ask("poll 8000")
+    counted.assert_exact()
+    true = read_polls(truth)
+    assert 200 < assert_never_wrong(counted, true, 5, "take") < len(true) - 200
+    assert 200 < true["switched"].sum() < len(true) - 200
+
+
+class PollingWorker(Worker):
+    """Has the target poll."""
+
+    def work(self, calls: int) -> None:
+        """See Worker."""
+        self.talker.ask(f"poll {calls}")
+        self.true.append(read_polls(self.path))
+
+
+def test_changed_while_polls_run(talker: Talker, truth: Path, tmp_path: Path) -> None:
+    """Counters come, change and go: no byte of code changes, no count is wrong, and a recording says the same."""
+    settings = {COUNTED_RECEIVES: "True"}
+    recording = RecordingWriter(tmp_path / "x.nfp", RecordingHeader(session="1", pid=talker.pid, settings=settings))
+    changes = [own(0, 1), own(3, 4, 5), CounterChoice(), own(1, 2, 3, 4)]
+    with Changing(talker, recording, adapter=ADAPTER) as session:
+        before = session.code()
+        worker = PollingWorker(talker, truth)
+        worker.work(10)  # a thread has an entry in the table once it has written a record
+        assert wait_until(lambda: any(count.tid for count in session.monitor.session.thread_counts()))
+        for choice in changes:
+            worker.work_during(partial(session.change, choice))
+        assert session.code() == before
+    recording.finish({})
+    session.assert_exact()
+    check_changes(session, np.concatenate(worker.true)["amount"].astype(np.uint64) + 7, changes)
+    sums = session.monitor.drain.counter_sums
+    assert sums is not None
+    document = build_report(RecordingReader(tmp_path / "x.nfp")).document
+    found = {entry["name"]: entry["counters"] for entry in document["functions"]}
+    assert found["take"] == sums.of_function(session.monitor.names_by_id().index("take"))
+    assert document["batches"]["counters"] == sums.of_batches()
+
+
+def check_changes(session: Changing, amounts: np.ndarray, changes: list[CounterChoice]) -> None:
+    rows = session.rows("take")
+    assert len(rows) == len(amounts)
+    valid = (rows["flags"] & CountersFlag.VALID) != 0
+    for number, choice in enumerate(changes, 1):
+        mine = valid & (rows["set"] == number)
+        expected = np.zeros((int(mine.sum()), 6), np.uint64)
+        for place, counter in enumerate(choice.counters):
+            expected[:, place] = amounts[mine] * np.uint64(counter.events[0].config + 1)
+        assert (mine.sum() > 100) == bool(choice.counters), number
+        assert np.array_equal(rows["inclusive"][mine], expected), number
