@@ -2,7 +2,8 @@
 """Folded stacks of a recording: where its threads spent their time, for flame graphs.
 
 A stack is `batch`, the probed calls inside each other, and the function that was sampled, where it is another than the
-innermost call. Without samples each call counts with its own time (self time). Two classes of packets: all, and slow:
+innermost call. Without samples each call counts with its own time (self time); with counters, each sample with what
+the thread had counted since the one before. Two classes of packets: all, and slow:
 then only batches count that ran while a slow packet was in the network function, on its thread: its own batch and those
 that it waited for. Called by cli/report.py.
 """
@@ -20,6 +21,7 @@ from otel_nfprobe.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, replay
+from otel_nfprobe.samplecounts import Words, is_known
 from otel_nfprobe.samples import PlaceNames, addresses_of, find_calls
 from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.switches import SwitchFlag
@@ -39,15 +41,17 @@ class FlameWish:
         slow_only: only what ran while a slow packet was there.
         slower_ns: what a slow packet is; None: later than LATE_QUANTILE of those that were identified.
         by_time: self times in ns, also where there are samples.
+        counter: one that the samples hold: what it counted; "": samples.
     """
 
     slow_only: bool = False
     slower_ns: int | None = None
     by_time: bool = False
+    counter: str = ""
 
 
 def fold(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish) -> dict[str, int]:
-    """Stacks, frames joined by semicolons, and how many samples or ns each has; the largest first.
+    """Stacks, frames joined by semicolons, and how many samples, ns or counts each has; the largest first.
 
     Raises:
         UsageError: the recording's clock is damaged.
@@ -55,7 +59,7 @@ def fold(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish) -> dic
     ticks_per_second = facts.make_clock().ticks_per_second
     windows = _find_windows(reader, facts, wish, ticks_per_second) if wish.slow_only else None
     by_time = wish.by_time or not len(facts.samples)
-    stacks = _Stacks(facts, windows, by_time)
+    stacks = _Stacks(facts, windows, by_time, facts.sample_counts[wish.counter] if wish.counter else None)
     for columns in _replay(reader, facts):
         stacks.add(columns)
     found = stacks.finish()
@@ -162,13 +166,18 @@ class _Take:
 
 class _Stacks:
     # Paths are numbered: 0 is a batch, 1 what is outside of batches, the others a path and a function more.
-    def __init__(self, facts: RecordingFacts, windows: _Windows | None, by_time: bool) -> None:
+    def __init__(
+        self, facts: RecordingFacts, windows: _Windows | None, by_time: bool, counts: Words | None = None
+    ) -> None:
         self._names = facts.function_names
         self._windows = windows
         self._by_time = by_time
         self._paths: dict[tuple[int, int], int] = {(_NO_PATH, 0): 0, (_NO_PATH, 1): 1}
         self._weights: Counter[tuple[int, str]] = Counter()
-        self._samples = facts.samples[np.argsort(facts.samples["ticks"], kind="stable")]
+        order = np.argsort(facts.samples["ticks"], kind="stable")
+        self._samples = facts.samples[order]
+        known = np.ones(len(order), np.uint64) if counts is None else np.where(is_known(counts), counts, np.uint64(0))
+        self._amounts = known[order]
         self._placed = np.zeros(len(self._samples), bool)
         self._preempted = facts.switches[(facts.switches["flags"] & SwitchFlag.PREEMPTED) != 0]
         self._places = PlaceNames(facts.places)
@@ -188,7 +197,8 @@ class _Stacks:
     def finish(self) -> Counter[str]:
         """All stacks with their weights."""
         if not self._by_time and self._windows is None:
-            self._count(self._samples[~self._placed], np.ones(int((~self._placed).sum()), np.int64))
+            outside = np.flatnonzero(~self._placed)
+            self._count(outside, np.ones(len(outside), np.int64))
         frames = self._frames()
         found: Counter[str] = Counter()
         for (path, leaf), weight in self._weights.items():
@@ -247,7 +257,7 @@ class _Stacks:
         seen = self._samples_between(*take.extent(thread), thread)
         path, counts, _ = take.locate(thread, self._samples["ticks"][seen])
         self._placed[seen[path != _NO_PATH]] = True
-        self._count(self._samples[seen[counts]], path[counts])
+        self._count(seen[counts], path[counts])
 
     def _samples_between(self, first: int, last: int, thread: int) -> NDArray[np.int64]:
         """Samples of a thread that lie between two moments, and have no place yet."""
@@ -256,11 +266,12 @@ class _Stacks:
         found: NDArray[np.int64] = low + np.flatnonzero((self._samples["thread"][near] == thread) & ~self._placed[near])
         return found
 
-    def _count(self, samples: Rows, paths: NDArray[np.int64]) -> None:
-        for key, path in zip(addresses_of(samples), paths.tolist(), strict=True):
+    def _count(self, seen: NDArray[np.int64], paths: NDArray[np.int64]) -> None:
+        keys, amounts = addresses_of(self._samples[seen]), self._amounts[seen].tolist()
+        for key, path, amount in zip(keys, paths.tolist(), amounts, strict=True):
             if key not in self._leaves:
                 self._leaves[key] = self._places.name(*key)
-            self._weights[path, self._leaves[key]] += 1
+            self._weights[path, self._leaves[key]] += amount
 
 
 def _renumber(calls: Rows, rows: NDArray[np.int64]) -> Rows:

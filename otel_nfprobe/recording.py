@@ -26,6 +26,7 @@ from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
+from otel_nfprobe.samplecounts import SampleCounts, decode_counts, encode_counts
 from otel_nfprobe.samples import Place, decode_places, encode_places
 from otel_nfprobe.sessionfacts import (
     FUNCTIONS_PER_BLOCK,
@@ -45,12 +46,13 @@ from otel_nfprobe.sessionfacts import (
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT, PART = 9, 10, 13
-SAMPLES, PLACES, COUNTING = 11, 12, 14
+SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS = 11, 12, 14, 15
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
 SWITCH_BYTES = SAMPLE_BYTES = 32
 RECORDS_PER_BLOCK = 65536
+SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
 COUNTED_RECEIVES = "counted_receives"  # a setting: receive calls are counted where others are
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
@@ -78,7 +80,7 @@ class Block:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
     FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; COUNTING: a CounterSet;
-    END: the summary, a dict.
+    SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
 
@@ -172,10 +174,15 @@ class RecordingWriter:
         if len(switches) and not self._sink.is_full:
             self._block(SWITCHES, np.ascontiguousarray(switches).view(np.uint8).data)
 
-    def samples(self, samples: npt.NDArray[Any]) -> None:
-        """Appends samples (32 bytes each, samples.py): where threads were seen."""
-        if len(samples) and not self._sink.is_full:
-            self._block(SAMPLES, np.ascontiguousarray(samples).view(np.uint8).data)
+    def samples(self, samples: npt.NDArray[Any], counted: SampleCounts | None = None) -> None:
+        """Appends samples (32 bytes each, samples.py), where threads were seen, and what they had counted there."""
+        if self._sink.is_full:
+            return
+        for start in range(0, len(samples), SAMPLES_PER_BLOCK):
+            part = slice(start, start + SAMPLES_PER_BLOCK)
+            self._block(SAMPLES, np.ascontiguousarray(samples[part]).view(np.uint8).data)
+            if counted is not None and counted.names:
+                self._block(SAMPLE_COUNTS, encode_counts(counted._replace(counts=counted.counts[:, part])))
 
     def places(self, places: Sequence[Place]) -> None:
         """Appends what addresses of samples are called."""
@@ -344,6 +351,8 @@ def _block_of(raw: RawBlock) -> Block | None:
         _check(len(payload) % SWITCH_BYTES == 0)
     elif kind == PLACES:
         value = decode_places(payload)
+    elif kind == SAMPLE_COUNTS:
+        value = decode_counts(payload)
     elif kind == THREADS:
         value = decode_threads(payload)
     elif kind == FUNCTIONS:

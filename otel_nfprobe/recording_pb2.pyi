@@ -208,6 +208,14 @@ class Places(_message.Message):
     place: _containers.RepeatedCompositeFieldContainer[Place]
     def __init__(self, place: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
 
+class SampleCounts(_message.Message):
+    __slots__ = ["counts", "name"]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ...) -> None: ...
+
 class Thread(_message.Message):
     __slots__ = ["index", "name", "tid"]
     INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -23,6 +23,7 @@ from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.repeats import Repeats
+from otel_nfprobe.samplecounts import CountColumns, Words
 from otel_nfprobe.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
 from otel_nfprobe.session import PROBE_COUNT
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
@@ -37,7 +38,7 @@ class RecordingFacts:
     """Everything in a recording but its records.
 
     `functions` and `threads` are by id and index, `counters` the newest of each thread, `countings` the counters that
-    others were changed to; `summary` is empty
+    others were changed to; `sample_counts` by counter what was counted before each of `samples`; `summary` is empty
     and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
     are known from a capture file.
     """
@@ -49,6 +50,7 @@ class RecordingFacts:
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
     switches: Rows = field(default_factory=no_switches)
     samples: Rows = field(default_factory=no_samples)
+    sample_counts: dict[str, Words] = field(default_factory=dict)
     places: list[Place] = field(default_factory=list)
     countings: dict[int, CounterSet] = field(default_factory=dict)
     summary: dict[str, object] = field(default_factory=dict)
@@ -123,6 +125,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     anchors: list[Rows] = []
     switches: list[Rows] = []
     samples: list[Rows] = []
+    counts = CountColumns()
     for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
         if block.type == recording.FUNCTIONS:
             facts.functions.update({item.id: item for item in block.payload if item.id < PROBE_COUNT})
@@ -136,12 +139,15 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             switches.append(block.array(SWITCH))
         elif block.type == recording.SAMPLES:
             samples.append(block.array(SAMPLE))
+            counts.add_samples(len(samples[-1]))
+        elif block.type == recording.SAMPLE_COUNTS:
+            counts.add(block.payload)
         elif block.type == recording.COUNTING:
             facts.learn_counting(block.payload)
         elif block.type == recording.PLACES:
             facts.places += block.payload
     if samples:
-        facts.samples = np.concatenate(samples)[:SAMPLES_MAX]
+        facts.samples, facts.sample_counts = np.concatenate(samples)[:SAMPLES_MAX], counts.finish()
     if anchors:
         facts.anchors = np.concatenate(anchors)
     if switches:

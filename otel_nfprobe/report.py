@@ -23,6 +23,7 @@ from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.reportdocument import add_counters, make_document
+from otel_nfprobe.samplecounts import Words, describe_counts, is_known
 from otel_nfprobe.samples import PlaceNames, addresses_of, describe_samples
 from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
@@ -134,9 +135,14 @@ def build_report(
     document["batches"]["undetailed"] = totals.undetailed
     document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
-    document["profile"] = describe_samples(facts.samples)
+    document["profile"] = _describe_profile(facts)
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(totals.extent.ticks * ns_per_tick), facts.damage)
+
+
+def _describe_profile(facts: RecordingFacts) -> dict[str, Any] | None:
+    found = describe_samples(facts.samples)
+    return found and found | {"counters": describe_counts(facts.sample_counts)}
 
 
 def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket], tally: CauseTally) -> Columns:
@@ -181,6 +187,13 @@ class _Totals:
         self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 
 
+def _sum_up(names: list[str], counts: Words) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for name, count, known in zip(names, counts.tolist(), is_known(counts).tolist(), strict=True):
+        sums[name] += count if known else 0
+    return dict(sums.most_common())
+
+
 class _Scene:
     # Slow packets amid the batches that were gathered around them.
     def __init__(self, facts: RecordingFacts, near: Columns, ns_per_tick: float) -> None:
@@ -218,18 +231,23 @@ class _Scene:
             **self._samples_of(slow),
         }
 
-    def _samples_of(self, slow: SlowPacket) -> dict[str, dict[str, int]]:
-        """Where its thread was seen while it was there; nothing without a profile."""
+    def _samples_of(self, slow: SlowPacket) -> dict[str, Any]:
+        """Where its thread was seen while it was there, and what it counted there; nothing without a profile."""
         samples = self._facts.samples
         if not len(samples):
             return {}
-        seen = samples[
+        seen = np.flatnonzero(
             (samples["thread"] == slow.thread)
             & (samples["ticks"] >= slow.start_ticks)
             & (samples["ticks"] < slow.done_ticks)
-        ]
-        names = Counter(self._places.name(*key) for key in addresses_of(seen))
-        return {"samples": dict(names.most_common())}
+        )
+        names = [self._places.name(*key) for key in addresses_of(samples[seen])]
+        found: dict[str, Any] = {"samples": dict(Counter(names).most_common())}
+        if self._facts.sample_counts:
+            found["sample_counts"] = {
+                counter: _sum_up(names, column[seen]) for counter, column in self._facts.sample_counts.items()
+            }
+        return found
 
     def _burst_flow(self, cause: np.void) -> dict[str, Any] | None:
         """The flow that made most of a burst."""

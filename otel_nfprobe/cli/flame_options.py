@@ -9,6 +9,8 @@ import sys
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.flame import FlameWish
+from otel_nfprobe.replay import RecordingFacts
+from otel_nfprobe.samplecounts import find_name, is_known
 
 ALL, SLOW = "all", "slow"
 SAMPLES, TIME = "samples", "time"
@@ -31,8 +33,9 @@ def add_flame_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--by",
-        choices=(SAMPLES, TIME),
-        help="what stacks count: samples of --profile, or ns of the calls themselves (default: samples, if any)",
+        metavar="WHAT",
+        help="what stacks count: samples of --profile; time, ns of the calls themselves; or the NAME of a counter that"
+        " the samples hold (default: samples, if any)",
     )
 
 
@@ -50,9 +53,33 @@ def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
         raise UsageError("--slower-than says what --class slow is.", usage)
 
 
-def read_wish(arguments: argparse.Namespace) -> FlameWish:
-    """What is to be folded."""
-    return FlameWish(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME)
+def read_wish(arguments: argparse.Namespace, facts: RecordingFacts) -> FlameWish:
+    """What is to be folded.
+
+    Raises:
+        UsageError: samples do not hold the counter.
+    """
+    counter = "" if arguments.by in (None, SAMPLES, TIME) else _find_counter(arguments, facts)
+    return FlameWish(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME, counter)
+
+
+def _find_counter(arguments: argparse.Namespace, facts: RecordingFacts) -> str:
+    names = list(facts.sample_counts)
+    if found := find_name(names, arguments.by):
+        return found
+    again = f"nfprobe report {arguments.recording} --format flame --by "
+    if not names:
+        sentence = f"No sample of this recording holds counters such as {arguments.by!r}: --by takes samples or time."
+        raise UsageError(sentence, again + TIME)
+    raise UsageError(f"No sample holds {arguments.by!r}; they hold {', '.join(names)}.", again + names[0])
+
+
+def say_not_counted(facts: RecordingFacts, counter: str) -> None:
+    """Says on standard error of how many samples it is not known what a counter counted."""
+    unknown = int((~is_known(facts.sample_counts[counter])).sum()) if counter else 0
+    if unknown:
+        count = f"{unknown} of {len(facts.samples)} samples"
+        print(f"nfprobe: what {counter} counted before {count} is not known, and left out.", file=sys.stderr)
 
 
 def say_nothing_seen(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flame_options import add_flame_options, check_flame_options, read_wish, say_nothing_seen
+from otel_nfprobe.cli.flame_options import (
+    add_flame_options,
+    check_flame_options,
+    read_wish,
+    say_not_counted,
+    say_nothing_seen,
+)
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE
 from otel_nfprobe.columns import Rows
@@ -65,11 +71,13 @@ class ReportCommand:
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)
         if format == FLAME:
-            text = render_folded(fold(reader, facts, read_wish(arguments)))
+            wish = read_wish(arguments, facts)
+            text = render_folded(fold(reader, facts, wish))
             _write_out(arguments.output, text)
             if not text:
                 say_nothing_seen(arguments)
             _say_precision(facts.samples)
+            say_not_counted(facts, wish.counter)
             _warn(facts.damage)
             return EXIT_DONE
         report = build_report(reader, max(0, arguments.slowest), facts, flow)

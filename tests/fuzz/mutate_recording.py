@@ -78,7 +78,7 @@ def _words(frames: list[bytearray], chance: random.Random) -> None:
 def _blocks(frames: list[bytearray], chance: random.Random) -> None:
     """A block of any type, with any content, somewhere."""
     payload = chance.randbytes(chance.choice((0, 1, 16, 24, 32, 48, 200)))
-    kind, thread = chance.randrange(12), chance.choice((0, 1, 1023, 1024, 1 << 31))
+    kind, thread = chance.randrange(17), chance.choice((0, 1, 1023, 1024, 1 << 31))
     block = struct.pack("<IIII", kind, thread, len(payload), 0) + payload + bytes(-len(payload) % 16)
     frame = chance.choice(frames)
     frame[0:0] = block

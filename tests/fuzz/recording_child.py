@@ -33,9 +33,9 @@ RESIDENT_BYTES = 600 << 20
 def verbs(path: str, folder: str, seed: int) -> list[str]:
     """How one file is read; reports reach the most."""
     tables = ["tables", path, "-o", f"{folder}/tables"]
-    return [["report", path, "--json"], ["report", path], ["report", path, "-o", f"{folder}/page.html"], tables][
-        seed % 4
-    ]
+    flame = ["report", path, "--format", "flame", "--by", "page-faults"]
+    page = ["report", path, "-o", f"{folder}/page.html"]
+    return [["report", path, "--json"], ["report", path], page, tables, flame][seed % 5]
 
 
 def read(path: str, folder: str, seed: int) -> None:

@@ -12,16 +12,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mutate_recording import Parts, bomb, seal
 from seeds import FIRST, SECONDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
-from synthetic_recording import write_recording
+from synthetic_recording import BATCHES, write_recording
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.recording import RECORDS, RecordingReader
+from otel_nfprobe.samplecounts import CountedSamples, SampleCounts
+from otel_nfprobe.samples import SAMPLE
 
 CHILD = Path(__file__).with_name("recording_child.py")
 EVERYDAY, EVERYDAY_SECONDS = 120, 30
@@ -38,8 +41,15 @@ def damaged(source: Path, first: int, last: int, seconds: float) -> Iterator[str
         yield f"status {done.returncode} at {lines[-1] if lines else 'the beginning'}: {done.stderr[-2000:]}"
 
 
+def counted_samples() -> CountedSamples:
+    """One sample in each batch."""
+    rows = np.array([(1_001_000 + number * 100_000, 0x1000, 0, 0, 1, 0) for number in range(BATCHES)], SAMPLE)
+    counts = np.arange(2 * BATCHES, dtype=np.uint64).reshape(2, -1)
+    return CountedSamples(rows, SampleCounts(("page-faults", "task-clock"), counts))
+
+
 def test_damaged_recordings(tmp_path: Path) -> None:
-    source = write_recording(tmp_path / "good.nfp")
+    source = write_recording(tmp_path / "good.nfp", samples=counted_samples())
     assert list(damaged(source, 0, EVERYDAY, EVERYDAY_SECONDS)) == []
     if SECONDS:
         assert list(damaged(source, max(FIRST, EVERYDAY), 1 << 60, SECONDS)) == []

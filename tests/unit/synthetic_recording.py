@@ -10,6 +10,7 @@ from synthetic_records import RECEIVE, TRANSMIT, Row, burst, entry, hand_on, lea
 
 from otel_nfprobe.clock import ANCHOR
 from otel_nfprobe.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.samplecounts import CountedSamples
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
 
 BATCHES, BATCH_SIZE, TICKS_PER_NS = 40, 8, 2
@@ -20,7 +21,11 @@ RX, WORK, TX = 0, 1, 2
 
 
 def write_recording(
-    path: Path, finish: bool = True, start_ns: int = START_NS, session: str = "00000000000000aa"
+    path: Path,
+    finish: bool = True,
+    start_ns: int = START_NS,
+    session: str = "00000000000000aa",
+    samples: CountedSamples | None = None,
 ) -> Path:
     """Writes it; without `finish` it looks as if its monitor was killed. Another session has other trace ids."""
     resource = {"service.name": "recorded-nf", "host.name": "far-away", "process.pid": "42"}
@@ -33,6 +38,8 @@ def write_recording(
     writer.threads([ThreadInfo(0, 4711, "worker")])
     writer.clock(np.array([(0, start_ns, (1 << 32) // TICKS_PER_NS)], dtype=ANCHOR))
     writer.records(0, records([row for number in range(BATCHES) for row in make_batch(number)]))
+    if samples is not None:
+        writer.samples(*samples)
     writer.finish({}) if finish else writer.close()
     return path
 
