@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -329,13 +330,12 @@ class Drain:
         assert self.profiler is not None
         self._sample_at = time.monotonic() + SAMPLES_S
         counts = self.session.thread_counts()
-        rows = self.profiler.read({count.tid: count.index for count in counts})
-        self.write(lambda recording: recording.samples(rows))
-        self.note_samples(rows)
+        for samples in self.profiler.read({count.tid: count.index for count in counts}):
+            self.write(partial(RecordingWriter.samples, samples=samples.rows, counted=samples.counted))
+            self.note_samples(samples.rows)
         with suppress(NfprobeError, OSError):  # said when the session began, or the target has ended
             self.profiler.keep({int(name) for name in os.listdir(f"/proc/{self.session.pid}/task")})
-            for count in counts:
-                self.profiler.watch(count.tid)
+            self.profiler.watch(count.tid for count in counts)
 
     def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
         if self.switches is None:

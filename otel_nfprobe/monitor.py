@@ -255,11 +255,11 @@ class Monitor:
         self._begin_to_count()
         self.drain.repeats = self.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
-        self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say)
+        self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
+        self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say, self.counting, self.software)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
         self.session.write_message(self.purpose)
-        self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)
         gates = choose_detail(self.session, self.detail, clock)

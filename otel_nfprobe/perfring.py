@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 
 SOFTWARE = 1  # PERF_TYPE_SOFTWARE
+USE_CLOCK = 1 << 25  # use_clockid: the kernel takes into a group only events of one clock
 NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: flags of the attributes that need fewer rights
 HEADER = struct.Struct("<IHH")  # struct perf_event_header: type, misc, size
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from otel_nfprobe.codemap import CodePart
+from otel_nfprobe.counters.software import SoftwareCounters
+from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.drain import Drain
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.places import PlaceFinder
-from otel_nfprobe.profiler import Profiler
+from otel_nfprobe.profiler import Counted, Profiler
 from otel_nfprobe.target import Target
 
 LOOK_S = 1.0  # how often the target's modules are looked at
@@ -27,28 +29,41 @@ class Profile:
         drain: takes the samples.
         target: whose threads are sampled.
         hertz: samples in each second that a thread runs; 0: no profile.
-        say: tells a person, once, when there is none.
+        say: tells a person, once, when there is none, and which counters samples hold.
+        counting, software: the counters of the session, which may change while it runs.
     """
 
-    def __init__(self, drain: Drain, target: Target, hertz: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        drain: Drain,
+        target: Target,
+        hertz: int,
+        say: Callable[[str], None],
+        counting: ThreadCounters,
+        software: SoftwareCounters,
+    ) -> None:
         self._drain = drain
         self._hertz = hertz
         self._profiler: Profiler | None = None
+        self._counting, self._software = counting, software
         self._due_at = 0.0
         if not hertz:
             return
-        profiler = Profiler(drain.clock, hertz)
+        profiler = Profiler(drain.clock, hertz, self._find_counted, say)
         try:
-            for thread in target.threads():
-                profiler.watch(thread.tid)
+            profiler.watch(thread.tid for thread in target.threads())
         except NfprobeError as error:
             profiler.close()
             say(error.sentence)
             return
         self._profiler = drain.profiler = profiler
+        counting.relieve = profiler.relieve
         self._places = PlaceFinder(target)
         drain.note_samples = self._places.add
         self.follow()
+
+    def _find_counted(self) -> Counted:
+        return Counted(self._counting.groups(), self._counting.counters, self._software.counters)
 
     def follow(self) -> None:
         """Looks what the target has loaded, when it is time to."""
@@ -69,4 +84,5 @@ class Profile:
         if profiler is None:
             return None
         event = profiler.source.name if profiler.source else None
-        return {"hertz": self._hertz, "event": event, "samples": profiler.taken, "lost": profiler.lost}
+        counters = {"counters": profiler.counters, "counted": profiler.counted}
+        return {"hertz": self._hertz, "event": event, "samples": profiler.taken, "lost": profiler.lost, **counters}

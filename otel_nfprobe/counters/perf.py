@@ -7,16 +7,18 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 from contextlib import suppress
 
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
-from otel_nfprobe.perfring import open_event
+from otel_nfprobe.perfring import USE_CLOCK, open_event
 
 ATTRIBUTE_BYTES = 112
 DISABLED, PINNED, EXCLUDE_USER, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1, 1 << 2, 1 << 4, 1 << 5, 1 << 6
 TIMES = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING
 ENABLE, DISABLE = 0x2400, 0x2401
+IDENTIFY = 0x80082407
 IOC_GROUP = 1
 CAPABILITIES = 40  # offset in the page: cap_user_rdpmc is bit 2
 CAP_USER_RDPMC = 1 << 2
@@ -38,7 +40,7 @@ class Kernel:
             group: descriptor of the leader, or -1. A leader is pinned: it is never multiplexed, and is in an error
                 state when it does not get its counters.
         """
-        flags = EXCLUDE_HYPERVISOR | (DISABLED if disabled and group < 0 else 0)
+        flags = USE_CLOCK | EXCLUDE_HYPERVISOR | (DISABLED if disabled and group < 0 else 0)
         flags |= PINNED if group < 0 and not counter.is_software else 0
         flags |= 0 if counter.user else EXCLUDE_USER
         flags |= 0 if counter.kernel else EXCLUDE_KERNEL
@@ -46,6 +48,7 @@ class Kernel:
         struct.pack_into("<IIQ", attribute, 0, event.type, ATTRIBUTE_BYTES, event.config)
         struct.pack_into("<QQ", attribute, 32, TIMES, flags)
         struct.pack_into("<QQ", attribute, 56, event.config1, event.config2)
+        struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)  # of samples, which may join the group
         return open_event(bytes(attribute), tid, group)
 
     def enable(self, leader: int) -> None:
@@ -60,6 +63,11 @@ class Kernel:
         """Value, ns enabled, ns running; None for a pinned counter in its error state."""
         data = os.read(descriptor, 24)
         return struct.unpack("<3Q", data) if len(data) == 24 else None  # the error state reads as end of file
+
+    def identify(self, descriptor: int) -> int:
+        """The number by which samples name it."""
+        number: int = struct.unpack("<Q", fcntl.ioctl(descriptor, IDENTIFY, bytes(8)))[0]
+        return number
 
     def may_rdpmc(self, descriptor: int) -> bool:
         """Whether programs can read the counter by themselves."""

@@ -32,8 +32,10 @@ HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, whi
 LOOK_S = 1.0  # how often groups are looked at for their error state
 
 
-@dataclass
-class _Group:
+@dataclass(eq=False)
+class ThreadGroup:
+    """The counters of one thread, as long as it has these: their descriptors, the leader's first; none: refused."""
+
     tid: int
     descriptors: list[int]
     said: bool = False
@@ -48,6 +50,7 @@ class ThreadCounters:
         say: tells a person, once for each reason.
         forbidden: why the target's seccomp filter does not let it be counted, or "".
         refused: threads without counters, by reason.
+        relieve: takes out of a group that does not count what somebody has put there; says whether that was anything.
         change: how often the counters were changed, which the readings say.
     """
 
@@ -59,7 +62,8 @@ class ThreadCounters:
     around: Surroundings = field(default_factory=Surroundings)
     refused: dict[str, int] = field(default_factory=dict)
     change: int = 0
-    _groups: dict[int, _Group] = field(default_factory=dict)  # by thread table index
+    relieve: Callable[[int], bool] = lambda tid: False
+    _groups: dict[int, ThreadGroup] = field(default_factory=dict)  # by thread table index
     _channel: socket.socket | None = None
     _look_at: float = 0.0
     _said: set[str] = field(default_factory=set)
@@ -96,7 +100,7 @@ class ThreadCounters:
             module: any that trampolines lie near.
             meanwhile: called now and then meanwhile.
         """
-        group = _Group(self.session.helper_tid, [])
+        group = ThreadGroup(self.session.helper_tid, [])
         try:
             self._count(HELPER, group)
             return calibrate_counters(self.session, arenas, module, len(self.counters), meanwhile=meanwhile)
@@ -106,6 +110,10 @@ class ThreadCounters:
             return Compensation()
         finally:
             self._take_back(HELPER, group)
+
+    def groups(self) -> dict[int, ThreadGroup]:
+        """Those that count now, by tid."""
+        return {group.tid: group for group in self._groups.values() if group.descriptors}
 
     def follow(self) -> None:
         """Gives counters to threads that have none yet, and takes those of ended threads back."""
@@ -133,7 +141,7 @@ class ThreadCounters:
             self._channel = None
 
     def _open(self, index: int, tid: int) -> None:
-        group = self._groups[index] = _Group(tid, [])
+        group = self._groups[index] = ThreadGroup(tid, [])
         try:
             self._count(index, group)
         except ProcessLookupError:
@@ -152,7 +160,7 @@ class ThreadCounters:
         refusal = explain_thread(error, self.counters[opened], opened > 0, cpus, self.kernel, self.around)
         return f"{refusal.reason} (next: {refusal.advice})"
 
-    def _count(self, index: int, group: _Group) -> None:
+    def _count(self, index: int, group: ThreadGroup) -> None:
         cpus = os.sched_getaffinity(group.tid)
         for counter in self.counters:
             leader = group.descriptors[0] if group.descriptors else -1
@@ -160,7 +168,7 @@ class ThreadCounters:
         self._hand_over(index, group)
         self.kernel.enable(group.descriptors[0])
 
-    def _hand_over(self, index: int, group: _Group) -> None:
+    def _hand_over(self, index: int, group: ThreadGroup) -> None:
         assert self._channel is not None
         socket.send_fds(self._channel, [b"c"], group.descriptors)
         result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors), 0, self.change)
@@ -172,7 +180,7 @@ class ThreadCounters:
             if not group.descriptors or group.said:
                 continue
             with suppress(OSError):
-                if self.kernel.read(group.descriptors[0]) is None:
+                if self.kernel.read(group.descriptors[0]) is None and not self.relieve(group.tid):
                     group.said = True
                     self._refuse("they do not fit beside those that other programs or the NMI watchdog hold")
 
@@ -190,7 +198,7 @@ class ThreadCounters:
         self._take_back(index, self._groups[index])
         del self._groups[index]
 
-    def _take_back(self, index: int, group: _Group) -> None:
+    def _take_back(self, index: int, group: ThreadGroup) -> None:
         if group.descriptors:
             # Stopped first: the page that stays mapped must hold no counter.
             with suppress(OSError):
@@ -198,7 +206,7 @@ class ThreadCounters:
             self.session.ask(lib.NFP_COMMAND_COUNT, index, 0)
         self._close(group)
 
-    def _close(self, group: _Group) -> None:
+    def _close(self, group: ThreadGroup) -> None:
         for descriptor in reversed(group.descriptors):
             self.kernel.close(descriptor)
         group.descriptors = []

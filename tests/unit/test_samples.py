@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples: joined to calls as a plain search does it, named by their places, read out of the kernel's records."""
+"""Samples: joined to calls as a plain search does it, named by their places, opened where the kernel allows it."""
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 
 import numpy as np
 import pytest
@@ -13,8 +12,10 @@ import pytest
 from otel_nfprobe.clock import Clock, ClockPair
 from otel_nfprobe.columns import CALL, NONE
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.profiler import _EVENT, HARDWARE, SOURCES, Profiler, Source, split_records
+from otel_nfprobe.profiler import Profiler
+from otel_nfprobe.samplerecords import record_dtype
 from otel_nfprobe.samples import SAMPLE, Place, PlaceNames, SampleFlag, describe_samples, find_calls
+from otel_nfprobe.samplesource import HARDWARE, SOURCES, Placing, Source
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
 
@@ -70,18 +71,6 @@ def test_names_of_addresses() -> None:
     assert PlaceNames([]).name(1, False) == "[unknown]"
 
 
-def test_records_of_the_kernel() -> None:
-    event = np.zeros(1, _EVENT)
-    event["type"], event["size"], event["address"] = 9, event.itemsize, 7
-    lost = struct.pack("<IHHQQ", 2, 0, 24, 1, 30)
-    throttle = struct.pack("<IHHQQQ", 5, 0, 32, 1, 2, 3)
-    found, count = split_records(event.tobytes() + lost + throttle + event.tobytes())
-    assert (found["address"].tolist(), count) == ([7, 7], 30)
-    assert len(split_records(event.tobytes() * 3)[0]) == 3
-    for damaged in (b"", b"\0" * 31, event.tobytes()[:20], b"\xff" * 64):
-        assert split_records(damaged)[1] == 0
-
-
 class Kernel:
     """Opens what it is told to allow."""
 
@@ -89,8 +78,8 @@ class Kernel:
         self.allowed, self.number = allowed, number
         self.asked: list[Source] = []
 
-    def __call__(self, source: Source, hertz: int, tid: int) -> int:
-        assert (hertz, tid) == (99, 1234)
+    def __call__(self, source: Source, hertz: int, placing: Placing) -> int:
+        assert (hertz, placing) == (99, Placing(1234))
         self.asked.append(source)
         if source == self.allowed:
             raise ProcessLookupError(errno.ESRCH, "No such process")  # so that nothing needs to be mapped
@@ -105,24 +94,23 @@ def test_the_most_precise_event_is_asked_for_first() -> None:
     ]
     for index, source in enumerate(SOURCES):
         kernel = Kernel(source)
-        Profiler(CLOCK, 99, kernel).watch(1234)
+        Profiler(CLOCK, 99, open_one=kernel).watch([1234])
         assert kernel.asked == list(SOURCES[: index + 1])
 
 
 def test_a_refusal_is_one_sentence() -> None:
     with pytest.raises(NfprobeError) as refused:
-        Profiler(CLOCK, 99, Kernel(None, errno.EACCES)).watch(1234)
+        Profiler(CLOCK, 99, open_one=Kernel(None, errno.EACCES)).watch([1234])
     assert refused.value.sentence == "There is no profile: perf_event_open says Permission denied."
     assert refused.value.next_command
 
 
 def test_flags_say_what_was_seen() -> None:
     profiler = Profiler(CLOCK, 99)
-    profiler.source = Source(HARDWARE, 2, False)
-    events = np.zeros(3, _EVENT)
+    events = np.zeros(3, record_dtype(0))
     events["misc"] = [2, 2 | 1 << 14, 1]  # user; user, exact; kernel
     events["period"] = [5, 1 << 40, 7]
-    rows = profiler._describe(events, 3)
+    rows = profiler._describe(events, 3, Source(HARDWARE, 2, False))
     assert rows["flags"].tolist() == [
         SampleFlag.HARDWARE,
         SampleFlag.HARDWARE | SampleFlag.PRECISE,
