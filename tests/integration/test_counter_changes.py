@@ -85,8 +85,9 @@ class Changing(Probed):
         recording: RecordingWriter | None,
         has_own_counters: bool = True,
         adapter: Path | None = None,
+        globs: tuple[str, ...] = ("counted*:work", "counted*:inner"),
     ) -> None:
-        super().__init__(talker.pid, ["counted*:work", "counted*:inner"], adapter, ring_bytes=64 << 20)
+        super().__init__(talker.pid, globs, adapter, ring_bytes=64 << 20)
         self.talker, self.recording, self.has_own_counters = talker, recording, has_own_counters
         self._wish: CounterChoice | None = None
         self._changed = threading.Event()

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
+from probed import Talker, wait_until
+from test_counter_changes import Changing, OfTheKernel
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import build_report
@@ -117,26 +118,46 @@ def test_changed_while_the_session_runs(
 
 
 def test_in_the_group_that_probes_read(talker: Talker, tmp_path: Path) -> None:
-    """Events of the kernel instead of a processor's: handed to the target, and read with each sample."""
-    probed = Probed(talker.pid, ["faulting*:touch_pages"], ring_bytes=4 << 20)
-    probed.monitor.counters = choose_counters("task-clock,page-faults").counters
-    probed.monitor.software_counters = choose_counters("context-switches").software
-    probed.monitor.profile_hertz = 997
+    """Events of the kernel instead of a processor's: handed to the target, and read with each sample; then others."""
+    recording = RecordingWriter(tmp_path / "r.nfp", RecordingHeader())
+    session = Changing(talker, recording, has_own_counters=False, globs=("faulting*:touch_pages",))
+    session.monitor.profile_hertz = 997
 
-    def is_joined() -> bool:
-        profiler = probed.monitor.drain.profiler
+    def change(*names: str) -> None:
+        """Counters, the last one read by the monitor; waits until samples hold them."""
+        found = choose_counters(",".join(names)).counters if names else ()
+        session.change(Mixed(counters=found))
+        assert wait_until(lambda: held() == (Way.JOINED if names else Way.ALONE, names))
+
+    def held() -> tuple[Way, tuple[str, ...]] | None:
+        profiler = session.monitor.drain.profiler
         assert profiler is not None
         group = profiler._groups.get(talker.pid)
-        return group is not None and group.way is Way.JOINED
+        return (group.way, group.names) if group is not None else None
 
-    with probed:
-        recording = probed.monitor.drain.recording = RecordingWriter(tmp_path / "r.nfp", RecordingHeader())
-        before = int(talker.ask("run 1").split()[0])
-        assert wait_until(is_joined)
+    with session:
+        talker.ask("run 1")  # a thread has counters once it has written a record
+        change("task-clock", "page-faults", "context-switches")
         faults = int(talker.ask("run 5").split()[0])
+        change("task-clock", "context-switches")
+        talker.ask("run 1")
+        change()
+        talker.ask("run 1")
     recording.finish({})
-    (said,) = (sentence for sentence in probed.said if sentence.startswith("Samples"))
-    assert " hold task-clock, page-faults, context-switches" in said
+    said = [sentence for sentence in session.said if sentence.startswith("Samples")]
+    assert [" hold task-clock, page-faults, context-switches" in sentence for sentence in said] == [True, False]
     found = describe_counts(read_facts(RecordingReader(tmp_path / "r.nfp")).sample_counts)
-    assert KNOWN * faults <= found["page-faults"]["total"] <= before + faults + OTHERS
-    assert found["task-clock"]["samples"] == found["page-faults"]["samples"] > 0
+    check_total(found["page-faults"]["total"], faults)
+    assert found["task-clock"]["samples"] == found["context-switches"]["samples"] > found["page-faults"]["samples"] > 0
+
+
+class Mixed(OfTheKernel):
+    """The last one is read by the monitor, the others by probes."""
+
+    @property
+    def hardware(self) -> tuple[Counter, ...]:
+        return self.counters[:-1]
+
+    @property
+    def software(self) -> tuple[Counter, ...]:
+        return self.counters[-1:]
