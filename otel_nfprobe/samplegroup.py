@@ -104,8 +104,8 @@ class GroupOpener:
     open_one: Open = open_source
     kernel: Kernel = field(default_factory=Kernel)
     say: Callable[[str], None] = lambda sentence: None
-    _sources: dict[Way, tuple[Source, ...]] = field(default_factory=lambda: dict.fromkeys(Way, SOURCES))
-    _refusal: dict[Way, str] = field(default_factory=dict)
+    _sources: dict[Way, tuple[Source, ...]] = field(default_factory=dict)  # from the first that was taken on
+    _refusal: dict[Way, str] = field(default_factory=dict)  # the last one
     _said: set[str] = field(default_factory=set)
 
     def open(self, tid: int, wanted: Wanted) -> SampleGroup:
@@ -119,20 +119,18 @@ class GroupOpener:
         """
         ways = [way for way in Way if _is_of_use(way, wanted)]
         for way in ways:
-            for index, source in enumerate(self._sources[way]):
+            for index, source in enumerate(self._sources.get(way, SOURCES)):
                 try:
                     found = self._try(tid, wanted, way, source)
                 except ProcessLookupError:
                     raise
                 except OSError as error:
                     failure = error
+                    self._refusal[way] = error.strerror or "unknown error"
                     continue
-                self._sources[way] = self._sources[way][index:]
-                if index:
-                    self._refusal.setdefault(way, failure.strerror or "unknown error")
+                self._sources.setdefault(way, SOURCES[index:])
                 self._tell(found)
                 return found
-            self._refusal[way] = failure.strerror or "unknown error"
         raise failure
 
     def close(self, group: SampleGroup) -> None:
@@ -144,12 +142,9 @@ class GroupOpener:
     def make_way(self, group: SampleGroup) -> None:
         """The pinned group does not count with a cycle counter more: closes it, and joins with none from now on."""
         self.close(group)
-        self._refuse_cycles(os.strerror(errno.EBUSY))
-        self._restart(group.wanted)
-
-    def _refuse_cycles(self, reason: str) -> None:
         self._sources[Way.JOINED] = tuple(source for source in SOURCES if source.type != HARDWARE)
-        self._refusal[Way.JOINED] = reason
+        self._refusal[Way.JOINED] = os.strerror(errno.EBUSY)
+        self._restart(group.wanted)
 
     def _restart(self, wanted: Wanted) -> None:
         if wanted.group is not None and wanted.group.descriptors:

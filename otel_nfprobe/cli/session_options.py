@@ -115,8 +115,8 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         "--profile",
         type=parse_hertz,
         metavar="HZ",
-        help="note in the recording where each thread is, HZ times in each second that it runs, such as 997, for"
-        " report --format flame (default: never)",
+        help="note in the recording where each thread is, and what it counted (--counters), HZ times in each second"
+        " that it runs, such as 997, for report --format flame (default: never)",
     )
 
 
