@@ -142,7 +142,7 @@ class _Ladder:
             if plan.strategy is not None:
                 return replace(plan, reason=first) if first else plan
             first = first or plan.reason
-        return self._refused(first)
+        return self._refused(plan.reason if self._end() else first)
 
     def _refused(self, reason: str) -> FunctionPlan:
         return FunctionPlan(self.function, None, reason)

@@ -5,6 +5,7 @@
 #ifndef NFPROBE_CORE_INSTRUCTION_H
 #define NFPROBE_CORE_INSTRUCTION_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 // cdef begin
@@ -48,5 +49,8 @@ uint32_t nfp_instruction_decode(const uint8_t *code, uint64_t available, uint64_
 uint64_t nfp_instructions_decode(const uint8_t *code, uint64_t available, uint64_t address,
                                  struct nfp_decoded *out, uint64_t room);
 // cdef end
+
+// Whether an instruction is one that compilers fill gaps with.
+bool nfp_instruction_is_padding(const uint8_t *code, uint32_t bytes);
 
 #endif

@@ -32,6 +32,7 @@ NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this near to 
 FUNCTION_BYTES_MAX = 16 << 20
 ALIAS_REACH_BYTES = 64  # copies of the stack pointer that point this near below the CFA are followed
 _LONGEST_INSTRUCTION_BYTES = 15
+_NOP = b"\x90"
 ENTRY_ALIAS = -8  # the stack pointer at entry: it points at the return address
 
 # Kinds of instructions; PLAIN ones matter only for their memory operand.
@@ -45,15 +46,10 @@ _DWARF_REGISTERS = (
     Register.R8, Register.R9, Register.R10, Register.R11,
     Register.R12, Register.R13, Register.R14, Register.R15,
 )  # fmt: skip
-_SCRATCH = frozenset(
-    (
-        Register.RAX, Register.RCX, Register.RDX, Register.RSI, Register.RDI,
-        Register.R8, Register.R9, Register.R10, Register.R11,
-    )
-)  # fmt: skip
 _STACK_REGISTERS = frozenset((Register.RSP, Register.RBP))  # only their moves matter while no copy of them is known
 _MOVES = frozenset((Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.MOV_R32_RM32, Code.MOV_RM32_R32))
 ARGUMENT_REGISTERS = (Register.RDI, Register.RSI, Register.RDX, Register.RCX, Register.R8, Register.R9)
+_SCRATCH = frozenset((Register.RAX, *ARGUMENT_REGISTERS, Register.R10, Register.R11))
 
 
 @dataclass(slots=True)
@@ -182,7 +178,8 @@ class _Scanner:
         self.rows = rules.rows
         self.row_starts = [row.address for row in rules.rows]
         self.scan.outermost = rules.outermost
-        first = rules.rows[0]
+        # gcc puts a nop, and the frame rules behind it, before an exception handler at the very start of a .cold part.
+        first = self._row(frame.start + (self.image.read(frame.start, 1) == _NOP))
         self.scan.own_entry = first.register == RSP and first.offset == 8
         usable = True
         for row in rules.rows:

@@ -137,6 +137,10 @@ CASES: Mapping[str, tuple[str, str]] = {
     "to_dlsym": ("lea 1(%rdi),%rdi\nadd $7,%rax\njmp dlsym@PLT", CALLER_TAIL),
     "fragment.cold": ("mov %rdi,%rax\nadd $7,%rax\nret", NO_ENTRY),
     "longjmp": ("mov %rdi,%rax\nadd $7,%rax\nret", NEVER_RETURNS),
+    # As in gcc's .cold parts that begin with an exception handler: one read in C, one by iced-x86.
+    "handler": ("nop\n.cfi_def_cfa_offset 80\nmov %rax,%rbx\nmov %rbx,%rdi\nhlt", NO_ENTRY),
+    "wide_handler": ("nop\n.cfi_def_cfa_offset 80\nmov %rax,%rbx\nvmovaps %ymm0,(%rsp)\nvzeroupper\nhlt", NO_ENTRY),
+    "nop_first": ("nop\nmov %rdi,%rax\nadd $7,%rax\nret", ""),
     "__tls_get_addr": ("mov %rdi,%rax\nadd $7,%rax\nret", analysis.RUNTIME),
     "setjmp": ("mov %rdi,%rax\nadd $7,%rax\nret", "returns twice"),
     "dladdr": ("mov %rdi,%rax\nadd $7,%rax\nret", "looks at its caller"),
@@ -157,7 +161,9 @@ def _assembly() -> str:
     text += "tight_exported:\n.cfi_startproc\nret\n.cfi_endproc\n.size tight_exported,.-tight_exported\n"
     text += ".type beside,@function\nbeside:\n.cfi_startproc\nmov %rdi,%rax\nadd $7,%rax\nret\n.cfi_endproc\n"
     # A part of `parent` behind another function: it is entered by a jump, with the parent's frame.
-    text += ".size beside,.-beside\n.p2align 4\n.type parent,@function\nparent:\n.cfi_startproc\npush %rbx\n"
+    text += ".size beside,.-beside\n.p2align 4\n.type trapped,@function\ntrapped:\n.cfi_startproc\nud2\n"
+    text += ".cfi_endproc\n.size trapped,.-trapped\n.p2align 4\n"
+    text += ".type parent,@function\nparent:\n.cfi_startproc\npush %rbx\n"
     text += ".cfi_adjust_cfa_offset 8\ntest %rdi,%rdi\nje part\n3: pop %rbx\n.cfi_adjust_cfa_offset -8\nret\n"
     text += ".cfi_endproc\n.size parent,.-parent\n.p2align 4\n.type part,@function\npart:\n.cfi_startproc\n"
     text += ".cfi_def_cfa_offset 16\nmov 16(%rsp),%rax\nnop\njmp 3b\n.cfi_endproc\n.size part,.-part\n"
@@ -217,6 +223,7 @@ def ladder(functions: list[Function]) -> dict[str, FunctionPlan]:
         ("tight_exported", GOT_SLOT, TOO_SHORT),
         ("__tls_get_addr", None, analysis.RUNTIME),
         ("tight", None, TOO_SHORT),
+        ("trapped", None, TOO_SHORT),
     ],
 )
 def test_ladder(name: str, strategy: str | None, reason: str, ladder: dict[str, FunctionPlan]) -> None:

@@ -232,16 +232,6 @@ static bool judge(struct scanner *scanner, const struct nfp_decoded *instruction
 	return true;
 }
 
-// Padding, which may stand behind the last instruction that counts.
-static bool is_padding(const uint8_t *code, uint32_t bytes)
-{
-	while (bytes > 1 && (*code == 0x66 || *code == 0x2e)) {
-		code++;
-		bytes--;
-	}
-	return *code == 0x90 || (bytes > 1 && code[0] == 0x0f && code[1] == 0x1f);
-}
-
 // Whether the next instruction may follow, or the odd form of an instruction leaves that open. A call at the end of a
 // function is of one that never returns.
 enum going_on { ENDS, GOES_ON, OPEN };
@@ -283,7 +273,7 @@ static bool scan_code(struct scanner *scanner, const uint8_t *code)
 		find_row(scanner);
 		if (!judge(scanner, &instruction))
 			return false;
-		if (!is_padding(code + offset, instruction.bytes))
+		if (!nfp_instruction_is_padding(code + offset, instruction.bytes))
 			last = goes_on(code + offset, &instruction);
 		scanner->before = scanner->offset;
 	}
@@ -301,6 +291,16 @@ static bool has_plain_frame(const struct scanner *scanner)
 			return false;
 	}
 	return true;
+}
+
+// Whether a call arrives at the start. Where a .cold part begins with an exception handler, gcc puts a nop before it and
+// the frame rules behind that.
+static bool is_called(const struct scanner *scanner, const uint8_t *code)
+{
+	const int64_t *row = scanner->rows, *next = row + NFP_FRAME_ROW_WORDS;
+	if (*code == 0x90 && scanner->row_count > 1 && (uint64_t)next[0] == scanner->function->start + 1)
+		row = next;
+	return row[1] == DWARF_RSP && row[2] == RETURN_BYTES;
 }
 
 // Hands over the rows that begin near the function's entry.
@@ -361,7 +361,7 @@ static bool scan_function(struct nfp_code_scan *scan, struct nfp_code_function *
 		return false;
 	find_head(function, scan->file + function->code);
 	keep_rows(scan, function, rows, scanner.row_count);
-	if (rows[1] == DWARF_RSP && rows[2] == RETURN_BYTES)
+	if (is_called(&scanner, scan->file + function->code))
 		function->flags |= NFP_CODE_OWN_ENTRY;
 	return scan_code(&scanner, scan->file + function->code);
 }

@@ -65,3 +65,12 @@ uint64_t nfp_instructions_decode(const uint8_t *code, uint64_t available, uint64
 	}
 	return count;
 }
+
+bool nfp_instruction_is_padding(const uint8_t *code, uint32_t bytes)
+{
+	while (bytes > 1 && (*code == 0x66 || *code == 0x2e)) {
+		code++;
+		bytes--;
+	}
+	return *code == 0x90 || (bytes > 1 && code[0] == 0x0f && code[1] == 0x1f);
+}
