@@ -30,6 +30,7 @@ from otel_nfprobe.presence import Presence
 from otel_nfprobe.slots import changed_slots
 from otel_nfprobe.target import Target
 from otel_nfprobe.trampoline import Probe, ProbeRequest, Trampolines
+from otel_nfprobe.unwinders import tell_unwinders
 
 LOOK_S = 0.1
 FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before
@@ -182,6 +183,8 @@ class Follower:
         self._forget(current)
         fresh = [module for module in current if not _is_in(module, self.modules)]
         self.modules = current
+        if fresh:
+            tell_unwinders(self.target, self.patcher, fresh)
         plans = self.choice.add_modules(self.target, fresh) if fresh else []
         plans += self.choice.new_slots(self.target, self._tried)
         placed = self._put_if_possible(self.choice.requests(plans))

@@ -51,6 +51,7 @@ from otel_nfprobe.strategies import STRATEGIES
 from otel_nfprobe.target import Target
 from otel_nfprobe.texts import Texts
 from otel_nfprobe.trampoline import Probe, Trampolines
+from otel_nfprobe.unwinders import tell_unwinders
 from otel_nfprobe.verdicts import find_verdicts
 
 GRACE_S = 0.03  # for calls that are inside a probe when their function is disarmed
@@ -156,6 +157,7 @@ class Monitor:
         if made:
             module = made[0].request.plan.module
             self.costs = calibrate(self.session, trampolines.arenas, module, STRATEGIES.values())
+        tell_unwinders(self.target, self.patcher, self.target.modules())
         self.probes, differ = self.patcher.arm(made)
         for reasons in (refused, differ):
             for reason, count in reasons.items():

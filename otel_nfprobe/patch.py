@@ -279,6 +279,10 @@ class Patcher:
             f"The code of process {self.target.pid} was not changed: {sentence}.", f"nfprobe doctor {self.target.pid}"
         )
 
+    def lead(self, slot: int, expected: int, replacement: int) -> bool:
+        """Changes a slot that belongs to no probe, for the life of the target. Whether it held what was expected."""
+        return bool(lib.nfp_change_word(self.target.pid, slot, expected, replacement) == 0)
+
     def _change_slot(self, index: int, arm: bool) -> bool:
         entry = self.session.probe(index)
         (old,) = struct.unpack("<Q", bytes(ffi.buffer(entry.old_bytes, 8)))

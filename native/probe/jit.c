@@ -7,6 +7,7 @@
 // Objects are never taken away, because trampolines are not: threads sleep in them across a detach.
 #define _GNU_SOURCE
 #include "jit.h"
+#include "finder.h"
 #include "library.h"
 #include "unwinder.h"
 #include <errno.h>
@@ -37,6 +38,7 @@ struct jit_descriptor {
 struct entry {
 	struct jit_code_entry debugger;
 	struct nfp_dynamic_info unwinder;
+	struct nfp_findable finder;
 };
 
 // Protected: debuggers look these names up in each library, and the target may have its own (LLVM has).
@@ -86,6 +88,7 @@ int nfp_jit_register(uint64_t address, uint64_t bytes)
 		return -ENOMEM;
 	tell_debugger(&entry->debugger, address, bytes);
 	nfp_unwinder_add(&entry->unwinder, address);
+	nfp_finder_add(&entry->finder, address);
 	return 0;
 }
 
