@@ -139,13 +139,18 @@ class ElfImage:
                 return self.content.whole()[offset + inside : offset + min(inside + size, file_bytes)]
         return b""
 
-    def segment_at_offset(self, offset: int) -> Segment | None:
-        """The loaded segment that a mapping of the file from this offset belongs to."""
-        for segment in self.segments:
-            start = segment.offset & -PAGE_BYTES
-            if start <= offset < segment.offset + max(segment.file_bytes, 1):
-                return segment
-        return None
+    def code_at_offset(self, offset: int) -> Segment | None:
+        """The loaded segment that an executable mapping of the file from this offset belongs to.
+
+        LLVM's linker leaves no gaps in files: a page may hold the end of one segment and the beginning of the next,
+        and is mapped for both.
+        """
+        around = [
+            segment
+            for segment in self.segments
+            if segment.offset & -PAGE_BYTES <= offset < segment.offset + max(segment.file_bytes, 1)
+        ]
+        return next((segment for segment in around if segment.flags & EXECUTABLE), next(iter(around), None))
 
     @cached_property
     def symbols(self) -> list[Symbol]:

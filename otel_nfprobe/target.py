@@ -376,7 +376,7 @@ def _is_skipped(mapping: Mapping) -> bool:
 
 
 def _base_of(image: ElfImage, mapping: Mapping) -> int | None:
-    segment = image.segment_at_offset(mapping.offset)
+    segment = image.code_at_offset(mapping.offset)
     if segment is None:
         return None
     return mapping.start - mapping.offset + (segment.offset & -PAGE_BYTES) - (segment.address & -PAGE_BYTES)

@@ -48,6 +48,36 @@ def test_memory_at_a_modules_addresses_is_what_its_file_says(spawn: Spawn) -> No
         assert all(module.low <= start < end <= module.high + 4096 for start, end in module.executable_ranges)
 
 
+def test_segments_that_share_a_page_of_the_file(spawn: Spawn, tmp_path: Path) -> None:
+    """As LLVM's linker lays files out, that of Rust programs."""
+    script = subprocess.run(["ld", "-pie", "--verbose"], capture_output=True, text=True, check=True).stdout
+    script = script.split("=" * 50)[1]
+    aligned = ". = ALIGN(CONSTANT (MAXPAGESIZE));"
+    close = ". = ALIGN(CONSTANT (MAXPAGESIZE)) + (. & (CONSTANT (MAXPAGESIZE) - 1));"
+    assert script.count(aligned) == 2  # before the code and behind it
+    (tmp_path / "script").write_text(script.replace(aligned, close))
+    (tmp_path / "close.c").write_text("#include <unistd.h>\nint main(void) { return sleep(60) != 0; }\n")
+    words = [
+        "gcc",
+        "-pie",
+        "-fPIE",
+        "-Wl,-T," + str(tmp_path / "script"),
+        tmp_path / "close.c",
+        "-o",
+        tmp_path / "close",
+    ]
+    subprocess.run(words, check=True)
+    target = _sleeping(spawn(tmp_path / "close"), "close")
+    program = target.modules()[0]
+    offsets = [segment.offset for segment in program.image.segments]
+    assert offsets[1] % 4096
+    assert offsets[1] - offsets[0] < 4096
+    assert program.name == "close"
+    for function in functions_of(program):
+        size = min(function.size, 64)
+        assert target.read(function.address, size) == program.image.read(function.offset, size)
+
+
 def test_an_exported_function_is_where_the_process_has_it(spawn: Spawn) -> None:
     code = (
         "import ctypes, time\n"
