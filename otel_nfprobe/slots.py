@@ -51,7 +51,7 @@ def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[
             if value in functions:
                 if slot.lazy or slot.address in scan_module(module.image).slots_only_called():
                     found.append(LiveSlot(module.base + slot.address, value, value, True, module))
-            elif slot.lazy and slot.name in names and _is_lazy(module, value):
+            elif slot.lazy and slot.name in names and is_lazy(module, value):
                 address = names[slot.name]
                 if _binds_to(modules, slot.name) == address:
                     found.append(LiveSlot(module.base + slot.address, value, address, False, module))
@@ -123,7 +123,8 @@ def _runs(addresses: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _is_lazy(module: Module, value: int) -> bool:
+def is_lazy(module: Module, value: int) -> bool:
+    """Whether a slot of the module that holds the value is not bound yet."""
     return module.low <= value < module.high and module.image.section_of(value - module.base).startswith(".plt")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patch import Patcher
+from otel_nfprobe.slots import is_lazy
 from otel_nfprobe.target import Target
 
 ANSWERS = {"dl_iterate_phdr": "nfprobe_iterate_phdr", "_dl_find_object": "nfprobe_find_object"}
@@ -30,13 +31,13 @@ def tell_unwinders(target: Target, patcher: Patcher, modules: Iterable[Module]) 
     library = next((module for module in target.modules() if module.low <= helper < module.high), None)
     if library is None:
         return 0
-    answers = {name: _address(library, answer) for name, answer in ANSWERS.items()}
     changed = 0
     for module in modules:
         for slot, name in _asking_slots(module):
-            value = target.read_word(slot)
-            if answers[name] and value != answers[name]:
-                changed += patcher.lead(slot, value, answers[name])
+            value, answer = target.read_word(slot), _address(library, ANSWERS[name])
+            # Whatever else it holds, somebody else has put there.
+            if answer and (is_lazy(module, value) or value in _addresses(target, name)):
+                changed += patcher.lead(slot, value, answer)
     return changed
 
 
@@ -62,6 +63,10 @@ def _asking_slots(module: Module) -> Iterator[tuple[int, str]]:
                 yield module.base + slot.address, slot.name
 
 
-def _address(library: Module, name: str) -> int:
-    symbol = library.image.exports.get(name)
-    return 0 if symbol is None else library.base + symbol.address
+def _addresses(target: Target, name: str) -> set[int]:
+    return {_address(module, name) for module in target.modules()} - {0}
+
+
+def _address(module: Module, name: str) -> int:
+    symbol = module.image.exports.get(name)
+    return 0 if symbol is None else module.base + symbol.address
