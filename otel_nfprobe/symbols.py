@@ -315,8 +315,8 @@ def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, 
             return f"No function starts at {pattern.text!r}; that address is inside {near[0]}.", ""
         return f"No function starts at {pattern.text!r}.", ""
     if not any(functions_of(module) or functions_without_frame(module) for module in chosen):
-        names = ", ".join(module.name for module in chosen)
-        return f"In {names} no functions are found: no .eh_frame says where they are, and no symbol names one.", ""
+        files = ", ".join(module.name for module in chosen)
+        return f"No functions are found in {files}: no .eh_frame says where they are, and no symbol names one.", ""
     sentence = _inlined_sentence(pattern, chosen)
     if sentence:
         return sentence, f" --inlined --functions {shlex.quote(pattern.text)}"

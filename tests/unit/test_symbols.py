@@ -95,6 +95,24 @@ def test_a_glob_without_match_names_what_is_near(glob: str, says: str, library: 
         find_functions(library, [glob])
 
 
+def test_a_file_without_frames_and_symbols_says_so(tmp_path: Path) -> None:
+    """As the programs of Free Pascal."""
+    (tmp_path / "bare.s").write_text(".text\n.globl start\nstart: ret\n")
+    words = [
+        "gcc",
+        "-nostdlib",
+        "-Wl,-e,start",
+        "-Wl,--build-id=none",
+        "-s",
+        tmp_path / "bare.s",
+        "-o",
+        tmp_path / "bare",
+    ]
+    subprocess.run(words, check=True)
+    with pytest.raises(UsageError, match=r"No functions are found in bare: no \.eh_frame"):
+        find_functions(tmp_path / "bare", ["*"])
+
+
 def test_an_offset_inside_a_function_says_which(library: Path) -> None:
     function = next(item for item in functions_of(Module.from_file(library)) if item.name == "caller")
     with pytest.raises(UsageError, match=r"inside libnames\.so\.2\.1:caller"):
