@@ -26,6 +26,7 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.linkmap import LinkMap
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patch import Patcher
+from otel_nfprobe.plan import FunctionPlan
 from otel_nfprobe.presence import Presence
 from otel_nfprobe.slots import changed_slots
 from otel_nfprobe.target import Target
@@ -182,22 +183,38 @@ class Follower:
         current = self.target.modules()
         self._forget(current)
         fresh = [module for module in current if not _is_in(module, self.modules)]
+        fresh.sort(key=_code_bytes)  # a large one takes seconds
         self.modules = current
         if fresh:
             tell_unwinders(self.target, self.patcher, fresh)
-        plans = self.choice.add_modules(self.target, fresh) if fresh else []
-        plans += self.choice.new_slots(self.target, self._tried)
-        placed = self._put_if_possible(self.choice.requests(plans))
-        if placed is None:  # the list has changed meanwhile: what was planned may lie elsewhere by now
+        placed: list[Probe] = []
+        for turn, module in enumerate(fresh):  # each for itself: while a large one is planned, others come
+            if self._stopping.is_set():
+                return
+            if not self._add(placed, self.choice.add_modules(self.target, [module])):
+                self._list = None
+                self._tell_loaded(fresh[:turn], placed)
+                self._forget([known for known in current if not _is_in(known, fresh[turn:])])
+                return
+        if not self._add(placed, self.choice.new_slots(self.target, self._tried)):
             self._list = None
-            self._tried.difference_update(plan.site for plan in plans)
-            self._forget([module for module in current if not _is_in(module, fresh)])
-            return
-        for module in fresh:
+        self._tell_loaded(fresh, placed)
+
+    def _tell_loaded(self, modules: Sequence[Module], placed: Sequence[Probe]) -> None:
+        for module in modules:
             count = sum(_is_in(module, (probe.request.plan.module, self._holders[probe.id])) for probe in placed)
             if count:
                 self.loaded += 1
                 self._say_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
+
+    def _add(self, placed: list[Probe], plans: Sequence[FunctionPlan]) -> bool:
+        """Puts these in place. False: a module was closed meanwhile, what was planned may lie elsewhere by now."""
+        found = self._put_if_possible(self.choice.requests(plans))
+        if found is None:
+            self._tried.difference_update(plan.site for plan in plans)
+            return False
+        placed += found
+        return True
 
     def _follow_roles(self) -> None:
         if time.monotonic() >= self._roles_at:
@@ -217,7 +234,7 @@ class Follower:
         try:
             return self._put(requests)
         except NfprobeError:
-            if self._link_map.read()[1] == self._list:
+            if self._link_map.still_holds(self._list):
                 raise
             return None  # a module was closed under our hands
 
@@ -231,7 +248,7 @@ class Follower:
             self.protect(module)
         if not made or not self.introduce(made):
             return []
-        if self._link_map.read()[1] != self._list:
+        if not self._link_map.still_holds(self._list):
             return None
         placed, differ = self.patcher.arm(made)
         self.place(placed)
@@ -331,6 +348,10 @@ class Follower:
                 again.append(probe)
         if again:
             self.rebound += len(self.patcher.arm(again)[0])
+
+
+def _code_bytes(module: Module) -> int:
+    return sum(end - start for start, end in module.executable_ranges)
 
 
 def _is_in(module: Module, modules: Sequence[Module]) -> bool:

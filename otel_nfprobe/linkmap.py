@@ -19,7 +19,7 @@ from otel_nfprobe.target import Target
 
 NODES_MAX = 4096  # modules of all namespaces together
 NAMESPACES_MAX = 16  # glibc's own limit
-CONSISTENT = 0  # enum r_state; 1 and 2: modules are being added or removed
+CONSISTENT, REMOVING = 0, 2  # enum r_state; 1: modules are being added
 _DEBUG = struct.Struct("<i4xQQi4xQ")
 _NODE = struct.Struct("<QQQQQ")
 _SYMBOLS = {"_r_debug": False, "_dl_debug_addr": True}  # glibc: the structure; musl: a pointer to it
@@ -51,6 +51,19 @@ class LinkMap:
             nodes.append((version, state, *self._walk(first, NODES_MAX - len(nodes))))
         return at_rest, tuple(nodes)
 
+    def still_holds(self, listed: object) -> bool:
+        """Whether all that `read` gave then is still there, and nothing is being removed; more may have come.
+
+        Raises:
+            NfprobeError: as read does.
+        """
+        _, now = self.read()
+        return listed == now or (_rows(listed) <= _rows(now) and not self._is_removing(now))
+
+    def _is_removing(self, listed: object) -> bool:
+        assert isinstance(listed, tuple)
+        return bool(self._address) and any(state == REMOVING for _, state, *_ in listed)
+
     def _namespaces(self) -> Iterator[tuple[int, int, int]]:
         address, count = self._address, 0
         while address and count < NAMESPACES_MAX:
@@ -68,6 +81,18 @@ class LinkMap:
             found += (node, base, dynamic)
             node = following
         return found
+
+
+def _rows(listed: object) -> set[tuple[object, ...]]:
+    """The modules of a list: each one's node, base and dynamic section; of a memory map its own rows."""
+    if not isinstance(listed, tuple):
+        return set()
+    rows: set[tuple[object, ...]] = set()
+    for part in listed:
+        words = part[2:]
+        is_map = isinstance(part[1], str)
+        rows |= {part} if is_map else {tuple(words[at : at + 3]) for at in range(0, len(words), 3)}
+    return rows
 
 
 def _find_debug(target: Target) -> int:

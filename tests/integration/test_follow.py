@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.choice import NEEDS_STOP, choose
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.plan import FunctionPlan
 from otel_nfprobe.summary import summarise
 from otel_nfprobe.target import Target
 
@@ -68,6 +70,28 @@ def test_everything_that_is_loaded_later(talker: Talker) -> None:
         assert talker.ask("run 300") == "right"
     assert probed.not_restored == []
     assert (probed.calls["plugin_run"], probed.calls["plugin_step"]) == (1, 300)
+
+
+def test_what_is_loaded_while_another_is_planned(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that goes on loading modules does not have the ones before planned again and again."""
+    planned: list[str] = []
+    with Probed(talker.pid, [STAY, PLUGIN]) as probed:
+        add_modules = probed.choice.add_modules
+
+        def load_another(target: Target, modules: Sequence[Module]) -> list[FunctionPlan]:
+            plans = add_modules(target, modules)
+            planned.extend(module.name for module in modules if module.name.startswith("plugin-"))
+            if len(planned) == 1:
+                assert talker.ask("add 2") == "added"
+            return plans
+
+        monkeypatch.setattr(probed.choice, "add_modules", load_another)
+        open_and_wait(talker, probed)
+        assert wait_until(lambda: probed.monitor.follower.loaded == 2), probed.said
+        assert talker.ask("run 70") == "right"
+    probed.assert_exact()
+    assert probed.calls["plugin_step"] == 70
+    assert len(planned) == len(set(planned)) == 2
 
 
 def test_closed(talker: Talker, plugins: list[Path]) -> None:

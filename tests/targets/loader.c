@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens and closes the libraries that its arguments name: `open N` the Nth, `close`, `run COUNT` its function,
-// `storm COUNT` all of it over and over.
+// Opens and closes the libraries that its arguments name: `open N` the Nth, `add N` one more, `close`, `run COUNT` its
+// function, `storm COUNT` all of it over and over.
 #include "commands.h"
 #include <dlfcn.h>
 
@@ -28,6 +28,14 @@ static const char *run_open(long number)
 	static char answer[32];
 	snprintf(answer, sizeof(answer), "%p", *(void **)&run);
 	return answer;
+}
+
+// Beside the one that is open; never closed.
+static const char *run_add(long number)
+{
+	if (number < 1 || number >= library_count || !dlopen(libraries[number], RTLD_LAZY))
+		return "not opened";
+	return "added";
 }
 
 static const char *run_close(long count)
@@ -72,7 +80,7 @@ static const char *run_stay(long count)
 int main(int argc, char **argv)
 {
 	static const struct command commands[] = {
-	    {"open", run_open},   {"close", run_close}, {"run", run_run}, {"reopen", run_reopen},
+	    {"open", run_open},   {"add", run_add}, {"close", run_close}, {"run", run_run}, {"reopen", run_reopen},
 	    {"storm", run_storm}, {"stay", run_stay},   {NULL, NULL}};
 	libraries = argv;
 	library_count = argc;
