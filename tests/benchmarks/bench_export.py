@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans a second of one core: encoded, and handed to gRPC, beside the OpenTelemetry SDK's exporter in the same run.
 
-The receiver is another process that acknowledges and throws away. Rates are by CPU time of this process, medians. The
-SDK's spans have 8 attributes, like those of a packet; its queue is large enough that nothing is dropped.
+The receiver is another process that acknowledges and throws away; the heap is bounded as a monitor's is. Rates are by
+CPU time of this process, medians. The SDK's spans have 8 attributes, like those of a packet; its queue is large enough
+that nothing is dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from synthetic_columns import make_columns
 
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.endpoint import find_endpoint
+from otel_nfprobe.heap import limit_heap
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.resource import make_resource_attributes
 from otel_nfprobe.span import EncodedRequest, SpanEncoder
@@ -107,6 +109,7 @@ def main() -> int:
     if arguments.serve:
         serve()
         return 0
+    limit_heap()
     command = [sys.executable, __file__, "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
