@@ -60,7 +60,7 @@ def make_table(
     ]
     lines = ["| what | cost |", "| --- | --- |", *(f"| {what} | {cost} |" for what, cost in rows)]
     machine = f"{cpu_name()}, {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}"
-    return "\n".join(lines) + f"\n\nMedians of one run of `make bench` on {machine}; a virtual machine.\n"
+    return "\n".join(lines) + f"\n\nMedians of `make bench` on {machine}; a virtual machine.\n"
 
 
 def make_forwarder_row(mode: str, figures: dict[str, float]) -> tuple[str, str]:
