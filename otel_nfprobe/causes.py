@@ -52,14 +52,18 @@ class StampedLatencies:
         rows = rows[(of_batch & (BatchFlag.CHOSEN | BatchFlag.DRAWN)) == BatchFlag.CHOSEN]
         if len(rows):
             latency = latency_ticks(columns)[rows]
-            self._largest = np.sort(np.concatenate((self._largest, latency[latency > 0])))[-JUDGED_MAX:]
+            self._largest = np.concatenate((self._largest, latency[latency > 0]))
+            if len(self._largest) > JUDGED_MAX:
+                self._largest = np.partition(self._largest, -JUDGED_MAX)[-JUDGED_MAX:]
 
     def find_late_ticks(self, statistics: Statistics, quantile: float) -> int:
         """From which latency on a packet is late: later than this share of all packets that `statistics` knows."""
         late_ticks = statistics.quantile(Distribution.PACKET_TICKS, quantile)
         packets = sum(int(count) for _, count in statistics.histogram(Distribution.PACKET_TICKS))
         rank = min(math.ceil((1 - quantile) * packets), JUDGED_MAX)
-        return min(late_ticks, int(self._largest[-rank])) if 0 < rank <= len(self._largest) else late_ticks
+        if not 0 < rank <= len(self._largest):
+            return late_ticks
+        return min(late_ticks, int(np.partition(self._largest, -rank)[-rank]))
 
 
 class CauseTally:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from otel_nfprobe._core import ffi
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.linkmap import LinkMap
+from otel_nfprobe.linkmap import LinkMap, Listed
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.plan import FunctionPlan
@@ -77,7 +77,7 @@ class Follower:
         self._roles_at = 0.0
         self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
         self._link_map = LinkMap(self.target)
-        self._list: object = None
+        self._list: Listed | None = None
         self._unsettled_until = 0.0
         self.modules: list[Module] = list(self.choice.modules)
         self._holders: dict[int, Module] = {}  # by probe id: the module whose memory is changed
@@ -190,7 +190,7 @@ class Follower:
         placed: list[Probe] = []
         for turn, module in enumerate(fresh):  # each for itself: while a large one is planned, others come
             if self._stopping.is_set():
-                return
+                break
             if not self._add(placed, self.choice.add_modules(self.target, [module])):
                 self._list = None
                 self._tell_loaded(fresh[:turn], placed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.target import Target
@@ -20,6 +21,7 @@ from otel_nfprobe.target import Target
 NODES_MAX = 4096  # modules of all namespaces together
 NAMESPACES_MAX = 16  # glibc's own limit
 CONSISTENT, REMOVING = 0, 2  # enum r_state; 1: modules are being added
+Listed = tuple[tuple[Any, ...], ...]  # a row for each namespace, or, without a list, for each mapping
 _DEBUG = struct.Struct("<i4xQQi4xQ")
 _NODE = struct.Struct("<QQQQQ")
 _SYMBOLS = {"_r_debug": False, "_dl_debug_addr": True}  # glibc: the structure; musl: a pointer to it
@@ -36,7 +38,7 @@ class LinkMap:
         self._target = target
         self._address = _find_debug(target)
 
-    def read(self) -> tuple[bool, object]:
+    def read(self) -> tuple[bool, Listed]:
         """Whether the dynamic linker is at rest, and what stands for the list: another value when it changed.
 
         Raises:
@@ -51,18 +53,20 @@ class LinkMap:
             nodes.append((version, state, *self._walk(first, NODES_MAX - len(nodes))))
         return at_rest, tuple(nodes)
 
-    def still_holds(self, listed: object) -> bool:
+    def still_holds(self, listed: Listed | None) -> bool:
         """Whether all that `read` gave then is still there, and nothing is being removed; more may have come.
 
         Raises:
             NfprobeError: as read does.
         """
+        if listed is None:  # what was known is not believed any more
+            return False
         _, now = self.read()
-        return listed == now or (_rows(listed) <= _rows(now) and not self._is_removing(now))
-
-    def _is_removing(self, listed: object) -> bool:
-        assert isinstance(listed, tuple)
-        return bool(self._address) and any(state == REMOVING for _, state, *_ in listed)
+        if listed == now:
+            return True
+        if not self._address:
+            return set(listed) <= set(now)
+        return _modules(listed) <= _modules(now) and all(state != REMOVING for _, state, *_ in now)
 
     def _namespaces(self) -> Iterator[tuple[int, int, int]]:
         address, count = self._address, 0
@@ -83,16 +87,9 @@ class LinkMap:
         return found
 
 
-def _rows(listed: object) -> set[tuple[object, ...]]:
-    """The modules of a list: each one's node, base and dynamic section; of a memory map its own rows."""
-    if not isinstance(listed, tuple):
-        return set()
-    rows: set[tuple[object, ...]] = set()
-    for part in listed:
-        words = part[2:]
-        is_map = isinstance(part[1], str)
-        rows |= {part} if is_map else {tuple(words[at : at + 3]) for at in range(0, len(words), 3)}
-    return rows
+def _modules(listed: Listed) -> set[tuple[Any, ...]]:
+    """Node, base and dynamic section of each module of all namespaces."""
+    return {words[at : at + 3] for _, _, *rest in listed for words in [tuple(rest)] for at in range(0, len(words), 3)}
 
 
 def _find_debug(target: Target) -> int:

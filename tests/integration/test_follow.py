@@ -15,6 +15,7 @@ from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.choice import NEEDS_STOP, choose
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.linkmap import LinkMap
 from otel_nfprobe.modules import Module
 from otel_nfprobe.plan import FunctionPlan
 from otel_nfprobe.summary import summarise
@@ -92,6 +93,20 @@ def test_what_is_loaded_while_another_is_planned(talker: Talker, monkeypatch: py
     probed.assert_exact()
     assert probed.calls["plugin_step"] == 70
     assert len(planned) == len(set(planned)) == 2
+
+
+def test_what_still_holds(talker: Talker) -> None:
+    """More modules are no harm; one that is gone is, and so is not knowing what there was."""
+    link_map = LinkMap(Target(talker.pid))
+    talker.ask("open 1")
+    _, listed = link_map.read()
+    assert link_map.still_holds(listed)
+    assert not link_map.still_holds(None)
+    assert talker.ask("add 2") == "added"
+    assert link_map.read()[1] != listed
+    assert link_map.still_holds(listed)
+    assert talker.ask("close") == "closed"
+    assert not link_map.still_holds(listed)
 
 
 def test_closed(talker: Talker, plugins: list[Path]) -> None:
