@@ -18,7 +18,6 @@ from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
-LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
