@@ -79,7 +79,7 @@ static uint32_t jump_when(uint8_t when)
 // that has so many bytes below it.
 static uint32_t load_queue(uint8_t argument, uint32_t below)
 {
-	const uint32_t mov_rdi = 0x08244c8b, next_argument = 8u << 24,
+	const uint32_t mov_rdi = 0x00244c8b, next_argument = 8u << 24,
 	               none = 0x00e18340; // and $0, %ecx, with a prefix: one instruction, too
 	return argument < 6 ? mov_rdi + argument * next_argument + (below << 24) : none;
 }

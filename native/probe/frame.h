@@ -7,13 +7,13 @@
 
 // The frame of the receive and packets templates (x86_64/template_packets.S).
 struct nfp_frame {
-	uint64_t tsc;
+	uint64_t r11, rcx, rdx, rax; // what the function left there; at its entry only some of them
 	uint64_t arguments[6];
-	uint64_t rax, r11;
+	uint64_t tsc;
 	uint64_t return_address;
 };
-_Static_assert(sizeof(struct nfp_frame) == 80,
-               "template_packets.S: FRAME is 72, the return address above it");
+_Static_assert(sizeof(struct nfp_frame) == 96,
+               "template_packets.S: SAVED is 32, FRAME 56, the return address above it");
 
 // The same of a receive call whose thread's counters are read.
 struct nfp_counted_frame {
