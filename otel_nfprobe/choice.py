@@ -108,6 +108,12 @@ class Choice:
         came_later = self._paths.get(plan.address) != plan.module.path  # another module came to its address
         return None if came_later else self._by_address.get(plan.address)
 
+    def leave_out(self, role: int) -> None:
+        """Functions of this role get no probe."""
+        addresses = {item.address for item in self.roles if item.role == role}
+        self.plans = [plan for plan in self.plans if plan.address not in addresses]
+        self.by_slot = [plan for plan in self.by_slot if plan.address not in addresses]
+
     def readers(self) -> list[RoleFunction]:
         """The roles whose probes read packets; the position is the number of the capture program."""
         return _readers(self.roles)

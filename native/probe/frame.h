@@ -33,6 +33,12 @@ static inline uint64_t nfp_call_of(const struct nfp_frame *frame)
 	return (uint64_t)(uintptr_t)&frame->return_address;
 }
 
+// The number that was returned and the one that was asked for, as POLL_EXIT has them.
+static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
+{
+	return (count < 0xffff ? count : 0xffff) | asked << 16;
+}
+
 // Writes the first two records of a poll that returned packets, into reserved slots, and its last one.
 static inline void nfp_write_polled(struct nfp_thread *thread, uint64_t position, uint32_t function,
                                     const struct nfp_frame *frame, uint32_t queue)
@@ -47,15 +53,23 @@ static inline void nfp_write_returned(struct nfp_thread *thread, uint64_t positi
                                       uint64_t tsc, uint32_t count, uint32_t asked)
 {
 	nfp_write(thread, position, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
-	          (count < 0xffff ? count : 0xffff) | asked << 16);
+	          nfp_counts_of(count, asked));
 }
 
+// The three of them, where nothing lies between.
 static inline void nfp_write_poll(struct nfp_thread *thread, uint64_t position, uint32_t function,
                                   const struct nfp_frame *frame, uint64_t tsc, uint32_t queue, uint32_t count,
                                   uint32_t asked)
 {
-	nfp_write_polled(thread, position, function, frame, queue);
-	nfp_write_returned(thread, position + 2 * NFP_RECORD_BYTES, function, tsc, count, asked);
+	struct nfp_run run;
+	if (__builtin_expect(!nfp_find_run(thread, position, 3, function, &run), 0)) {
+		nfp_write_polled(thread, position, function, frame, queue);
+		nfp_write_returned(thread, position + 2 * NFP_RECORD_BYTES, function, tsc, count, asked);
+		return;
+	}
+	nfp_put(&run, frame->tsc, NFP_POLL_ENTRY, nfp_low_rsp(frame));
+	nfp_put(&run, thread->batch_earliest, NFP_POLL_QUEUE, queue);
+	nfp_put(&run, tsc, NFP_POLL_EXIT, nfp_counts_of(count, asked));
 }
 
 // The same for a call that handed packets on, into two.
@@ -63,8 +77,15 @@ static inline void nfp_write_handed(struct nfp_thread *thread, uint64_t position
                                     const struct nfp_frame *frame, uint64_t tsc, uint32_t count,
                                     uint32_t asked)
 {
-	nfp_write(thread, position, count | (uint64_t)asked << 32,
-	          function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	struct nfp_run run;
+	uint64_t numbers = count | (uint64_t)asked << 32;
+	if (__builtin_expect(nfp_find_run(thread, position, 2, function, &run), 1)) {
+		nfp_put(&run, numbers, NFP_VALUE, nfp_low_rsp(frame));
+		nfp_put(&run, tsc, NFP_EXIT, nfp_low_rsp(frame));
+		return;
+	}
+	nfp_write(thread, position, numbers, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
+	          nfp_low_rsp(frame));
 	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
 	          nfp_low_rsp(frame));
 }

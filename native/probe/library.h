@@ -148,4 +148,29 @@ static inline void nfp_write(struct nfp_thread *thread, uint64_t position, uint6
 	__atomic_store_n(&record[1], (tag | nfp_ring_lap(position, thread->ring_bytes)) | (uint64_t)rsp << 32,
 	                 __ATOMIC_RELEASE);
 }
+
+// Reserved slots that lie one behind the other: their place and lap are worked out once.
+struct nfp_run {
+	uint64_t *next;
+	uint32_t lap_function; // what the tags of all have
+};
+
+// Whether so many slots from the position on are a run; if not, the ring's end lies between them.
+static inline int nfp_find_run(const struct nfp_thread *thread, uint64_t position, uint32_t count,
+                               uint32_t function, struct nfp_run *run)
+{
+	uint64_t offset = position & thread->mask;
+	run->next = (uint64_t *)(thread->base + offset);
+	run->lap_function = function | nfp_ring_lap(position, thread->ring_bytes);
+	return offset + (uint64_t)count * NFP_RECORD_BYTES <= thread->ring_bytes;
+}
+
+// As nfp_write, into the next one.
+static inline void nfp_put(struct nfp_run *run, uint64_t word, uint32_t kind, uint32_t rsp)
+{
+	run->next[0] = word;
+	uint32_t tag = run->lap_function | kind << NFP_KIND_SHIFT;
+	__atomic_store_n(&run->next[1], tag | (uint64_t)rsp << 32, __ATOMIC_RELEASE);
+	run->next += 2;
+}
 #endif

@@ -134,9 +134,7 @@ def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | No
         arguments.captures,
     )
     if arguments.packets != ALL:  # only a packet that was identified when it was received is found when it is freed
-        freeing = {role.address for role in choice.roles if role.role == FREE}
-        choice.plans = [plan for plan in choice.plans if plan.address not in freeing]
-        choice.by_slot = [plan for plan in choice.by_slot if plan.address not in freeing]
+        choice.leave_out(FREE)
     return choice
 
 
