@@ -8,7 +8,7 @@
 
 enum {
 	CHECKED_AT_FIRST = 16, // calls of each thread
-	CHECK_EVERY = 256,
+	CHECK_EVERY = 1024,
 	OUTER_BYTES =
 	    128, // copied of a packet where nobody looks inside tunnels: two VLAN tags, IPv6 and TCP with options
 };

@@ -56,7 +56,7 @@ struct nfp_late {
 	uint64_t turn; // position of the first packet of the receive calls before that work
 	uint64_t shown; // position of the next packet that is shown
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
-	uint64_t pointers[NFP_LATE_POINTERS];
+	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
 	uint64_t held[NFP_LATE_POINTERS];
 	uint64_t named[NFP_LATE_POINTERS]; // buffers of one call that names them by numbers (numbered.c)
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
