@@ -29,7 +29,7 @@ from otel_nfprobe.session import PROBE_COUNT
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.switches import SWITCH, SWITCHES_MAX, no_switches
 
-ROUND_RECORDS = 1 << 18
+ROUND_RECORDS = 1 << 16  # their columns stay in the cache
 COST_ROWS_MAX = 1 << 20
 
 
