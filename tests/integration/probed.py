@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns
+from otel_nfprobe.columns import Columns, concatenate
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.statistics import Statistics
@@ -92,6 +94,23 @@ class KeepAll(Statistics):
     def add(self, columns: Columns) -> None:
         super().add(columns)
         self.kept.append(columns)
+
+    def columns(self) -> Columns:
+        """All that was kept."""
+        return concatenate(self.kept)
+
+
+def find_calls(columns: Columns, function: int) -> np.ndarray:
+    """Rows of a function's calls, in the order of their starts."""
+    found = np.flatnonzero(columns.calls["function"] == function)
+    return found[np.argsort(columns.calls["start_ticks"][found], kind="stable")]
+
+
+def counters_by_call(columns: Columns) -> np.ndarray:
+    """The counters of each call, zeros where it was not counted."""
+    rows = np.zeros(len(columns.calls), columns.counters.dtype)
+    rows[columns.counters["call"]] = columns.counters
+    return rows
 
 
 class Probed:

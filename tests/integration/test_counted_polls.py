@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probed import Probed, Talker
+from probed import Probed, Talker, counters_by_call
 from test_counter_compensation import ROUNDS, Stepped, read_truth
 
-from otel_nfprobe.columns import CallFlag, Columns, concatenate
+from otel_nfprobe.columns import CallFlag, Columns
 from otel_nfprobe.counters.sums import batch_counts
 
 pytestmark = pytest.mark.integration
@@ -49,13 +49,12 @@ def test_instructions_are_exact(stepper: Talker, strategy: str, count: int) -> N
     # A stepped call with more readings in it may last for longer than 32 bits can count.
     assert polling.compare(truth) >= {"take", "around"} | ({"take_all"} if count == 2 else set())
     assert all(thread.batches == 3 * (ROUNDS + 1) for thread in polling.threads)
-    check_batches(concatenate(polling.keep.kept))
+    check_batches(polling.keep.columns())
 
 
 def check_batches(columns: Columns) -> None:
     """What a batch counted is that of its receive call and of the outermost calls behind it."""
-    rows = np.zeros(len(columns.calls), columns.counters.dtype)
-    rows[columns.counters["call"]] = columns.counters
+    rows = counters_by_call(columns)
     receives = (columns.calls["flags"] & CallFlag.RECEIVE) != 0
     whole, counted = batch_counts(columns)
     before, counted_before = batch_counts(columns, counts_receives=False)

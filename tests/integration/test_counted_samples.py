@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changing import Changing, OfTheKernel
 from probed import Talker, wait_until
-from test_counter_changes import Changing, OfTheKernel
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import Counter, choose_counters

@@ -10,13 +10,12 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from otel_nfprobe._core import lib
-from probed import KeepAll, Probed, Talker
+from probed import KeepAll, Probed, Talker, counters_by_call, find_calls
 
 from otel_nfprobe.choice import choose
-from otel_nfprobe.columns import CountersFlag, concatenate
+from otel_nfprobe.columns import CountersFlag
 from otel_nfprobe.counters.compensation import SHAPES, calibrate_counters, costs_of
 from otel_nfprobe.session import THREAD_COUNT
 from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
@@ -89,14 +88,12 @@ class Stepped(Probed):
 
     def compare(self, truth: Truth) -> set[str]:
         """Every call that was counted, with the truth. Returns the functions of which some were."""
-        columns, names = concatenate(self.keep.kept), self.monitor.names_by_id()
-        rows = np.zeros(len(columns.calls), columns.counters.dtype)
-        rows[columns.counters["call"]] = columns.counters
+        columns, names = self.keep.columns(), self.monitor.names_by_id()
+        rows = counters_by_call(columns)
         compared = set()
         for probe in self.monitor.probes:
             name = names[probe.id]
-            chosen = np.flatnonzero(columns.calls["function"] == probe.id)
-            chosen = chosen[np.argsort(columns.calls["start_ticks"][chosen], kind="stable")][len(truth[name]) :]
+            chosen = find_calls(columns, probe.id)[len(truth[name]) :]
             assert len(chosen) == ROUNDS * len(truth[name])
             ends_early = name == "hand_on" and probe.request.plan.strategy == RELOCATED_BODY
             for row, true in zip(rows[chosen], truth[name] * ROUNDS, strict=True):

@@ -3,115 +3,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pytest
-from otel_nfprobe._core import lib
-from probed import KeepAll, Probed, Talker, wait_until
+from counted import Counted, assert_never_wrong, read_truth
+from probed import Talker, wait_until
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CountersFlag, concatenate
+from otel_nfprobe.columns import CountersFlag
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report import build_report
 
 pytestmark = pytest.mark.integration
-
-TRUTH = np.dtype([("amount", "<u4"), ("switched", "<u4")])
-RING_BYTES = 64 << 20
-
-
-class Counted(Probed):
-    """As Probed, with the target's own pages as counters of its main thread.
-
-    Attributes:
-        before: calls before there are counters, by function.
-    """
-
-    before: Mapping[str, int] = {"work": 1, "inner": 1}
-
-    def __init__(self, talker: Talker, count: int, strategy: str | None = None) -> None:
-        super().__init__(talker.pid, ["counted*:work", "counted*:inner"], strategy=strategy, ring_bytes=RING_BYTES)
-        self.talker, self.count = talker, count
-        self.recording: RecordingWriter | None = None
-
-    def __enter__(self) -> Counted:
-        self.monitor.attach()
-        self.monitor.start(Clock.start(), self.recording, None)
-        self.keep = self.monitor.drain.statistics = KeepAll()
-        self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
-        self._thread.start()
-        self.talker.ask("work 1")  # a thread has an entry in the table once it has written a record
-        if self.count:
-            self.set(self.count)
-        return self
-
-    def set(self, count: int) -> None:
-        pages = int(self.talker.ask("where 0"), 16)
-        index = next(c.index for c in self.monitor.session.thread_counts() if c.tid == self.talker.pid)
-        assert self.monitor.session.ask(lib.NFP_COMMAND_COUNT, index, count, pages) == 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self.columns = concatenate(self.keep.kept)
-
-    def rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each call of a function but those `before`, in order: flags, row of its counters, whether it was long.
-
-        A call that may have lasted for more than 32 bits can count is marked, too: here, one that was preempted.
-        """
-        names = self.monitor.names_by_id()
-        calls = self.columns.calls
-        chosen = np.flatnonzero(calls["function"] == names.index(name))
-        chosen = chosen[np.argsort(calls["start_ticks"][chosen], kind="stable")][self.before.get(name, 0) :]
-        rows = np.zeros(len(calls), self.columns.counters.dtype)
-        rows[self.columns.counters["call"]] = self.columns.counters
-        ticks = calls["end_ticks"][chosen] - calls["start_ticks"][chosen]
-        return rows["flags"][chosen], rows[chosen], ticks > 2**32 // lib.NFP_COUNTS_PER_TICK - 1
-
-
-@pytest.fixture
-def truth(tmp_path: Path) -> Path:
-    return tmp_path / "truth"
-
-
-@pytest.fixture
-def talker(
-    compile_target: Callable[..., Path],
-    spawn: Callable[..., subprocess.Popen[str]],
-    truth: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Talker:
-    monkeypatch.setenv("TRUTH", str(truth))
-    return Talker(spawn(compile_target("counted"), stdin=subprocess.PIPE))
-
-
-def read_truth(truth: Path) -> np.ndarray:
-    return np.fromfile(truth, TRUTH)
-
-
-def assert_never_wrong(counted: Counted, true: np.ndarray, count: int, name: str = "work") -> int:
-    """Returns how many calls were counted."""
-    scale = np.arange(1, 7, dtype=np.uint64) * (np.arange(6) < count)
-    flags, rows, is_long = counted.rows(name)
-    assert len(rows) == len(true)
-    valid = (flags & CountersFlag.VALID) != 0
-    undisturbed = (true["switched"] == 0) & ~is_long
-    assert valid[undisturbed].all()
-    whole = (true["amount"].astype(np.uint64) + 7)[:, None] * scale
-    assert np.array_equal(rows["inclusive"][valid], whole[valid])
-    own = (flags & CountersFlag.SELF_VALID) != 0
-    assert (undisturbed & ~own).sum() <= counted.rows("inner")[2].sum()
-    assert np.array_equal(rows["self"][own], (whole - 7 * scale)[own])
-    assert set(rows["inside"].tolist()) <= {0, 1}
-    return int(valid.sum())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
@@ -232,11 +136,10 @@ def test_recording_and_report(talker: Talker, truth: Path, tmp_path: Path) -> No
     """What the target counted itself is what the report says, after a way through rings and a file."""
     header = RecordingHeader(session="1", pid=talker.pid, settings={"counter_choice": "cycles*1,instructions*1"})
     for _ in range(10):
-        counted = Counted(talker, 2)
-        counted.recording = RecordingWriter(tmp_path / "x.nfprobe", header)
-        with counted:
+        recording = RecordingWriter(tmp_path / "x.nfprobe", header)
+        with Counted(talker, 2, recording=recording) as counted:
             assert talker.ask("work 100").isdigit()
-        counted.recording.finish({})
+        recording.finish({})
         if not counted.rows("work")[2].any() and not counted.rows("inner")[2].any():
             break  # nobody was preempted for long
     document = build_report(RecordingReader(tmp_path / "x.nfprobe")).document

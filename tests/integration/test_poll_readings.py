@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from probed import Probed, Talker, wait_until
-from test_counter_changes import Changing, Worker, own
-from test_counters import RING_BYTES, Counted, assert_never_wrong
-from test_counters import read_truth as read_calls
+from changing import Changing, Worker, assert_counted_as_changed, own
+from counted import Counted, assert_never_wrong, read_truth
+from probed import Talker
 
 from otel_nfprobe.columns import CountersFlag
 from otel_nfprobe.counters.choice import CounterChoice
@@ -29,31 +25,12 @@ class CountedPolls(Counted):
     """As Counted, with a receive function."""
 
     def __init__(self, talker: Talker, count: int) -> None:
-        globs = ["counted*:work", "counted*:inner"]
-        Probed.__init__(self, talker.pid, globs, ADAPTER, ring_bytes=RING_BYTES)
-        self.talker, self.count = talker, count
-        self.recording = None
-
-
-@pytest.fixture
-def truth(tmp_path: Path) -> Path:
-    return tmp_path / "truth"
-
-
-@pytest.fixture
-def talker(
-    compile_target: Callable[..., Path],
-    spawn: Callable[..., subprocess.Popen[str]],
-    truth: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Talker:
-    monkeypatch.setenv("TRUTH", str(truth))
-    return Talker(spawn(compile_target("counted"), stdin=subprocess.PIPE))
+        super().__init__(talker, count, adapter=ADAPTER)
 
 
 def read_polls(truth: Path) -> np.ndarray:
     """Of the polls that returned something."""
-    calls = read_calls(truth)
+    calls = read_truth(truth)
     return calls[calls["amount"] % 2 == 1]
 
 
@@ -109,32 +86,15 @@ def test_changed_while_polls_run(talker: Talker, truth: Path, tmp_path: Path) ->
     recording = RecordingWriter(tmp_path / "x.nfp", RecordingHeader(session="1", pid=talker.pid, settings=settings))
     changes = [own(0, 1), own(3, 4, 5), CounterChoice(), own(1, 2, 3, 4)]
     with Changing(talker, recording, adapter=ADAPTER) as session:
-        before = session.code()
         worker = PollingWorker(talker, truth)
-        worker.work(10)  # a thread has an entry in the table once it has written a record
-        assert wait_until(lambda: any(count.tid for count in session.monitor.session.thread_counts()))
-        for choice in changes:
-            worker.work_during(partial(session.change, choice))
-        assert session.code() == before
+        worker.work_through(session, changes)
     recording.finish({})
     session.assert_exact()
-    check_changes(session, np.concatenate(worker.true)["amount"].astype(np.uint64) + 7, changes)
+    amounts = np.concatenate(worker.true)["amount"].astype(np.uint64) + 7
+    assert_counted_as_changed(session.rows("take"), amounts, changes, 100)
     sums = session.monitor.drain.counter_sums
     assert sums is not None
     document = build_report(RecordingReader(tmp_path / "x.nfp")).document
     found = {entry["name"]: entry["counters"] for entry in document["functions"]}
     assert found["take"] == sums.of_function(session.monitor.names_by_id().index("take"))
     assert document["batches"]["counters"] == sums.of_batches()
-
-
-def check_changes(session: Changing, amounts: np.ndarray, changes: list[CounterChoice]) -> None:
-    rows = session.rows("take")
-    assert len(rows) == len(amounts)
-    valid = (rows["flags"] & CountersFlag.VALID) != 0
-    for number, choice in enumerate(changes, 1):
-        mine = valid & (rows["set"] == number)
-        expected = np.zeros((int(mine.sum()), 6), np.uint64)
-        for place, counter in enumerate(choice.counters):
-            expected[:, place] = amounts[mine] * np.uint64(counter.events[0].config + 1)
-        assert (mine.sum() > 100) == bool(choice.counters), number
-        assert np.array_equal(rows["inclusive"][mine], expected), number
