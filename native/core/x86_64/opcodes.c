@@ -174,8 +174,8 @@ static bool may_lock_two_bytes(const struct reader *reader, uint8_t opcode)
 
 // ---- opcodes ---------------------------------------------------------------------------------------------------
 
-// What the letter of an opcode says is behind it.
-static void take_form(struct reader *reader, uint8_t opcode, char form)
+// Of letters that only say how many bytes follow, and in which addressing modes.
+static void take_operands(struct reader *reader, char form)
 {
 	switch (form) {
 	case ALONE:
@@ -210,6 +210,15 @@ static void take_form(struct reader *reader, uint8_t opcode, char form)
 	case QUADWORD:
 		skip(reader, is_wide(reader) ? 8 : is_short(reader) ? 2 : 4);
 		break;
+	default:
+		reader->failed = true;
+	}
+}
+
+// What the letter of an opcode says is behind it.
+static void take_form(struct reader *reader, uint8_t opcode, char form)
+{
+	switch (form) {
 	case BRANCH_BYTE:
 		take_branch(reader, 1, NFP_DECODED_BRANCH);
 		break;
@@ -237,7 +246,7 @@ static void take_form(struct reader *reader, uint8_t opcode, char form)
 		take_coprocessor(reader, opcode);
 		break;
 	default:
-		reader->failed = true;
+		take_operands(reader, form);
 	}
 }
 
