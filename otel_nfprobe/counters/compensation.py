@@ -30,6 +30,7 @@ from otel_nfprobe.trampoline import COPY_SHAPES, Probe
 from otel_nfprobe.x86_64.relocate import encode_jump
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
+BARE = NOTHING + RETURN  # the function that does nothing, without a probe
 ROUNDS = 21  # whose median is taken
 # All templates that read counters.
 SHAPES: Sequence[int] = (
@@ -113,54 +114,74 @@ def calibrate_counters(
     Raises:
         NfprobeError: nothing can be measured.
     """
-    arena = arenas.near(module, ROOM_BYTES, in_file=False)
-    entry = arenas.entry(arena)
-    used = int(entry.used)
-    start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    address = int(entry.address) + start
-    entry.used = start + ROOM_BYTES  # nobody else may take it until the helper thread is through
-
-    def measure(code: bytes) -> tuple[Counts, Counts]:
-        # What one call counts in all, and between the readings of its probe.
-        place = start + ALIGNMENT_BYTES
-        arenas.mapping(arena)[place : place + len(code)] = code
-        meanwhile()
-        return _measure(session, address + ALIGNMENT_BYTES, count, rounds)
-
-    try:
-        bare = NOTHING + RETURN
-        arenas.mapping(arena)[start : start + len(bare)] = bare
-        alone, _ = measure(bare)
-        own = _own(alone, measure(NOTHING + bare)[0], measure(_encode_call(-ALIGNMENT_BYTES) + RETURN)[0])
-        hop, _ = measure(encode_jump(address + ALIGNMENT_BYTES, address))
+    with _Bench(session, arenas, module, count, rounds, meanwhile) as bench:
+        alone, _ = bench.measure(BARE)
+        nested = _encode_call(bench.bare_address - bench.address) + RETURN
+        own = _own(alone, bench.measure(NOTHING + BARE)[0], bench.measure(nested)[0])
+        hop, _ = bench.measure(encode_jump(bench.address, bench.bare_address))
         by_shape = {}
         for shape in shapes:
             _give_program(session, shape)
-            probed = write_probed(session, shape, address + ALIGNMENT_BYTES, program=SPARE_PROGRAM)
-            in_all, between = measure(probed)
+            probed = write_probed(session, shape, bench.address, program=SPARE_PROGRAM)
+            in_all, between = bench.measure(probed)
             has_exit = shape != lib.NFP_SHAPE_MARK
             inside = _minus(between, own) if has_exit else (0,) * count
             by_shape[shape] = CounterCost(inside, _minus(in_all, alone))
         empty_poll: Counts = ()
         if lib.NFP_SHAPE_RECEIVE in by_shape:
-            polled = write_probed(session, lib.NFP_SHAPE_RECEIVE, address + ALIGNMENT_BYTES, is_empty=True)
-            empty_poll = _minus(measure(polled)[0], alone)
+            polled = write_probed(session, lib.NFP_SHAPE_RECEIVE, bench.address, is_empty=True)
+            empty_poll = _minus(bench.measure(polled)[0], alone)
         return Compensation(by_shape, _minus(hop, alone), empty_poll)
-    finally:
-        entry.used = used
-        session.program(SPARE_PROGRAM).role = session.program(SPARE_PROGRAM).plain = 0
 
 
-def _measure(session: Session, address: int, count: int, rounds: int) -> tuple[Counts, Counts]:
-    result = session.ask(lib.NFP_COMMAND_CALIBRATE_COUNTERS, address, rounds)
-    header = session.header
-    if result != 0 or not header.counted_calls:
-        raise NfprobeError("they did not count undisturbed for long enough")
-    calls = int(header.counted_calls)
-    return (
-        tuple(round(int(header.counted_in_all[i]) / calls) for i in range(count)),
-        tuple(round(int(header.counted_between[i]) / calls) for i in range(count)),
-    )
+class _Bench:
+    """Room in the target for a function that does nothing and, behind it, the one that is measured.
+
+    Attributes:
+        bare_address: of the function that does nothing.
+        address: of the function that is measured.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        arenas: Arenas,
+        module: Module,
+        count: int,
+        rounds: int,
+        meanwhile: Callable[[], object],
+    ) -> None:
+        self._session, self._count, self._rounds, self._meanwhile = session, count, rounds, meanwhile
+        arena = arenas.near(module, ROOM_BYTES, in_file=False)
+        self._entry, self._mapping = arenas.entry(arena), arenas.mapping(arena)
+        self._used = int(self._entry.used)
+        self._start = -(-self._used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.bare_address = int(self._entry.address) + self._start
+        self.address = self.bare_address + ALIGNMENT_BYTES
+
+    def __enter__(self) -> _Bench:
+        self._entry.used = self._start + ROOM_BYTES  # nobody else may take it until the helper thread is through
+        self._mapping[self._start : self._start + len(BARE)] = BARE
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entry.used = self._used
+        self._session.program(SPARE_PROGRAM).role = self._session.program(SPARE_PROGRAM).plain = 0
+
+    def measure(self, code: bytes) -> tuple[Counts, Counts]:
+        """What one call of this counts in all, and between the readings of its probe."""
+        place = self._start + ALIGNMENT_BYTES
+        self._mapping[place : place + len(code)] = code
+        self._meanwhile()
+        result = self._session.ask(lib.NFP_COMMAND_CALIBRATE_COUNTERS, self.address, self._rounds)
+        header = self._session.header
+        if result != 0 or not header.counted_calls:
+            raise NfprobeError("they did not count undisturbed for long enough")
+        calls = int(header.counted_calls)
+        return (
+            tuple(round(int(header.counted_in_all[i]) / calls) for i in range(self._count)),
+            tuple(round(int(header.counted_between[i]) / calls) for i in range(self._count)),
+        )
 
 
 def _own(bare: Counts, twice: Counts, nested: Counts) -> Counts:
