@@ -17,8 +17,6 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
     """The summary object of attach and run (docs/command-line.md), after the detach."""
     counts = monitor.drain.pipeline.counts()
     clock = monitor.drain.clock
-    ticks = ticks_per_call(monitor.costs)
-    elapsed_ticks = max(1.0, monitor.seconds * clock.ticks_per_second)
     return {
         "pid": monitor.target.pid,
         "session": f"{monitor.session.header.epoch}",
@@ -55,17 +53,23 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             "ticks_per_second": round(clock.ticks_per_second),
             "set_ns": int(clock.stepped_ns),
         },
-        "overhead": {
-            "ticks_per_call": round(ticks, 1),
-            "share_of_core": round(counts.calls * ticks / elapsed_ticks, 6),
-            "by_strategy": {
-                strategy: {"inside_ticks": round(cost.inside_ticks, 1), "whole_ticks": round(cost.whole_ticks, 1)}
-                for strategy, cost in monitor.costs.items()
-            },
-        },
+        "overhead": _describe_overhead(monitor, counts.calls),
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         "not_restored": monitor.not_restored,
+    }
+
+
+def _describe_overhead(monitor: Monitor, calls: int) -> dict[str, Any]:
+    ticks = ticks_per_call(monitor.costs)
+    elapsed_ticks = max(1.0, monitor.seconds * monitor.drain.clock.ticks_per_second)
+    return {
+        "ticks_per_call": round(ticks, 1),
+        "share_of_core": round(calls * ticks / elapsed_ticks, 6),
+        "by_strategy": {
+            strategy: {"inside_ticks": round(cost.inside_ticks, 1), "whole_ticks": round(cost.whole_ticks, 1)}
+            for strategy, cost in monitor.costs.items()
+        },
     }
 
 
