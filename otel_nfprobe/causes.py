@@ -6,16 +6,14 @@ Called by report.py, take by take; what a packet waited for is in its take or in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.columns import NONE, UNKNOWN, BatchFlag, Columns, PacketFlag, Rows, concatenate, latency_ticks
+from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
 from otel_nfprobe.flowfilter import FlowFilter
-from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.tail import CAUSE, CauseKind, find_causes
 from otel_nfprobe.typical import Typical
 
@@ -31,39 +29,6 @@ class CauseCount:
     packets: int
     excess_ticks: int
     most_ticks: int
-
-
-class StampedLatencies:
-    """The largest latencies of packets that have a stamp of their own and were identified because they are slow.
-
-    Where not all packets are identified, the distribution of all of them has the others with the bound that polls give:
-    it can lie above every latency that is known better, and then no packet would be late.
-    """
-
-    def __init__(self) -> None:
-        self._largest = np.empty(0, np.uint64)
-
-    def add(self, columns: Columns) -> None:
-        """Looks at one take."""
-        packets = columns.packets
-        rows = np.flatnonzero((packets["flags"] & PacketFlag.ARRIVAL_KNOWN) & (packets["disposition"] != UNKNOWN))
-        rows = rows[packets["batch"][rows] < len(columns.batches)]
-        of_batch = columns.batches["flags"][packets["batch"][rows]]
-        rows = rows[(of_batch & (BatchFlag.CHOSEN | BatchFlag.DRAWN)) == BatchFlag.CHOSEN]
-        if len(rows):
-            latency = latency_ticks(columns)[rows]
-            self._largest = np.concatenate((self._largest, latency[latency > 0]))
-            if len(self._largest) > JUDGED_MAX:
-                self._largest = np.partition(self._largest, -JUDGED_MAX)[-JUDGED_MAX:]
-
-    def find_late_ticks(self, statistics: Statistics, quantile: float) -> int:
-        """From which latency on a packet is late: later than this share of all packets that `statistics` knows."""
-        late_ticks = statistics.quantile(Distribution.PACKET_TICKS, quantile)
-        packets = sum(int(count) for _, count in statistics.histogram(Distribution.PACKET_TICKS))
-        rank = min(math.ceil((1 - quantile) * packets), JUDGED_MAX)
-        if not 0 < rank <= len(self._largest):
-            return late_ticks
-        return min(late_ticks, int(np.partition(self._largest, -rank)[-rank]))
 
 
 class CauseTally:

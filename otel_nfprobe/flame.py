@@ -17,14 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.causes import StampedLatencies
 from otel_nfprobe.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
+from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, replay
 from otel_nfprobe.samplecounts import Words, is_known
 from otel_nfprobe.samples import PlaceNames, addresses_of, find_calls
-from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.switches import SwitchFlag
 
 LATE_QUANTILE = 0.99  # of the latencies of identified packets: of fewer there would be hardly a sample
@@ -109,11 +108,10 @@ def _find_windows(reader: RecordingReader, facts: RecordingFacts, wish: FlameWis
     if wish.slower_ns is not None:
         limit = wish.slower_ns * ticks_per_second / 1e9
     else:
-        statistics, stamped = Statistics(), StampedLatencies()
+        statistics = LatenessStatistics()
         for columns in _replay(reader, facts):
             statistics.add(columns)
-            stamped.add(columns)
-        limit = stamped.find_late_ticks(statistics, LATE_QUANTILE)
+        limit = statistics.find_late_ticks(LATE_QUANTILE)
     spans = [np.empty((0, 3), np.uint64)]
     for columns in _replay(reader, facts):
         packets = columns.packets

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.arrival import CAPTURE, STAMP, find_source
-from otel_nfprobe.causes import CauseTally, StampedLatencies
+from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -27,7 +28,6 @@ from otel_nfprobe.samplecounts import Words, describe_counts, is_known
 from otel_nfprobe.samples import PlaceNames, addresses_of, describe_samples
 from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
-from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.tail import CauseKind, find_causes
 from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
@@ -116,7 +116,7 @@ def build_report(
         counts = pipeline.counts()
     statistics, kept = totals.statistics, totals.kept
     typical = totals.sample.typical()
-    late_ticks = totals.stamped.find_late_ticks(statistics, LATE_QUANTILE)
+    late_ticks = statistics.find_late_ticks(LATE_QUANTILE)
     tally = CauseTally(late_ticks, typical, facts.switches, flow)
     near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
@@ -176,14 +176,13 @@ class _Extent:
 class _Totals:
     # What is summed up over all takes.
     def __init__(self, facts: RecordingFacts, kept: SlowestPackets) -> None:
-        self.statistics, self.kept, self.extent = Statistics(), kept, _Extent()
+        self.statistics, self.kept, self.extent = LatenessStatistics(), kept, _Extent()
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
-        self.sums, self.stamped = SessionSums(facts.counter_sets), StampedLatencies()
+        self.sums = SessionSums(facts.counter_sets)
         self.statistics.set_costs(facts.costs)
 
     def add(self, columns: Columns) -> None:
-        parts = (self.statistics, self.captured, self.sums, self.sample, self.kept, self.extent, self.stamped)
-        for part in parts:
+        for part in (self.statistics, self.captured, self.sums, self.sample, self.kept, self.extent):
             part.add(columns)
         self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 

@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_nfprobe.causes import JUDGED_MAX, StampedLatencies
+from otel_nfprobe.causes import JUDGED_MAX
 from otel_nfprobe.columns import UNKNOWN, Columns, concatenate, latency_ticks
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.report import LATE_QUANTILE
-from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.tables import SCHEMAS, TableMaker
 from otel_nfprobe.tail import find_causes
 from otel_nfprobe.typical import BatchSample, Typical
@@ -60,13 +60,12 @@ def write_tables(
 
 
 def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Typical]:
-    sample, statistics, stamped = BatchSample(), Statistics(), StampedLatencies()
+    sample, statistics = BatchSample(), LatenessStatistics()
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             sample.add(columns)
             statistics.add(columns)
-            stamped.add(columns)
-    return stamped.find_late_ticks(statistics, LATE_QUANTILE), sample.typical()
+    return statistics.find_late_ticks(LATE_QUANTILE), sample.typical()
 
 
 def _file_name(facts: RecordingFacts, path: str) -> str:

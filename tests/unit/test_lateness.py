@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.causes import StampedLatencies
 from otel_nfprobe.columns import BATCH, CALL, PACKET, BatchFlag, Columns, PacketFlag
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.statistics import Distribution
 
 QUANTILE = 0.9
 BOUND_TICKS = 1_000_000  # what polls say of packets without stamps; each has waited for 100 to 199 ticks in truth
@@ -32,19 +32,18 @@ def make_columns(flags: int, stamped: bool = True) -> Columns:
 
 
 @pytest.fixture
-def statistics() -> Statistics:
+def statistics() -> LatenessStatistics:
     """Of 500 packets by their bound."""
-    known = Statistics()
+    known = LatenessStatistics()
     for _ in range(5):
         known.add(make_columns(0, stamped=False))
     assert known.quantile(Distribution.PACKET_TICKS, QUANTILE) >= BOUND_TICKS
     return known
 
 
-def test_the_latest_of_those_that_are_known(statistics: Statistics) -> None:
-    stamped = StampedLatencies()
-    stamped.add(make_columns(BatchFlag.CHOSEN))
-    assert stamped.find_late_ticks(statistics, QUANTILE) == 150  # 50 of 500 packets are later than that, or as late
+def test_the_latest_of_those_that_are_known(statistics: LatenessStatistics) -> None:
+    statistics.add(make_columns(BatchFlag.CHOSEN))  # whose calls, not these packets, say how many there were
+    assert statistics.find_late_ticks(QUANTILE) == 150  # 50 of 500 packets are later than that, or as late
 
 
 @pytest.mark.parametrize(
@@ -52,11 +51,10 @@ def test_the_latest_of_those_that_are_known(statistics: Statistics) -> None:
     [(0, True), (BatchFlag.CHOSEN | BatchFlag.DRAWN, True), (BatchFlag.CHOSEN, False)],
     ids=["all are identified", "a sample", "no stamps"],
 )
-def test_the_quantile_of_all_else(statistics: Statistics, flags: int, stamped: bool) -> None:
-    latencies = StampedLatencies()
-    latencies.add(make_columns(flags, stamped))
-    assert latencies.find_late_ticks(statistics, QUANTILE) == statistics.quantile(Distribution.PACKET_TICKS, QUANTILE)
+def test_the_quantile_of_all_else(statistics: LatenessStatistics, flags: int, stamped: bool) -> None:
+    statistics.add(make_columns(flags, stamped))
+    assert statistics.find_late_ticks(QUANTILE) == statistics.quantile(Distribution.PACKET_TICKS, QUANTILE)
 
 
-def test_too_few_are_known(statistics: Statistics) -> None:
-    assert StampedLatencies().find_late_ticks(statistics, QUANTILE) >= BOUND_TICKS
+def test_too_few_are_known(statistics: LatenessStatistics) -> None:
+    assert statistics.find_late_ticks(QUANTILE) >= BOUND_TICKS
