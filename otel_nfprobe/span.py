@@ -21,8 +21,9 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
-from otel_nfprobe.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.resource import SCHEMA_URL, encode_resource, encode_scope
 from otel_nfprobe.sampling import RANDOMNESS
+from otel_nfprobe.spantext import SpanText
 from otel_nfprobe.tail import CauseKind
 from otel_nfprobe.timescale import TRUE_TIMES, TimeScale
 
@@ -51,15 +52,7 @@ _KIND_OF_CAUSE = {
     CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
 }
 
-# Names of C++ templates reach kilobytes; nobody reads them to the end, and each span repeats its name twice.
-NAME_BYTES_MAX = 512
-
-_INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
-_TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
-_COUNTER = np.dtype([("name", _TEXT), ("self_name", _TEXT), ("scale", "<u8")])
-_COUNTER_SET = np.dtype([("set", "<u4"), ("first", "<u4"), ("count", "<u4")])
 SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
-_FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
 
 
 class EncodedRequest(NamedTuple):
@@ -279,14 +272,9 @@ class SpanEncoder:
         setattr(self._job, field, ffi.NULL if array is None else _pointer(kind, array))
 
     def _prepare(self) -> None:
-        text = _Text()
-        functions = np.zeros(len(self._names) + 1, dtype=_FUNCTION)
-        for index, name in enumerate([*self._names, "unknown function"]):
-            functions[index] = _add_function(text, _shorten(name))
-        threads = np.zeros(len(self._threads) + 1, dtype=_TEXT)
-        for index, (tid, name) in enumerate(self._threads):
-            threads[index] = text.add(_encode_thread(tid, name))
-        self._prepare_counters(text)
+        text = SpanText()
+        functions, threads = text.add_functions(self._names), text.add_threads(self._threads)
+        counters, sets = text.add_counters(self._counters)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
         resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
         for field, part in (
@@ -300,24 +288,12 @@ class SpanEncoder:
         self._point("text", "uint8_t", np.frombuffer(text.join(), dtype=np.uint8))
         self._point("functions", "struct nfp_otlp_function", functions)
         self._point("threads", "struct nfp_otlp_text", threads)
-        self._job.function_count = len(functions)
-        self._job.thread_count = len(threads)
+        self._point("counter_names", "struct nfp_otlp_counter", counters)
+        self._point("counter_sets", "struct nfp_otlp_counter_set", sets)
+        self._job.function_count, self._job.thread_count = len(functions), len(threads)
+        self._job.counter_set_count = len(sets)
         for factor in self._scale.passes:
             self._set_scale(factor)
-
-    def _prepare_counters(self, text: _Text) -> None:
-        counters = [pair for pairs in self._counters.values() for pair in pairs]
-        rows, sets = np.zeros(len(counters), dtype=_COUNTER), np.zeros(len(self._counters), dtype=_COUNTER_SET)
-        for index, (name, scale) in enumerate(counters):
-            names = (_shorten_counter(f"nf.counter.{name}"), _shorten_counter(f"nf.counter.{name}.self"))
-            rows[index] = *(text.add(key) for key in names), scale
-        first = 0
-        for index, (number, pairs) in enumerate(self._counters.items()):
-            sets[index] = number, first, len(pairs)
-            first += len(pairs)
-        self._point("counter_names", "struct nfp_otlp_counter", rows)
-        self._point("counter_sets", "struct nfp_otlp_counter_set", sets)
-        self._job.counter_set_count = len(sets)
 
     def _set_scale(self, factor: int) -> None:
         # Of what is encoded from now on.
@@ -347,56 +323,6 @@ def _find_first_taken_over(columns: Columns, selected: npt.NDArray[np.uint32]) -
     _, first = np.unique(columns.handovers["batch"][rows], return_index=True)
     opens[rows[first]] = 1
     return opens
-
-
-class _Text:
-    """Bytes put one after another, each found again by offset and size."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._bytes = 0
-
-    def add(self, part: bytes) -> tuple[int, int]:
-        offset = self._bytes
-        self._parts.append(part)
-        self._bytes += len(part)
-        return offset, len(part)
-
-    def join(self) -> bytes:
-        return b"".join(self._parts)
-
-
-def _add_function(text: _Text, name: str) -> tuple[tuple[int, int], ...]:
-    spans = (
-        Span(name=name, kind=_INTERNAL),
-        Span(attributes=[encode_attribute("code.function.name", name)]),
-        Span(name=f"late packet: {name}", kind=_INTERNAL),
-        Span(attributes=[encode_attribute("nf.tail.function", name)]),
-    )
-    return tuple(text.add(span.SerializeToString()) for span in spans)
-
-
-def _encode_thread(tid: int, name: str) -> bytes:
-    attributes = [encode_attribute("thread.id", tid)]
-    if name:
-        attributes.append(encode_attribute("thread.name", name))
-    return Span(attributes=attributes).SerializeToString()
-
-
-def _shorten_counter(key: str) -> bytes:
-    encoded = key.encode("utf-8", "replace")
-    room = int(lib.NFP_OTLP_COUNTER_NAME_MAX)
-    if len(encoded) <= room:
-        return encoded
-    return encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]
-
-
-def _shorten(name: str) -> str:
-    # Symbol tables hold any bytes; protobuf takes UTF-8 only.
-    encoded = name.encode("utf-8", "replace")
-    if len(encoded) <= NAME_BYTES_MAX:
-        return encoded.decode("utf-8", "replace")
-    return encoded[: NAME_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."
 
 
 def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
