@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records made by hand, for the tests of drain and pipeline: one short function per kind."""
+"""Records made by hand, for the tests of drain and pipeline: one short function per kind; and what came of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from otel_nfprobe.columns import RECORD, Columns, Rows
+from otel_nfprobe.columns import NONE, RECORD, Columns, Rows
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 
 CALL, RECEIVE, TRANSMIT, DROP = 0, 1, 2, 3
@@ -79,6 +79,12 @@ def receiver(buffers: list[int], start: int) -> list[Row]:
     return [*poll(RX, start, start + 10, 800, len(buffers)), *burst(RX, buffers)]
 
 
+def engine_iteration(start: int) -> list[Row]:
+    """A call around a receive call of four packets and the transmit call that hands them on."""
+    rows = [entry(F, start, 900), *poll(RX, start + 10, start + 20, 800, 4), entry(TX, start + 30, 800)]
+    return [*rows, value(TX, 4 | 4 << 32, 800), leave(TX, start + 40, 800), leave(F, start + 50, 900)]
+
+
 def run(*threads: list[Row]) -> tuple[Columns, PipelineCounts]:
     """One session: what each thread wrote, fed and finished."""
     with Pipeline(ROLES) as pipeline:
@@ -86,3 +92,18 @@ def run(*threads: list[Row]) -> tuple[Columns, PipelineCounts]:
             pipeline.feed(thread, records(rows))
         pipeline.finish()
         return pipeline.take(), pipeline.counts()
+
+
+def calls_of(columns: Columns, batch: int = NONE) -> list[tuple[int, ...]]:
+    """Function, start, end and self time of each call of a batch, or of those in none."""
+    rows = columns.calls[columns.calls["batch"] == batch]
+    return [tuple(int(row[name]) for name in ("function", "start_ticks", "end_ticks", "self_ticks")) for row in rows]
+
+
+def parents_of(columns: Columns) -> list[int | None]:
+    return [None if parent == NONE else int(parent) for parent in columns.calls["parent"]]
+
+
+def unpaired(counts: PipelineCounts) -> tuple[int, int, int]:
+    """Entries and exits that stayed alone, and calls that had not ended."""
+    return counts.unpaired_entries, counts.unpaired_exits, counts.open
