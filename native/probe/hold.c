@@ -29,7 +29,7 @@ static inline void copy_64(uint8_t *restrict out, const uint8_t *restrict in)
 // Few stores and few branches. The last piece overlaps the one before it.
 static void copy_bytes(uint8_t *restrict out, const uint8_t *restrict in, uint32_t count)
 {
-	if (count < 64) {
+	if (count < 16) {
 		for (uint32_t i = 0; i < count; i++)
 			out[i] = in[i];
 		return;

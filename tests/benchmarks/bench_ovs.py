@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from ovs_dpdk import OvsDpdk
 from probed import wait_until
 
-from otel_nfprobe.adapters.base import FREE, choose_adapter
+from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.target import Target
 from otel_nfprobe.trial import Trial
@@ -60,14 +60,11 @@ class OvsForwarder:
         return sum(int(number) for number in re.findall(r"packets received: (\d+)", json.loads(answer)["result"]))
 
     def choose(self, target: Target) -> Choice:
-        """The default probes of `--packets slow`."""
+        """The default probes, those of `--packets all` included."""
         adapter = choose_adapter("ovs", target)
         assert adapter is not None
         found = Trial(target, adapter, (), None, False, RING_BYTES, threading.Event()).run(TRIAL_S)
-        choice = choose(target, adapter, found.globs(), [])
-        freeing = {role.address for role in choice.roles if role.role == FREE}
-        choice.plans = [plan for plan in choice.plans if plan.address not in freeing]
-        return choice
+        return choose(target, adapter, found.globs(), [])
 
     def drain_output(self) -> None:
         """It prints nothing."""
