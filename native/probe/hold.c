@@ -9,6 +9,7 @@
 enum {
 	CHECKED_AT_FIRST = 16, // calls of each thread
 	CHECK_EVERY = 1024,
+	BATCHES_TRIED = 4, // that a call may hand on as a whole
 	OUTER_BYTES =
 	    128, // copied of a packet where nobody looks inside tunnels: two VLAN tags, IPv6 and TCP with options
 };
@@ -80,14 +81,33 @@ static int is_due(struct nfp_thread *thread, struct nfp_late *late)
 	return 1;
 }
 
-// Whether the array begins and ends as the last batch: then its pointers are kept already, as far as one can see.
-static int is_last_batch(struct nfp_late *late, struct nfp_burst burst)
+static int is_same(const struct nfp_late *late, const struct nfp_late_batch *batch, const uint64_t *pointers,
+                   uint64_t sum)
+{
+	if (late->order == NFP_ORDER_CHANGED)
+		return sum == batch->sum;
+	return pointers[0] == nfp_late_pointer_at(late, batch->first) &&
+	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
+}
+
+// Whether the array is one of the last batches, as far as one can see: then its pointers are kept already. An NF that
+// polls several queues may hand on a batch when it has received the next one.
+static int is_batch(struct nfp_late *late, struct nfp_burst burst)
 {
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
-	return late->batches && late->count == batch->count && late->count && !burst.single &&
-	       pointers[0] == nfp_late_pointer_at(late, batch->first) &&
-	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
+	uint64_t oldest = late->batches > BATCHES_TRIED ? late->batches - BATCHES_TRIED : 0;
+	if (!late->count || burst.single || late->order == NFP_ORDER_NONE)
+		return 0;
+	uint64_t sum = late->order == NFP_ORDER_CHANGED ? nfp_late_sum(pointers, late->count) : 0;
+	for (uint64_t number = late->batches; number-- > oldest;) {
+		const struct nfp_late_batch *batch = nfp_late_batch_at(late, number);
+		if (late->received - batch->first > NFP_LATE_POINTERS)
+			return 0;
+		late->array_batch = number;
+		if (late->count == batch->count && is_same(late, batch, pointers, sum))
+			return 1;
+	}
+	return 0;
 }
 
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
@@ -101,7 +121,7 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 	late->copied = 0;
 	late->array = 0;
 	int copies = nfp_late_is_copying(thread, program) || is_due(thread, late);
-	if (!copies && !late->changes && is_last_batch(late, burst)) {
+	if (!copies && is_batch(late, burst)) {
 		late->array = burst.pointers;
 		return;
 	}
@@ -116,11 +136,17 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 int nfp_late_take(struct nfp_late *late)
 {
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->array;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
 	for (uint32_t i = 0; i < late->count; i++) {
-		late->held[i] = nfp_late_pointer_at(late, batch->first + i);
-		if (late->held[i] != pointers[i])
+		late->held[i] = pointers[i];
+		uint64_t position =
+		    late->order == NFP_ORDER_CHANGED
+		        ? nfp_late_find_below(late, pointers[i], batch->first + batch->count, batch->first)
+		        : batch->first + i;
+		if (position == NFP_LATE_NOWHERE || nfp_late_pointer_at(late, position) != late->held[i]) {
+			late->order++;
 			return 0;
+		}
 	}
 	return 1;
 }

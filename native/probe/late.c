@@ -73,6 +73,8 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 	                                 .count = count,
 	                                 .drawn = drawn};
 	keep_received(late, burst, count);
+	if (late->order == NFP_ORDER_CHANGED && burst.pointers && !burst.single)
+		batch->sum = nfp_late_sum((const uint64_t *)(uintptr_t)burst.pointers, count);
 	late->received += count;
 	late->batches++;
 	late->frame = 0;
@@ -156,7 +158,7 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 		return 1;
 	if (!late->batches)
 		return 0;
-	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
 	uint64_t first = 0, last = 0;
 	if (late->array)
 		return deserves(late, batch, ticks, late_ticks);
@@ -211,10 +213,8 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 	if (!may_deserve(late, ticks, late_ticks))
 		return;
 	uint32_t readable = nfp_late_is_copying(thread, program) ? late->copied : late->count;
-	if (late->array && !nfp_late_take(late)) {
-		late->changes = 1;
+	if (late->array && !nfp_late_take(late))
 		readable = 0;
-	}
 	thread->shared->unheld_packets += count > readable ? count - readable : 0;
 	for (uint32_t i = 0; i < nfp_smaller(count, readable); i++) {
 		struct nfp_origin origin;

@@ -25,6 +25,7 @@ struct nfp_late_batch {
 	uint64_t age_start_ticks; // since when its packets can have waited (queue.h)
 	uint64_t spent_ticks; // of nfp_late, when it began
 	uint64_t first; // position of its first pointer among all received
+	uint64_t sum; // of its pointers, where the NF changes their order
 	uint32_t count;
 	uint32_t drawn;
 };
@@ -40,18 +41,27 @@ struct nfp_late_copy {
 	uint8_t bytes[NFP_LATE_COPY_BYTES];
 };
 
+// How the arrays that a thread hands on are recognised as a batch, so that their pointers need not be kept once more. Each
+// is given up for the next one when it turns out to be wrong.
+enum nfp_late_order {
+	NFP_ORDER_KEPT, // by their first and last pointers: they are as they were received
+	NFP_ORDER_CHANGED, // by the sum of all: the NF sorts its batches
+	NFP_ORDER_NONE, // not at all: the array does not last until the call's end
+};
+
 // What a thread keeps. Private memory of the target, one for each thread table entry, never on the NF's stack.
 struct nfp_late {
 	uint64_t received; // pointers ever kept
 	uint64_t batches; // ever begun
 	uint64_t spent_ticks; // ever, on identifying packets
 	uint64_t frame; // of the transmit or drop call that is kept; 0: none
-	uint64_t array; // of its pointers, when they are those of the last batch and not in `held`; else 0
+	uint64_t array; // of its pointers, when they are those of one batch and not in `held`; else 0
+	uint64_t array_batch; // the number of that batch
 	uint32_t count; // of its packets
 	uint32_t copied; // of `copies`
 	uint32_t until_check; // calls
 	uint16_t noted; // the monitor knows how this thread's packets are described
-	uint16_t changes; // its arrays of pointers are not what they look like: they are always kept
+	uint16_t order; // enum nfp_late_order: what is known of the arrays that it hands on
 	uint32_t worked; // packets have been worked on since the last receive call (show.c)
 	uint64_t turn; // position of the first packet of the receive calls before that work
 	uint64_t shown; // position of the next packet that is shown
@@ -66,9 +76,9 @@ struct nfp_late {
 static inline void nfp_late_begin(struct nfp_late *late)
 {
 	late->received = late->batches = late->spent_ticks = late->frame = 0;
-	late->array = 0;
+	late->array = late->array_batch = 0;
 	late->count = late->copied = late->until_check = 0;
-	late->noted = late->changes = 0;
+	late->noted = late->order = 0;
 	late->turn = late->shown = late->worked = 0;
 }
 
@@ -94,6 +104,16 @@ static inline void nfp_late_copy_pointers(uint64_t *restrict out, const uint64_t
 		out[i] = in[i];
 }
 
+// Says which pointers they are, in whatever order: of buffers that lie side by side plain sums are often equal.
+static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
+{
+	uint64_t sum = 0;
+#pragma GCC unroll 8
+	for (uint32_t i = 0; i < count; i++)
+		sum += pointers[i] ^ pointers[i] >> 9;
+	return sum;
+}
+
 // A receive call that was entered at `start_ticks` returns packets.
 void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
@@ -105,13 +125,13 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
                    uint64_t frame, uint64_t ticks, uint32_t count);
 
 // plain.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
-// Most calls hand on the packets of the last batch, which is young and not drawn.
+// Most calls hand on the packets of one batch, which is young and not drawn.
 static inline int nfp_late_pass(const struct nfp_thread *thread, uint64_t frame, uint64_t ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (late->frame != frame)
 		return 1;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
 	if (!late->array || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
 		return 0;
@@ -138,7 +158,7 @@ uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *pro
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
 // Reads again what was copied. The first difference makes the thread copy from then on.
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late);
-// Puts the last batch's pointers into `held`. 0: the array does not hold them, or not any more.
+// Puts the pointers of the batch that is handed on into `held`. 0: the array does not hold them, or not any more: from now on arrays are recognised in another way.
 int nfp_late_take(struct nfp_late *late);
 // A packet of the call, as it was at the entry where it was copied.
 void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,

@@ -83,6 +83,7 @@ class Late:
         late = self.monitor.session.late_counts()
         self.identified = sum(count.identified for count in late)
         self.differing = sum(count.differing for count in late)
+        self.unheld = sum(count.unheld for count in late)
         self.threads = self.monitor.session.thread_counts()
         self.monitor.close()
         assert sum(sum(count.lost) for count in self.threads) == 0
@@ -141,10 +142,23 @@ def test_everything_is_what_all_gives(
 @pytest.mark.parametrize("kind", [DescribedAdapter, Pooled])
 def test_each_packet_in_its_own_batch(talker: Talker, kind: type[DescribedAdapter]) -> None:
     late = Late(talker, EVERYTHING, kind)
-    assert late.ask("plain 320", "holding 320", "splitting 320") == str(960 * BATCH)
-    late.assert_all_right(960)
-    assert late.differing == 0
+    assert late.ask("plain 320", "delaying 320", "holding 320", "splitting 320") == str(1280 * BATCH)
+    late.assert_all_right(1280)
+    assert late.differing == late.unheld == 0
     assert np.all(late.columns.batches["flags"] & BatchFlag.DRAWN)
+
+
+@pytest.mark.parametrize(("command", "calls_missed"), [("sorting", 1), ("clearing", 2)])
+def test_arrays_that_are_not_what_they_look_like(talker: Talker, command: str, calls_missed: int) -> None:
+    """They begin and end as a batch, or hold its packets when the call begins: what was believed is counted once."""
+    late = Late(talker, EVERYTHING, Pooled)
+    assert late.ask(f"{command} 640") == str(640 * BATCH)
+    numbers = late.numbers()
+    assert late.unheld == calls_missed * BATCH
+    assert len(set(numbers.tolist())) == len(numbers) == 640 * BATCH - late.unheld
+    assert np.array_equal(late.columns.packets["ip_id"], numbers & 0xFFFF)
+    assert late.differing == late.counts.unplaced == 0
+    assert late.counts.received == late.counts.transmitted == 640 * BATCH
 
 
 def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:

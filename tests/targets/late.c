@@ -16,7 +16,7 @@ enum { BATCH = 20, BURST = 32, LENGTH = 74, POOL = 4096, SLOW_EVERY = 100, SLOW_
 
 static struct packet pool[POOL];
 static uint32_t received, sent;
-static int rewrites, slow, polls;
+static int rewrites, clears, slow, polls;
 static uint64_t began; // clock of the last receive call, read inside of it
 static char answer[1 << 16];
 
@@ -50,6 +50,8 @@ __attribute__((noipa)) uint32_t late_transmit(struct packet **packets, uint32_t 
 		packets[i]->length = packets[i]->segment = 60;
 		packets[i] = NULL;
 	}
+	for (uint32_t i = 0; clears && i < count; i++)
+		packets[i] = NULL;
 	sent += count;
 	return count;
 }
@@ -77,6 +79,43 @@ static const char *run_rewriting(long batches)
 	rewrites = 1;
 	run_plain(batches);
 	rewrites = 0;
+	return answer;
+}
+
+// The packets stay as they are, and the array does not.
+static const char *run_clearing(long batches)
+{
+	clears = 1;
+	run_plain(batches);
+	clears = 0;
+	return answer;
+}
+
+// As a switch that sorts a batch by flows; the first and the last one stay.
+static const char *run_sorting(long batches)
+{
+	struct packet *packets[BURST], *sorted[BURST];
+	for (long i = 0; i < batches; i++) {
+		uint32_t some = poll_once(packets);
+		for (uint32_t p = 0; p < some; p++)
+			sorted[p] = packets[p == 0 || p == some - 1 ? p : some - 1 - p];
+		late_transmit(sorted, some);
+	}
+	snprintf(answer, sizeof(answer), "%u", sent);
+	return answer;
+}
+
+// As with two queues: each batch is handed on when the next one has been received.
+static const char *run_delaying(long batches)
+{
+	struct packet *packets[2][BURST];
+	uint32_t some = poll_once(packets[0]);
+	for (long i = 1; i < batches; i++) {
+		poll_once(packets[i % 2]);
+		late_transmit(packets[(i - 1) % 2], some);
+	}
+	late_transmit(packets[(batches - 1) % 2], some);
+	snprintf(answer, sizeof(answer), "%u", sent);
 	return answer;
 }
 
@@ -160,12 +199,10 @@ static const char *run_handing(long batches)
 
 int main(void)
 {
-	const struct command commands[] = {{"plain", run_plain},
-	                                   {"rewriting", run_rewriting},
-	                                   {"holding", run_holding},
-	                                   {"splitting", run_splitting},
-	                                   {"slow", run_slow},
-	                                   {"handing", run_handing},
-	                                   {NULL, NULL}};
+	const struct command commands[] = {{"plain", run_plain},         {"rewriting", run_rewriting},
+	                                   {"clearing", run_clearing},   {"sorting", run_sorting},
+	                                   {"delaying", run_delaying},   {"holding", run_holding},
+	                                   {"splitting", run_splitting}, {"slow", run_slow},
+	                                   {"handing", run_handing},     {NULL, NULL}};
 	return obey(commands);
 }
