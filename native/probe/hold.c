@@ -90,9 +90,9 @@ static int is_same(const struct nfp_late *late, const struct nfp_late_batch *bat
 	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
 }
 
-// Whether the array is one of the last batches, as far as one can see: then its pointers are kept already. An NF that
-// polls several queues may hand on a batch when it has received the next one.
-static int is_batch(struct nfp_late *late, struct nfp_burst burst)
+// The batch that the array is, as far as one can see, as `whole` has it: its pointers are kept already. An NF that polls
+// several queues may hand on a batch when it has received the next one.
+static uint64_t find_whole(const struct nfp_late *late, struct nfp_burst burst)
 {
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
 	uint64_t oldest = late->batches > BATCHES_TRIED ? late->batches - BATCHES_TRIED : 0;
@@ -100,12 +100,11 @@ static int is_batch(struct nfp_late *late, struct nfp_burst burst)
 		return 0;
 	uint64_t sum = late->order == NFP_ORDER_CHANGED ? nfp_late_sum(pointers, late->count) : 0;
 	for (uint64_t number = late->batches; number-- > oldest;) {
-		const struct nfp_late_batch *batch = nfp_late_batch_at(late, number);
+		const struct nfp_late_batch *batch = &late->batch[number % NFP_LATE_BATCHES];
 		if (late->received - batch->first > NFP_LATE_POINTERS)
 			return 0;
-		late->array_batch = number;
 		if (late->count == batch->count && is_same(late, batch, pointers, sum))
-			return 1;
+			return number + 1;
 	}
 	return 0;
 }
@@ -120,8 +119,13 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 	late->count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	late->copied = 0;
 	late->array = 0;
-	int copies = nfp_late_is_copying(thread, program) || is_due(thread, late);
-	if (!copies && is_batch(late, burst)) {
+	int copies = nfp_late_is_copying(thread, program);
+	if (copies && late->order == NFP_ORDER_KEPT)
+		late->order =
+		    NFP_ORDER_CHANGED; // nfp_late_take, which would notice a wrong guess, is not called
+	late->whole = find_whole(late, burst);
+	copies = copies || is_due(thread, late);
+	if (!copies && late->whole) {
 		late->array = burst.pointers;
 		return;
 	}
@@ -136,7 +140,7 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 int nfp_late_take(struct nfp_late *late)
 {
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->array;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
 	for (uint32_t i = 0; i < late->count; i++) {
 		late->held[i] = pointers[i];
 		uint64_t position =

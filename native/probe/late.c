@@ -158,9 +158,9 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 		return 1;
 	if (!late->batches)
 		return 0;
-	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
 	uint64_t first = 0, last = 0;
-	if (late->array)
+	if (late->whole)
 		return deserves(late, batch, ticks, late_ticks);
 	if (!find_span(late, oldest_position(late), &first, &last))
 		return 0;

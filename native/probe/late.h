@@ -55,8 +55,8 @@ struct nfp_late {
 	uint64_t batches; // ever begun
 	uint64_t spent_ticks; // ever, on identifying packets
 	uint64_t frame; // of the transmit or drop call that is kept; 0: none
-	uint64_t array; // of its pointers, when they are those of one batch and not in `held`; else 0
-	uint64_t array_batch; // the number of that batch
+	uint64_t array; // of its pointers, when they are those of `whole` and not in `held`; else 0
+	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
 	uint32_t count; // of its packets
 	uint32_t copied; // of `copies`
 	uint32_t until_check; // calls
@@ -76,7 +76,7 @@ struct nfp_late {
 static inline void nfp_late_begin(struct nfp_late *late)
 {
 	late->received = late->batches = late->spent_ticks = late->frame = 0;
-	late->array = late->array_batch = 0;
+	late->array = late->whole = 0;
 	late->count = late->copied = late->until_check = 0;
 	late->noted = late->order = 0;
 	late->turn = late->shown = late->worked = 0;
@@ -131,7 +131,7 @@ static inline int nfp_late_pass(const struct nfp_thread *thread, uint64_t frame,
 	struct nfp_late *late = nfp_late_of(thread);
 	if (late->frame != frame)
 		return 1;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->array_batch);
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
 	if (!late->array || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
 		return 0;
