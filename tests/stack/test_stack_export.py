@@ -148,7 +148,8 @@ def test_late_packets_are_found_by_their_cause(jaeger: Jaeger, clock: Clock, ser
 
 def test_the_largest_request_is_taken(collector: Collector, clock: Clock, service: str) -> None:
     columns = make_recent_columns(clock, 3000, calls_per_batch=12)
-    assert export(collector.otlp_endpoint, service, columns, clock) > 3 * 8192
+    # Of a fair sample the Collector takes so many spans a second only; what was chosen for its latency it takes.
+    assert export(collector.otlp_endpoint, service, columns, clock, reason=REASON_SLOW) > 3 * 8192
     assert collector.jaeger.client.await_traces(service, 3000) == 3000
 
 
