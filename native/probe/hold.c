@@ -92,7 +92,7 @@ static int is_same(const struct nfp_late *late, const struct nfp_late_batch *bat
 
 // The batch that the array is, as far as one can see, as `whole` has it: its pointers are kept already. An NF that polls
 // several queues may hand on a batch when it has received the next one.
-static uint64_t find_whole(const struct nfp_late *late, struct nfp_burst burst)
+static uint64_t find_whole(struct nfp_late *late, struct nfp_burst burst)
 {
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
 	uint64_t oldest = late->batches > BATCHES_TRIED ? late->batches - BATCHES_TRIED : 0;
@@ -100,7 +100,7 @@ static uint64_t find_whole(const struct nfp_late *late, struct nfp_burst burst)
 		return 0;
 	uint64_t sum = late->order == NFP_ORDER_CHANGED ? nfp_late_sum(pointers, late->count) : 0;
 	for (uint64_t number = late->batches; number-- > oldest;) {
-		const struct nfp_late_batch *batch = &late->batch[number % NFP_LATE_BATCHES];
+		const struct nfp_late_batch *batch = nfp_late_batch_at(late, number);
 		if (late->received - batch->first > NFP_LATE_POINTERS)
 			return 0;
 		if (late->count == batch->count && is_same(late, batch, pointers, sum))
@@ -120,9 +120,9 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 	late->copied = 0;
 	late->array = 0;
 	int copies = nfp_late_is_copying(thread, program);
+	// nfp_late_take, which would notice a wrong guess, is not called then.
 	if (copies && late->order == NFP_ORDER_KEPT)
-		late->order =
-		    NFP_ORDER_CHANGED; // nfp_late_take, which would notice a wrong guess, is not called
+		late->order = NFP_ORDER_CHANGED;
 	late->whole = find_whole(late, burst);
 	copies = copies || is_due(thread, late);
 	if (!copies && late->whole) {

@@ -158,14 +158,13 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 		return 1;
 	if (!late->batches)
 		return 0;
-	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
-	uint64_t first = 0, last = 0;
 	if (late->whole)
-		return deserves(late, batch, ticks, late_ticks);
+		return deserves(late, nfp_late_batch_at(late, late->whole - 1), ticks, late_ticks);
+	uint64_t first = 0, last = 0;
 	if (!find_span(late, oldest_position(late), &first, &last))
 		return 0;
 	for (uint64_t number = late->batches; number-- > 0;) {
-		batch = nfp_late_batch_at(late, number);
+		const struct nfp_late_batch *batch = nfp_late_batch_at(late, number);
 		if (batch->first <= last && deserves(late, batch, ticks, late_ticks))
 			return 1;
 		if (batch->first <= first)

@@ -158,7 +158,8 @@ uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *pro
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
 // Reads again what was copied. The first difference makes the thread copy from then on.
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late);
-// Puts the pointers of the batch that is handed on into `held`. 0: the array does not hold them, or not any more: from now on arrays are recognised in another way.
+// Puts the pointers of the batch that is handed on into `held`. 0: the array does not hold them, or not any more: from now
+// on arrays are recognised in another way.
 int nfp_late_take(struct nfp_late *late);
 // A packet of the call, as it was at the entry where it was copied.
 void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,

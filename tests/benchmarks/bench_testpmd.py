@@ -5,9 +5,8 @@ vSwitch (bench_ovs.py) with those that nfprobe chooses by itself.
 Short interleaved rounds in several processes: nothing; bare trampolines on the same sites (two time
 stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
 (with its defaults; and as if packets did not stay readable) and all, and none with `--counters auto`, drained by a real
-monitor on the other CPU. Prints
-nanoseconds of CPU time per batch of 32, as paired differences with quartiles: the rounds of a shared machine differ by
-more than the probes cost.
+monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32, as paired differences with quartiles: the
+rounds of a shared machine differ by more than the probes cost.
 """
 
 from __future__ import annotations

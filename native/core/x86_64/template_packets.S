@@ -46,14 +46,19 @@
 	mov SAVED_R11 + \below(%rsp), %r11
 .endm
 
-// Calls C with the frame; r11 and rdx are set.
-.macro CALL_WITH_FRAME name, where
-	lea -SAVED(%rsp), %rsp
-	ROW \name, FRAME + 8 + SAVED
+// Calls C with what is at rsp; r11 and rdx are set.
+.macro CALL_C name, where
 	mov $0, %ecx
 	FIELD \name, FIELD_PROGRAM, 4
 	mov %rsp, %rax
 	call *\where(%r11)
+.endm
+
+// The same with the frame and the registers below it.
+.macro CALL_WITH_FRAME name, where
+	lea -SAVED(%rsp), %rsp
+	ROW \name, FRAME + 8 + SAVED
+	CALL_C \name, \where
 	lea SAVED(%rsp), %rsp
 	ROW \name, FRAME + 8
 .endm
@@ -121,10 +126,7 @@
 	ROW receive, FRAME + 8 + \below
 .Lreceive_some_\way:
 	.if \below
-	mov $0, %ecx
-	FIELD receive, FIELD_PROGRAM, 4
-	mov %rsp, %rax
-	call *NFP_THREAD_COUNTED_EXIT(%r11)
+	CALL_C receive, NFP_THREAD_COUNTED_EXIT
 	.else
 	CALL_WITH_FRAME receive, NFP_THREAD_RECEIVE_EXIT
 	.endif
