@@ -159,14 +159,12 @@ static int is_trusted(const struct nfp_thread *thread, struct nfp_program *progr
 	return nfp_is_plausible(program, pointers, count);
 }
 
-// The slots of readings, before a record of the call. Returns the position behind them.
-static uint64_t write_readings(struct nfp_thread *thread, uint64_t position,
-                               const struct nfp_kept_readings *readings, uint32_t rsp)
+// The slots of readings, before a record of the call.
+static void put_readings(struct nfp_run *run, const struct nfp_kept_readings *readings, uint32_t rsp)
 {
-	for (uint32_t pair = 0; pair < readings->pairs; pair++, position += NFP_RECORD_BYTES)
-		nfp_write(thread, position, readings->lows[pair],
-		          readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
-	return position;
+	for (uint32_t pair = 0; pair < readings->pairs; pair++)
+		nfp_put(run, readings->lows[pair],
+		        readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
 }
 
 struct polled {
@@ -182,13 +180,13 @@ write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struc
 	uint64_t position = nfp_reserve(thread, 3 + slots, NFP_LOST_POLL);
 	if (position == NFP_NO_ROOM)
 		return;
+	struct nfp_run run = nfp_run_at(thread, position);
 	if (polled->entry)
-		position = write_readings(thread, position, polled->entry, nfp_low_rsp(frame));
-	nfp_write_polled(thread, position, polled->function, frame, polled->queue);
-	position += 2 * NFP_RECORD_BYTES;
+		put_readings(&run, polled->entry, nfp_low_rsp(frame));
+	nfp_put_polled(&run, thread, polled->function, frame, polled->queue);
 	if (polled->entry)
-		position = write_readings(thread, position, polled->exit, nfp_low_rsp(frame));
-	nfp_write_returned(thread, position, polled->function, polled->tsc, polled->count, polled->asked);
+		put_readings(&run, polled->exit, nfp_low_rsp(frame));
+	nfp_put_returned(&run, polled->function, polled->tsc, polled->count, polled->asked);
 }
 
 static inline __attribute__((always_inline)) void
@@ -259,7 +257,7 @@ static void read_packets(struct nfp_thread *thread, uint32_t function, struct nf
 	else if (program->role == NFP_ROLE_SHOW && pointers)
 		nfp_show(thread, function, program, burst);
 	else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
-		nfp_late_enter(thread, program, burst, nfp_call_of(frame));
+		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame));
 	else
 		write_packets(thread, function, program, pointers, count);
 }
@@ -310,9 +308,10 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_SHOW)
-		nfp_late_exit(thread, function, program, nfp_call_of(frame), tsc, count);
+		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (position == NFP_NO_ROOM)
 		return;
-	nfp_write_handed(thread, position, function, frame, tsc, count, asked);
+	struct nfp_run run = nfp_run_at(thread, position);
+	nfp_put_handed(&run, function, frame, tsc, count, asked);
 }

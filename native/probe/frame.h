@@ -12,8 +12,8 @@ struct nfp_frame {
 	uint64_t tsc;
 	uint64_t return_address;
 };
-_Static_assert(sizeof(struct nfp_frame) == 96,
-               "template_packets.S: SAVED is 32, FRAME 56, the return address above it");
+_Static_assert(sizeof(struct nfp_frame) == 96 && offsetof(struct nfp_frame, return_address) == 88,
+               "template_packets.S: SAVED is 32, FRAME 56, the return address above it; thunk.S: the same");
 
 // The same of a receive call whose thread's counters are read.
 struct nfp_counted_frame {
@@ -27,12 +27,6 @@ static inline uint32_t nfp_low_rsp(const struct nfp_frame *frame)
 	return (uint32_t)(uintptr_t)&frame->return_address;
 }
 
-// Tells a call from others of its thread; a call inside another one has the smaller number.
-static inline uint64_t nfp_call_of(const struct nfp_frame *frame)
-{
-	return (uint64_t)(uintptr_t)&frame->return_address;
-}
-
 // The number that was returned and the one that was asked for, as POLL_EXIT has them.
 static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
 {
@@ -40,54 +34,26 @@ static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
 }
 
 // Writes the first two records of a poll that returned packets, into reserved slots, and its last one.
-static inline void nfp_write_polled(struct nfp_thread *thread, uint64_t position, uint32_t function,
-                                    const struct nfp_frame *frame, uint32_t queue)
+static inline void nfp_put_polled(struct nfp_run *run, const struct nfp_thread *thread, uint32_t function,
+                                  const struct nfp_frame *frame, uint32_t queue)
 {
-	nfp_write(thread, position, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
-	nfp_write(thread, position + NFP_RECORD_BYTES, thread->batch_earliest,
-	          function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue);
+	nfp_put(run, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	nfp_put(run, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue);
 }
 
-static inline void nfp_write_returned(struct nfp_thread *thread, uint64_t position, uint32_t function,
-                                      uint64_t tsc, uint32_t count, uint32_t asked)
-{
-	nfp_write(thread, position, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
-	          nfp_counts_of(count, asked));
-}
-
-// The three of them, where nothing lies between.
-static inline void nfp_write_poll(struct nfp_thread *thread, uint64_t position, uint32_t function,
-                                  const struct nfp_frame *frame, uint64_t tsc, uint32_t queue, uint32_t count,
-                                  uint32_t asked)
-{
-	struct nfp_run run;
-	if (__builtin_expect(!nfp_find_run(thread, position, 3, function, &run), 0)) {
-		nfp_write_polled(thread, position, function, frame, queue);
-		nfp_write_returned(thread, position + 2 * NFP_RECORD_BYTES, function, tsc, count, asked);
-		return;
-	}
-	nfp_put(&run, frame->tsc, NFP_POLL_ENTRY, nfp_low_rsp(frame));
-	nfp_put(&run, thread->batch_earliest, NFP_POLL_QUEUE, queue);
-	nfp_put(&run, tsc, NFP_POLL_EXIT, nfp_counts_of(count, asked));
-}
-
-// The same for a call that handed packets on, into two.
-static inline void nfp_write_handed(struct nfp_thread *thread, uint64_t position, uint32_t function,
-                                    const struct nfp_frame *frame, uint64_t tsc, uint32_t count,
+static inline void nfp_put_returned(struct nfp_run *run, uint32_t function, uint64_t tsc, uint32_t count,
                                     uint32_t asked)
 {
-	struct nfp_run run;
-	uint64_t numbers = count | (uint64_t)asked << 32;
-	if (__builtin_expect(nfp_find_run(thread, position, 2, function, &run), 1)) {
-		nfp_put(&run, numbers, NFP_VALUE, nfp_low_rsp(frame));
-		nfp_put(&run, tsc, NFP_EXIT, nfp_low_rsp(frame));
-		return;
-	}
-	nfp_write(thread, position, numbers, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
-	nfp_write(thread, position + NFP_RECORD_BYTES, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT,
-	          nfp_low_rsp(frame));
+	nfp_put(run, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT, nfp_counts_of(count, asked));
+}
+
+// The two records of a call that handed packets on.
+static inline void nfp_put_handed(struct nfp_run *run, uint32_t function, const struct nfp_frame *frame,
+                                  uint64_t tsc, uint32_t count, uint32_t asked)
+{
+	nfp_put(run, count | (uint64_t)asked << 32, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
+	        nfp_low_rsp(frame));
+	nfp_put(run, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
 // x86_64/thunk.S calls these five. `selector` is function id | program index << 24.

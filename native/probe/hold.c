@@ -52,7 +52,7 @@ static uint32_t most_bytes(const struct nfp_program *program)
 static void copy_headers(struct nfp_late *late, const struct nfp_program *program)
 {
 	uint32_t most = most_bytes(program);
-	late->copied = nfp_smaller(late->count, NFP_LATE_COPIES);
+	late->copied = (uint16_t)nfp_smaller(late->count, NFP_LATE_COPIES);
 	for (uint32_t i = 0; i < late->copied; i++) {
 		struct nfp_late_copy *copy = &late->copies[i];
 		struct nfp_view view;
@@ -109,16 +109,22 @@ static uint64_t find_whole(struct nfp_late *late, struct nfp_burst burst)
 	return 0;
 }
 
-void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
-                    uint64_t frame)
+static void begin_call(struct nfp_thread *thread, struct nfp_burst burst, uint32_t frame)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (late->frame > frame)
-		return; // inside a call that hands on the same packets
-	late->frame = frame;
+	thread->handing = late->frame = frame;
 	late->count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	late->copied = 0;
 	late->array = 0;
+}
+
+void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
+                    uint32_t frame)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (nfp_late_is_inside(thread, frame))
+		return;
+	begin_call(thread, burst, frame);
 	int copies = nfp_late_is_copying(thread, program);
 	// nfp_late_take, which would notice a wrong guess, is not called then.
 	if (copies && late->order == NFP_ORDER_KEPT)
@@ -133,8 +139,40 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 		late->held[0] = burst.pointers;
 	else
 		nfp_late_copy_pointers(late->held, (const uint64_t *)(uintptr_t)burst.pointers, late->count);
+	late->place = burst.single ? 0 : burst.pointers;
 	if (copies)
 		copy_headers(late, program);
+}
+
+// Keeps the pointers of an array that nobody looked at before the call: only of packets that this thread has received. If
+// there are others the array was changed in the call, and its packets are counted with the newest batch.
+static void hold_received(struct nfp_late *late, const uint64_t *pointers)
+{
+	uint64_t oldest = late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
+	for (uint32_t i = 0; i < late->count; i++) {
+		uint64_t pointer = late->held[i] = pointers[i];
+		if (!pointer ||
+		    nfp_late_find_below(late, pointer, late->received, oldest) == NFP_LATE_NOWHERE) {
+			late->count = 0;
+			late->whole = late->batches;
+			return;
+		}
+	}
+}
+
+void nfp_late_catch_up(struct nfp_thread *thread, struct nfp_burst burst, uint32_t frame)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	begin_call(thread, burst, frame);
+	late->whole = find_whole(late, burst);
+	if ((late->whole || !burst.count) && late->until_check)
+		late->until_check--;
+	else
+		thread->packets_entry = (void *)nfp_packets_entry_thunk;
+	if (late->whole)
+		late->array = burst.pointers;
+	else
+		hold_received(late, (const uint64_t *)(uintptr_t)burst.pointers);
 }
 
 int nfp_late_take(struct nfp_late *late)
@@ -155,6 +193,22 @@ int nfp_late_take(struct nfp_late *late)
 	return 1;
 }
 
+static int is_same_bytes(const uint8_t *left, const uint8_t *right, uint32_t count)
+{
+	uint32_t at = 0;
+	for (; at + 8 <= count; at += 8) {
+		uint64_t a, b;
+		__builtin_memcpy(&a, left + at, 8);
+		__builtin_memcpy(&b, right + at, 8);
+		if (a != b)
+			return 0;
+	}
+	for (; at < count; at++)
+		if (left[at] != right[at])
+			return 0;
+	return 1;
+}
+
 static int is_unchanged(const struct nfp_late_copy *copy, const struct nfp_view *view,
                         const struct nfp_program *program)
 {
@@ -162,8 +216,17 @@ static int is_unchanged(const struct nfp_late_copy *copy, const struct nfp_view 
 	    copy->readable != view->readable || copy->stamped != (uint32_t)view->stamped ||
 	    (view->stamped && copy->arrival != view->arrival))
 		return 0;
-	for (uint32_t i = 0; i < nfp_smaller(copy->readable, most_bytes(program)); i++)
-		if (copy->bytes[i] != view->data[i])
+	return is_same_bytes(copy->bytes, view->data, nfp_smaller(copy->readable, most_bytes(program)));
+}
+
+// Whether the array of the call that ends holds what it held at the entry: one whole batch.
+static int is_lasting(const struct nfp_late *late)
+{
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->place;
+	if (!late->whole || !pointers)
+		return 0;
+	for (uint32_t i = 0; i < late->count; i++)
+		if (pointers[i] != late->held[i])
 			return 0;
 	return 1;
 }
@@ -179,6 +242,8 @@ void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program
 		thread->shared->differing_packets++;
 		thread->shared->copying = 1;
 	}
+	if (program->plain && late->until_check && !thread->shared->copying && is_lasting(late))
+		thread->packets_entry = (void *)nfp_trusted_entry_thunk;
 }
 
 void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,

@@ -4,7 +4,8 @@
 //
 //   receive exit    the pointers are kept in the order of their receipt; the batch is drawn, or not
 //   transmit entry  the pointers are kept: the driver may overwrite or free what they lead to. Where packets do not
-//                   stay readable, their headers are copied, too; elsewhere for one call in CHECK_EVERY
+//                   stay readable, their headers are copied, too; elsewhere for one call in CHECK_EVERY. Where such a
+//                   check has found the array as it was, nothing is done here until the next one
 //   transmit exit   is any of them old enough, or drawn? Most calls end here. Else each packet's own batch is looked
 //                   for among the pointers, and its headers are read
 //
@@ -23,7 +24,7 @@ enum { MISSES_MAX = 2 }; // packets of a call that are looked for in vain before
 // Whether a batch is drawn: by a hash of its number, so that each one is equally likely, whatever repeats in the NF.
 static uint32_t is_drawn(const struct nfp_thread *thread, uint64_t number)
 {
-	uint64_t hash = nfp_library.header->digest_key[0] ^ (number + ((uint64_t)thread->index << 40)) * WEYL;
+	uint64_t hash = nfp_late_of(thread)->key ^ (number + ((uint64_t)thread->index << 40)) * WEYL;
 	hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ull;
 	hash = (hash ^ hash >> 27) * 0x94d049bb133111ebull;
 	return hash >> 32 < __atomic_load_n(&thread->shared->late.sample, __ATOMIC_RELAXED);
@@ -66,18 +67,18 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 	uint32_t count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	uint32_t drawn = is_drawn(thread, late->batches);
 	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
-	*batch = (struct nfp_late_batch){.start_ticks = start_ticks,
-	                                 .age_start_ticks = thread->batch_earliest,
-	                                 .spent_ticks = late->spent_ticks,
-	                                 .first = late->received,
-	                                 .count = count,
-	                                 .drawn = drawn};
+	batch->start_ticks = start_ticks;
+	batch->age_start_ticks = thread->batch_earliest;
+	batch->spent_ticks = late->spent_ticks;
+	batch->first = late->received;
+	batch->count = count;
+	batch->drawn = drawn;
 	keep_received(late, burst, count);
 	if (late->order == NFP_ORDER_CHANGED && burst.pointers && !burst.single)
 		batch->sum = nfp_late_sum((const uint64_t *)(uintptr_t)burst.pointers, count);
 	late->received += count;
 	late->batches++;
-	late->frame = 0;
+	nfp_late_leave(thread);
 	note(thread, late, function, drawn);
 }
 
@@ -200,12 +201,12 @@ static void identify(struct nfp_thread *thread, uint32_t function, const struct 
 }
 
 void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                   uint64_t frame, uint64_t ticks, uint32_t count)
+                   uint32_t frame, uint64_t ticks, uint32_t count)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (late->frame != frame)
+	if (thread->handing != frame)
 		return;
-	late->frame = 0;
+	nfp_late_leave(thread);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
 	if (late->copied && !nfp_late_is_copying(thread, program))
 		nfp_late_check(thread, program, late);

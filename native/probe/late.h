@@ -21,7 +21,7 @@ struct nfp_burst {
 };
 
 struct nfp_late_batch {
-	uint64_t start_ticks; // entry of its receive call
+	_Alignas(64) uint64_t start_ticks; // entry of its receive call
 	uint64_t age_start_ticks; // since when its packets can have waited (queue.h)
 	uint64_t spent_ticks; // of nfp_late, when it began
 	uint64_t first; // position of its first pointer among all received
@@ -51,17 +51,21 @@ enum nfp_late_order {
 
 // What a thread keeps. Private memory of the target, one for each thread table entry, never on the NF's stack.
 struct nfp_late {
+	// One cache line that each batch needs.
 	uint64_t received; // pointers ever kept
 	uint64_t batches; // ever begun
 	uint64_t spent_ticks; // ever, on identifying packets
-	uint64_t frame; // of the transmit or drop call that is kept; 0: none
-	uint64_t array; // of its pointers, when they are those of `whole` and not in `held`; else 0
+	uint64_t key; // by which batches are drawn
+	uint64_t array; // of the call's pointers, when they are those of `whole` and not in `held`; else 0
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
+	uint32_t frame; // low rsp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
-	uint32_t copied; // of `copies`
 	uint32_t until_check; // calls
-	uint16_t noted; // the monitor knows how this thread's packets are described
-	uint16_t order; // enum nfp_late_order: what is known of the arrays that it hands on
+	uint16_t copied; // of `copies`
+	uint8_t noted; // the monitor knows how this thread's packets are described
+	uint8_t order; // enum nfp_late_order: what is known of the arrays that it hands on
+	// What few batches need.
+	uint64_t place; // of the array of a call that is checked
 	uint32_t worked; // packets have been worked on since the last receive call (show.c)
 	uint64_t turn; // position of the first packet of the receive calls before that work
 	uint64_t shown; // position of the next packet that is shown
@@ -73,11 +77,12 @@ struct nfp_late {
 };
 
 // Forgets what was received: another session or another thread begins with this thread table entry.
-static inline void nfp_late_begin(struct nfp_late *late)
+static inline void nfp_late_begin(struct nfp_late *late, uint64_t key)
 {
-	late->received = late->batches = late->spent_ticks = late->frame = 0;
-	late->array = late->whole = 0;
-	late->count = late->copied = late->until_check = 0;
+	late->key = key;
+	late->received = late->batches = late->spent_ticks = 0;
+	late->array = late->whole = late->place = 0;
+	late->frame = late->count = late->copied = late->until_check = 0;
 	late->noted = late->order = 0;
 	late->turn = late->shown = late->worked = 0;
 }
@@ -117,25 +122,45 @@ static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
 // A receive call that was entered at `start_ticks` returns packets.
 void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
-// A transmit or drop call begins; `frame` tells it from others.
+// A transmit or drop call begins; `frame`, its low rsp, tells it from others.
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
-                    uint64_t frame);
+                    uint32_t frame);
+// The same for one that nfp_trusted_entry_thunk let pass: it has ended, and is looked at now.
+void nfp_late_catch_up(struct nfp_thread *thread, struct nfp_burst burst, uint32_t frame);
 // It has ended at `ticks` and handed on the first `count` packets.
 void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                   uint64_t frame, uint64_t ticks, uint32_t count);
+                   uint32_t frame, uint64_t ticks, uint32_t count);
+
+// Whether `frame` is inside the call that is looked at, which hands on the same packets.
+static inline int nfp_late_is_inside(const struct nfp_thread *thread, uint32_t frame)
+{
+	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in x86_64/thunk.S
+}
+
+// plain.c: whether the call that ends was let pass at its entry.
+static inline int nfp_late_is_behind(const struct nfp_thread *thread, uint32_t frame)
+{
+	return thread->handing == frame && nfp_late_of(thread)->frame != frame;
+}
+
+// No call is looked at any more.
+static inline void nfp_late_leave(struct nfp_thread *thread)
+{
+	thread->handing = nfp_late_of(thread)->frame = 0;
+}
 
 // plain.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
 // Most calls hand on the packets of one batch, which is young and not drawn.
-static inline int nfp_late_pass(const struct nfp_thread *thread, uint64_t frame, uint64_t ticks)
+static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint64_t ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (late->frame != frame)
+	if (thread->handing != frame)
 		return 1;
 	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
 	if (!late->array || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
 		return 0;
-	late->frame = 0;
+	nfp_late_leave(thread);
 	return 1;
 }
 
@@ -156,7 +181,8 @@ uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *pro
 
 // hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
-// Reads again what was copied. The first difference makes the thread copy from then on.
+// Reads again what was copied. The first difference makes the thread copy from then on. Where the array, too, is as it was,
+// the thread's next calls are not looked at when they begin, up to the next check.
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late);
 // Puts the pointers of the batch that is handed on into `held`. 0: the array does not hold them, or not any more: from now
 // on arrays are recognised in another way.

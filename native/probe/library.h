@@ -25,6 +25,9 @@ struct nfp_library {
 	long pid; // that made the session: a forked child has another
 	int64_t word_offset; // of a thread's word from its thread base, the same for every thread
 };
+_Static_assert(offsetof(struct nfp_library, programs) == NFP_LIBRARY_PROGRAMS, "x86_64/thunk.S");
+_Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "x86_64/thunk.S");
+_Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "x86_64/thunk.S");
 
 extern struct nfp_library nfp_library;
 // Of threads that have written nothing yet. Its address is exported: otel_nfprobe/musl.py stores it.
@@ -86,7 +89,7 @@ long nfp_ring_map(uint32_t index);
 
 // x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
-    nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[];
+    nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[];
 
 // The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
 // if not, they are lost and counted.
@@ -138,39 +141,41 @@ static inline uint64_t nfp_reserve(struct nfp_thread *thread, uint32_t count, ui
 	return nfp_fetch_add_local(&thread->position, bytes);
 }
 
-// Writes one reserved slot. Tag and rsp go last, by one store: it commits the slot (partner: nfp_drain's
-// acquire load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
+// Reserved slots that are written one after the other: place and lap are worked out once.
+struct nfp_run {
+	uint64_t *next, *end; // `end`: of the ring
+	uint64_t ring_bytes;
+	uint32_t lap;
+};
+
+static inline struct nfp_run nfp_run_at(const struct nfp_thread *thread, uint64_t position)
+{
+	uint8_t *next = thread->base + (position & thread->mask);
+	__asm__ volatile("prefetchw %c1(%0)" : : "r"(next), "i"(NFP_RING_AHEAD_BYTES));
+	return (struct nfp_run){.next = (uint64_t *)next,
+	                        .end = (uint64_t *)(thread->base + thread->ring_bytes),
+	                        .ring_bytes = thread->ring_bytes,
+	                        .lap = nfp_ring_lap(position, thread->ring_bytes)};
+}
+
+// Writes the next slot. Tag and rsp go last, by one store: it commits the slot (partner: nfp_drain's acquire load).
+// x86-64 does not reorder stores; the release keeps the compiler from doing so.
+static inline void nfp_put(struct nfp_run *run, uint64_t word, uint32_t tag, uint32_t rsp)
+{
+	if (__builtin_expect(run->next == run->end, 0)) {
+		run->next = (uint64_t *)((uint8_t *)run->end - run->ring_bytes);
+		run->lap ^= NFP_LAP_BIT;
+	}
+	run->next[0] = word;
+	__atomic_store_n(&run->next[1], (tag | run->lap) | (uint64_t)rsp << 32, __ATOMIC_RELEASE);
+	run->next += 2;
+}
+
+// Writes one reserved slot.
 static inline void nfp_write(struct nfp_thread *thread, uint64_t position, uint64_t word, uint32_t tag,
                              uint32_t rsp)
 {
-	uint64_t *record = (uint64_t *)(thread->base + (position & thread->mask));
-	record[0] = word;
-	__atomic_store_n(&record[1], (tag | nfp_ring_lap(position, thread->ring_bytes)) | (uint64_t)rsp << 32,
-	                 __ATOMIC_RELEASE);
-}
-
-// Reserved slots that lie one behind the other: their place and lap are worked out once.
-struct nfp_run {
-	uint64_t *next;
-	uint32_t lap_function; // what the tags of all have
-};
-
-// Whether so many slots from the position on are a run; if not, the ring's end lies between them.
-static inline int nfp_find_run(const struct nfp_thread *thread, uint64_t position, uint32_t count,
-                               uint32_t function, struct nfp_run *run)
-{
-	uint64_t offset = position & thread->mask;
-	run->next = (uint64_t *)(thread->base + offset);
-	run->lap_function = function | nfp_ring_lap(position, thread->ring_bytes);
-	return offset + (uint64_t)count * NFP_RECORD_BYTES <= thread->ring_bytes;
-}
-
-// As nfp_write, into the next one.
-static inline void nfp_put(struct nfp_run *run, uint64_t word, uint32_t kind, uint32_t rsp)
-{
-	run->next[0] = word;
-	uint32_t tag = run->lap_function | kind << NFP_KIND_SHIFT;
-	__atomic_store_n(&run->next[1], tag | (uint64_t)rsp << 32, __ATOMIC_RELEASE);
-	run->next += 2;
+	struct nfp_run run = nfp_run_at(thread, position);
+	nfp_put(&run, word, tag, rsp);
 }
 #endif

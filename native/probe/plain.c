@@ -47,7 +47,9 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t queue = nfp_queue_of(frame->arguments[program->queue_argument], selector);
 	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc, count < asked);
 	uint64_t position = nfp_fetch_add_local(&thread->position, 3 * NFP_RECORD_BYTES);
-	nfp_write_poll(thread, position, function, frame, tsc, queue | marks, count, asked);
+	struct nfp_run run = nfp_run_at(thread, position);
+	nfp_put_polled(&run, thread, function, frame, queue | marks);
+	nfp_put_returned(&run, function, tsc, count, asked);
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
 	if (thread->gate & NFP_GATE_LATE)
@@ -61,15 +63,28 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		nfp_any_packets_entry(thread, frame, tsc, selector);
 	else if (thread->gate & NFP_GATE_LATE)
 		nfp_late_enter(thread, program, burst_of(program, frame, requested(program, frame)),
-		               nfp_call_of(frame));
+		               nfp_low_rsp(frame));
+}
+
+// Whether nothing more is to be done for the packets of a call that has ended.
+static inline int is_passed(struct nfp_thread *thread, const struct nfp_program *program,
+                            const struct nfp_frame *frame, uint64_t tsc)
+{
+	if (!(thread->gate & NFP_GATE_LATE))
+		return 1;
+	if (nfp_late_is_behind(thread, nfp_low_rsp(frame)))
+		nfp_late_catch_up(thread, burst_of(program, frame, requested(program, frame)),
+		                  nfp_low_rsp(frame));
+	return nfp_late_pass(thread, nfp_low_rsp(frame), tsc);
 }
 
 void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector)
 {
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
-	if (__builtin_expect(!program->plain || thread->counted || !has_room(thread, 2), 0) ||
-	    (thread->gate & NFP_GATE_LATE && !nfp_late_pass(thread, nfp_call_of(frame), tsc))) {
+	if (__builtin_expect(!program->plain || !is_passed(thread, program, frame, tsc) || thread->counted ||
+	                         !has_room(thread, 2),
+	                     0)) {
 		nfp_any_packets_exit(thread, frame, tsc, selector);
 		return;
 	}
@@ -77,7 +92,8 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t count = returned(program, frame), asked = requested(program, frame);
 	struct nfp_thread_shared *shared = thread->shared;
 	uint64_t position = nfp_fetch_add_local(&thread->position, 2 * NFP_RECORD_BYTES);
-	nfp_write_handed(thread, position, function, frame, tsc, count, asked);
+	struct nfp_run run = nfp_run_at(thread, position);
+	nfp_put_handed(&run, function, frame, tsc, count, asked);
 	thread->handed_ticks = tsc;
 	shared->transmit_calls++;
 	shared->transmitted_packets += count;

@@ -44,10 +44,11 @@ EVERYTHING = LateWish(None, None, 1.0)
 
 
 class Pooled(DescribedAdapter):
-    """Says that packets stay readable, and that it is to be trusted."""
+    """Says that packets stay readable, and that it is to be trusted, as the adapters of DPDK do."""
 
     def roles(self, target: Target) -> list[RoleFunction]:
-        return [replace(role, program={**role.program, "pooled": 1, "checked": 0}) for role in super().roles(target)]
+        trusted = {"pooled": 1, "checked": 0, "plain": 1}
+        return [replace(role, program={**role.program, **trusted}) for role in super().roles(target)]
 
 
 class Late:
@@ -159,6 +160,27 @@ def test_arrays_that_are_not_what_they_look_like(talker: Talker, command: str, c
     assert np.array_equal(late.columns.packets["ip_id"], numbers & 0xFFFF)
     assert late.differing == late.counts.unplaced == 0
     assert late.counts.received == late.counts.transmitted == 640 * BATCH
+
+
+@pytest.mark.parametrize(
+    ("commands", "calls_missed"),
+    [
+        (("plain 2500", "sorting 640", "plain 640"), 1),
+        (("plain 2500", "clearing 640", "plain 640"), 3),
+        (("plain 2500", "splitting 640", "holding 640", "plain 2500", "delaying 640"), 0),
+    ],
+)
+def test_arrays_that_were_trusted(talker: Talker, commands: tuple[str, ...], calls_missed: int) -> None:
+    """Calls are not looked at when they begin, after many that needed no look; then the target changes its ways."""
+    late = Late(talker, EVERYTHING, Pooled)
+    batches = sum(int(command.split()[1]) for command in commands)
+    assert late.ask(*commands) == str(batches * BATCH)
+    numbers = late.numbers()
+    assert late.unheld == calls_missed * BATCH
+    assert len(set(numbers.tolist())) == len(numbers) == batches * BATCH - late.unheld
+    assert np.array_equal(late.columns.packets["ip_id"], numbers & 0xFFFF)
+    assert late.differing == late.counts.unplaced == 0
+    assert late.counts.received == late.counts.transmitted == batches * BATCH
 
 
 def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:

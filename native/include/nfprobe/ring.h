@@ -11,10 +11,15 @@
 // The producer compares position with limit and then reserves with one xadd. A signal handler that runs
 // between the two may reserve past limit by what it writes after its own comparison: the slack is the room
 // for that, so a slot not yet read is never overwritten.
+//
+// A slot was last touched a whole lap ago and by another CPU: a store to it would wait for memory, and all later stores
+// of the NF behind it. So each record asks for the cache line that lies NFP_RING_AHEAD_BYTES ahead (prefetchw, which
+// never faults, behind the ring's end either).
 #ifndef NFPROBE_RING_H
 #define NFPROBE_RING_H
 
 #define NFP_RING_SLACK_BYTES 4096
+#define NFP_RING_AHEAD_BYTES 256
 #define NFP_RING_BYTES_MIN (64 << 10)
 #define NFP_RING_BYTES_MAX (256 << 20)
 #define NFP_RING_BYTES_DEFAULT (16 << 20)

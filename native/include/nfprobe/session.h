@@ -53,6 +53,7 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
+#define NFP_THREAD_HANDING 124
 #define NFP_THREAD_COUNTED_ENTRY 176
 #define NFP_THREAD_COUNTED_EXIT 184
 #define NFP_THREAD_EMPTIED 192
@@ -62,6 +63,10 @@
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
+// What native/probe/x86_64/thunk.S knows of the probe library's memory and of struct nfp_program.
+#define NFP_LIBRARY_PROGRAMS 16
+#define NFP_PROGRAM_PLAIN 55
+#define NFP_PROGRAM_SHIFT 6
 // Offsets in struct nfp_thread_shared that the templates use.
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72
@@ -323,6 +328,7 @@ struct nfp_probe {
 
 // cdef end
 struct nfp_thread {
+	// Two cache lines that each batch needs.
 	uint32_t gate;
 	uint32_t index; // in the thread table
 	uint64_t position;
@@ -335,19 +341,20 @@ struct nfp_thread {
 	void *receive_exit;
 	void *packets_entry;
 	void *packets_exit;
-	uint64_t kept; // in the first block: 1, and 0 in a forked child
-	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
+	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
 	// Of the batch that the thread works on (native/probe/queue.h), in ticks: the entry of the poll that returned
 	// it, and since when its packets can have waited: what its age is counted from. 0 before the first one.
 	uint64_t batch_start;
 	uint64_t batch_earliest;
 	uint64_t handed_ticks; // exit of the last transmit or drop call
+	uint32_t counted; // number of counters that are read with each record
+	uint32_t handing; // low rsp of the transmit or drop call that late capture looks at; 0: none
+	// What few batches need.
+	uint64_t kept; // in the first block: 1, and 0 in a forked child
+	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
 	uint32_t detail_left; // batches that are detailed because one before them was slow
 	uint32_t detail_turn; // batches since one was detailed for what is usual
-	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
 	void *counter_pages; // of struct nfp_counter_pages, or 0
-	uint32_t counted; // number of counters that are read with each record
-	uint32_t reserved;
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
@@ -374,6 +381,7 @@ NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between a template and C: saves the caller-saved general registers that the template has not saved.
 // The C side is compiled for general registers only, so vector and x87 state is never touched.
+#include "nfprobe/session.h"
+
+#define NFP_FRAME_RETURN 88 // of struct nfp_frame, see frame.h
 
 	.text
 
@@ -91,5 +94,29 @@ nfp_counted_thunk:
 	PACKET_THUNK nfp_counted_exit_thunk, nfp_counted_exit
 	PACKET_THUNK nfp_packets_entry_thunk, nfp_packets_entry
 	PACKET_THUNK nfp_packets_exit_thunk, nfp_packets_exit
+
+// In place of nfp_packets_entry_thunk while a thread's arrays are trusted (hold.c): only notes which call it is, unless it is
+// inside another one (nfp_late_is_inside). May change rax, rcx and rdx, which the template restores.
+	.p2align 4
+	.globl nfp_trusted_entry_thunk
+	.hidden nfp_trusted_entry_thunk
+nfp_trusted_entry_thunk:
+	endbr64
+	testb $NFP_GATE_PACKETS | NFP_GATE_AUTO, NFP_THREAD_GATE(%r11)
+	jnz nfp_packets_entry_thunk
+	mov %ecx, %edx
+	shr $NFP_KIND_SHIFT, %edx
+	shl $NFP_PROGRAM_SHIFT, %edx
+	add nfp_library + NFP_LIBRARY_PROGRAMS(%rip), %rdx
+	cmpb $0, NFP_PROGRAM_PLAIN(%rdx)
+	je nfp_packets_entry_thunk
+	mov NFP_THREAD_HANDING(%r11), %edx
+	add $NFP_FRAME_RETURN, %eax
+	test %edx, %edx
+	jz 1f
+	sub %eax, %edx
+	jg 2f
+1:	mov %eax, NFP_THREAD_HANDING(%r11)
+2:	ret
 
 	.section .note.GNU-stack, "", @progbits
