@@ -66,7 +66,8 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		               nfp_low_rsp(frame));
 }
 
-// Whether nothing more is to be done for the packets of a call that has ended.
+// Whether nothing more is to be done for the packets of a call that has ended. Not for a block of an earlier session: its
+// index is another thread's now.
 static inline int is_passed(struct nfp_thread *thread, const struct nfp_program *program,
                             const struct nfp_frame *frame, uint64_t tsc)
 {
@@ -82,8 +83,8 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
                       uint32_t selector)
 {
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
-	if (__builtin_expect(!program->plain || !is_passed(thread, program, frame, tsc) || thread->counted ||
-	                         !has_room(thread, 2),
+	if (__builtin_expect(!program->plain || !thread->limit || !is_passed(thread, program, frame, tsc) ||
+	                         thread->counted || !has_room(thread, 2),
 	                     0)) {
 		nfp_any_packets_exit(thread, frame, tsc, selector);
 		return;

@@ -54,12 +54,18 @@ class Pooled(DescribedAdapter):
 class Late:
     """A session on tests/targets/late.c, whose columns are kept."""
 
-    def __init__(self, talker: Talker, wish: LateWish, kind: type[DescribedAdapter] = DescribedAdapter) -> None:
+    def __init__(
+        self,
+        talker: Talker,
+        wish: LateWish,
+        kind: type[DescribedAdapter] = DescribedAdapter,
+        ring_bytes: int = 64 << 20,
+    ) -> None:
         target = Target(talker.pid)
         adapter = kind("late.yaml", yaml.safe_load(DESCRIPTION))
         self.said: list[str] = []
         choice = choose(target, adapter, [], [])
-        self.monitor = Monitor(target, choice, 64 << 20, SLOW, self.said.append, wish=wish)
+        self.monitor = Monitor(target, choice, ring_bytes, SLOW, self.said.append, wish=wish)
         self.talker = talker
         self.parts: list[Columns] = []
         self.talking: Callable[[], bool] = lambda: True  # what is waited for before the session ends
@@ -181,6 +187,17 @@ def test_arrays_that_were_trusted(talker: Talker, commands: tuple[str, ...], cal
     assert np.array_equal(late.columns.packets["ip_id"], numbers & 0xFFFF)
     assert late.differing == late.counts.unplaced == 0
     assert late.counts.received == late.counts.transmitted == batches * BATCH
+
+
+def test_sessions_of_other_ring_sizes(talker: Talker) -> None:
+    """What a thread has learnt in an earlier session is forgotten with it."""
+    for session, ring_bytes in enumerate((64 << 20, 32 << 20, 32 << 20, 64 << 20)):
+        late = Late(talker, EVERYTHING, Pooled, ring_bytes)
+        assert late.ask("plain 1000", "splitting 200") == str((session + 1) * 1200 * BATCH)
+        numbers = late.numbers() + session * 1200 * BATCH
+        assert len(set(numbers.tolist())) == len(numbers) == 1200 * BATCH
+        assert np.array_equal(late.columns.packets["ip_id"], numbers & 0xFFFF)
+        assert late.unheld == late.differing == late.counts.unplaced == 0
 
 
 def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:

@@ -104,6 +104,8 @@ nfp_trusted_entry_thunk:
 	endbr64
 	testb $NFP_GATE_PACKETS | NFP_GATE_AUTO, NFP_THREAD_GATE(%r11)
 	jnz nfp_packets_entry_thunk
+	cmpq $0, NFP_THREAD_LIMIT(%r11) // a block of an earlier session
+	je nfp_packets_entry_thunk
 	mov %ecx, %edx
 	shr $NFP_KIND_SHIFT, %edx
 	shl $NFP_PROGRAM_SHIFT, %edx
