@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What nearly every call of a forwarder is: arguments and a return value say which packets it is about, a ring with
-// room, no header is to be read now. These functions do for such a call what those of capture.c do for any, without a
-// call of their own, so without a saved register; what is not such a call is handed on before anything was changed.
+// room, no header is to be read now. These functions do for such a call what those of capture.c do for any, with fewer
+// instructions; what is not such a call is handed on before a record was reserved.
 #include "frame.h"
 #include "late.h"
 #include "queue.h"
