@@ -32,6 +32,11 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="nfprobe-cache-")
 # What could not be delivered, too.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="nfprobe-state-")
 
+# Started by nohup or in the background of a script, the tests find these ignored, and so would what they start.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
+
 
 class Nfprobe:
     """The command line, run as a user runs it."""
