@@ -135,7 +135,7 @@ def test_every_version_is_read_as_pyelftools_reads_it(
     compiler: str, version: int, source: Path, tmp_path: Path
 ) -> None:
     if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
+        pytest.skip(f"{compiler} is not installed: scripts/set-up test")
     flags = [f"-gdwarf-{version}", "-O2", "-Wl,--build-id"]
     subprocess.run([compiler, *flags, "-o", str(tmp_path / "a"), str(source)], check=True)
     _compare(tmp_path / "a")
