@@ -12,8 +12,9 @@ struct nfp_frame {
 	uint64_t tsc;
 	uint64_t return_address;
 };
-_Static_assert(sizeof(struct nfp_frame) == 96 && offsetof(struct nfp_frame, return_address) == 88,
-               "template_packets.S: SAVED is 32, FRAME 56, the return address above it; thunk.S: the same");
+_Static_assert(sizeof(struct nfp_frame) == 96 &&
+                   offsetof(struct nfp_frame, return_address) == NFP_FRAME_RETURN,
+               "template_packets.S: SAVED is 32, FRAME 56, the return address above it");
 
 // The same of a receive call whose thread's counters are read.
 struct nfp_counted_frame {

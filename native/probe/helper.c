@@ -198,13 +198,11 @@ static void begin_session(void)
 			continue;
 		struct nfp_thread *thread = &nfp_library.threads[i];
 		nfp_queue_forget(thread);
-		thread->packets_entry = nfp_null_thread.packets_entry;
-		thread->handing = 0;
 		memset(thread->lost_pending, 0, sizeof(thread->lost_pending));
 		memset(shared->lost, 0, sizeof(shared->lost));
 		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets
 		memset(&shared->identified_packets, 0, 7 * sizeof(uint64_t)); // up to checked_calls
-		nfp_late_begin(&nfp_library.late[i], nfp_library.header->digest_key[0]);
+		nfp_late_begin(thread, i);
 		shared->position = thread->position;
 		shared->tail = thread->position;
 	}

@@ -148,7 +148,7 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 // there are others the array was changed in the call, and its packets are counted with the newest batch.
 static void hold_received(struct nfp_late *late, const uint64_t *pointers)
 {
-	uint64_t oldest = late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
+	uint64_t oldest = nfp_late_oldest_kept(late);
 	for (uint32_t i = 0; i < late->count; i++) {
 		uint64_t pointer = late->held[i] = pointers[i];
 		if (!pointer ||
@@ -225,10 +225,8 @@ static int is_lasting(const struct nfp_late *late)
 	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->place;
 	if (!late->whole || !pointers)
 		return 0;
-	for (uint32_t i = 0; i < late->count; i++)
-		if (pointers[i] != late->held[i])
-			return 0;
-	return 1;
+	return is_same_bytes((const uint8_t *)pointers, (const uint8_t *)late->held,
+	                     late->count * (uint32_t)sizeof(*pointers));
 }
 
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late)

@@ -86,7 +86,7 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 
 static uint64_t oldest_position(struct nfp_late *late)
 {
-	uint64_t kept = late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
+	uint64_t kept = nfp_late_oldest_kept(late);
 	uint64_t batched = late->batches > NFP_LATE_BATCHES
 	                       ? nfp_late_batch_at(late, late->batches - NFP_LATE_BATCHES)->first
 	                       : 0;

@@ -76,10 +76,13 @@ struct nfp_late {
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
 };
 
-// Forgets what was received: another session or another thread begins with this thread table entry.
-static inline void nfp_late_begin(struct nfp_late *late, uint64_t key)
+// Forgets what was received and learnt: another session or another thread begins with this block and thread table entry.
+static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 {
-	late->key = key;
+	struct nfp_late *late = &nfp_library.late[index];
+	thread->packets_entry = nfp_null_thread.packets_entry;
+	thread->handing = 0;
+	late->key = nfp_library.header->digest_key[0];
 	late->received = late->batches = late->spent_ticks = 0;
 	late->array = late->whole = late->place = 0;
 	late->frame = late->count = late->copied = late->until_check = 0;
@@ -90,6 +93,12 @@ static inline void nfp_late_begin(struct nfp_late *late, uint64_t key)
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
 {
 	return &nfp_library.late[thread->index];
+}
+
+// Position of the oldest pointer that is still kept.
+static inline uint64_t nfp_late_oldest_kept(const struct nfp_late *late)
+{
+	return late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
 }
 
 static inline struct nfp_late_batch *nfp_late_batch_at(struct nfp_late *late, uint64_t number)

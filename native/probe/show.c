@@ -20,7 +20,7 @@ void nfp_show_expect(struct nfp_late *late)
 
 static int is_shown(const struct nfp_late *late, uint64_t pointer, uint64_t before)
 {
-	uint64_t kept = late->received > NFP_LATE_POINTERS ? late->received - NFP_LATE_POINTERS : 0;
+	uint64_t kept = nfp_late_oldest_kept(late);
 	uint64_t oldest = kept > late->turn ? kept : late->turn;
 	return nfp_late_find_below(late, pointer, before, oldest) != NFP_LATE_NOWHERE;
 }

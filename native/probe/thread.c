@@ -79,15 +79,13 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->shared = shared;
 	thread->slow = nfp_null_thread.slow;
 	thread->receive_exit = nfp_null_thread.receive_exit;
-	thread->packets_entry = nfp_null_thread.packets_entry;
 	thread->packets_exit = nfp_null_thread.packets_exit;
 	thread->counted_entry = nfp_null_thread.counted_entry;
 	thread->counted_exit = nfp_null_thread.counted_exit;
 	thread->counted = 0; // of the thread that had this entry before
 	thread->limit = thread->room = 0;
-	thread->handing = 0;
 	shared->late = nfp_library.header->late;
-	nfp_late_begin(&nfp_library.late[index], nfp_library.header->digest_key[0]);
+	nfp_late_begin(thread, index);
 	nfp_queue_forget(thread);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
 	// Partner: Session.ended_threads, which believes a tid only with a start.

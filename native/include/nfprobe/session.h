@@ -63,10 +63,11 @@
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
-// What native/probe/x86_64/thunk.S knows of the probe library's memory and of struct nfp_program.
+// What native/probe/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
 #define NFP_LIBRARY_PROGRAMS 16
 #define NFP_PROGRAM_PLAIN 55
 #define NFP_PROGRAM_SHIFT 6
+#define NFP_FRAME_RETURN 88 // of struct nfp_frame: above the registers and the frame of template_packets.S
 // Offsets in struct nfp_thread_shared that the templates use.
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72

@@ -3,8 +3,6 @@
 // The C side is compiled for general registers only, so vector and x87 state is never touched.
 #include "nfprobe/session.h"
 
-#define NFP_FRAME_RETURN 88 // of struct nfp_frame, see frame.h
-
 	.text
 
 // What a call of C may change, but for rax, rcx and r11; the stack pointer is kept in rbp meanwhile.
