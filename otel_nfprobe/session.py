@@ -39,7 +39,7 @@ RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 4
+VERSION = 5
 
 GATE_OUTER = 1
 GATE_INNER = 2
@@ -360,6 +360,7 @@ class Session:
         ring = self._ring(index)
         position = self._positions[index]
         hole = ffi.new("struct nfp_drain_hole *")
+        before = int(position[0])
         skip = index in self._holes and time.monotonic() - self._holes[index] > HOLE_PATIENCE_S
         count = lib.nfp_drain(ring, self.ring_bytes, position, skip, self._room_pointer, DRAIN_ROOM_RECORDS, hole)
         self.torn += int(hole.torn)
@@ -367,7 +368,7 @@ class Session:
             self._holes.setdefault(index, time.monotonic())
         if not hole.blocked or count or hole.torn:
             self._holes.pop(index, None)
-        if count or hole.torn:
+        if position[0] != before:  # FILL records, too, which are not counted
             lib.nfp_drain_publish(self._table + index, position[0])
         return int(count)
 

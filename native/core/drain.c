@@ -1,54 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
-// See drain.h. The copy runs in straight pieces without a wrap, in which the lap bit is constant.
+// See drain.h. The copy runs in straight pieces of one lap.
 #include "drain.h"
 #include <nfprobe/ring.h>
 
 // A hole is looked for this far: a signal handler that made one has written its records directly behind it,
-// and one probe reserves at most the slack at once.
-enum { LOOK_AHEAD = NFP_RING_SLACK_BYTES / NFP_RECORD_BYTES };
+// and one probe reserves at most the slack at once, at a lap's end twice as much.
+enum { LOOK_AHEAD = 2 * NFP_RING_SLACK_BYTES / NFP_RECORD_BYTES };
 
 static const struct nfp_record *slot_at(const uint8_t *ring, uint64_t ring_bytes, uint64_t position)
 {
 	return (const struct nfp_record *)(ring + (position & (ring_bytes - 1)));
 }
 
-// Pairs with the store of the tag, the last one of a probe (template.S, nfp_ring_commit of the probe
-// library): whoever sees the lap bit sees word and rsp.
-static int slot_committed(const struct nfp_record *slot, uint32_t lap, uint32_t *tag)
+// Pairs with the store of the tag, the last one of a probe (template_macros.inc, nfp_put of the probe library): whoever
+// sees the tag sees word and rsp. `low` is that of the slot's address where it was written.
+static int slot_committed(const struct nfp_record *slot, uint32_t low, uint32_t *tag)
 {
-	*tag = __atomic_load_n(&slot->tag, __ATOMIC_ACQUIRE);
-	return !((*tag ^ lap) & NFP_LAP_BIT);
+	*tag = __atomic_load_n(&slot->tag, __ATOMIC_ACQUIRE) - low;
+	return !(*tag & NFP_LAP_BIT);
 }
 
-static uint64_t copy_piece(const struct nfp_record *slot, uint32_t lap, struct nfp_record *records,
-                           uint64_t room)
+// Copies from up to `slots` adjacent slots what is a record. Returns how many slots were committed.
+static uint64_t copy_piece(const struct nfp_record *slot, uint32_t low, struct nfp_record *records,
+                           uint64_t slots, uint64_t *count)
 {
-	uint64_t count = 0;
-	for (; count < room; count++) {
+	uint64_t read = 0, copied = 0;
+	for (; read < slots; read++, low += NFP_RECORD_BYTES) {
 		uint32_t tag;
-		if (!slot_committed(slot + count, lap, &tag))
+		if (!slot_committed(slot + read, low, &tag))
 			break;
-		__builtin_prefetch(slot + count + 32);
-		records[count].word = slot[count].word;
-		records[count].rsp = slot[count].rsp;
-		records[count].tag = tag & ~NFP_LAP_BIT;
+		__builtin_prefetch(slot + read + 32);
+		records[copied].word = slot[read].word;
+		records[copied].rsp = slot[read].rsp;
+		records[copied].tag = tag;
+		copied += tag >> NFP_KIND_SHIFT != NFP_FILL;
 	}
-	return count;
+	*count += copied;
+	return read;
 }
 
 static uint64_t copy_committed(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position,
                                struct nfp_record *records, uint64_t room)
 {
-	uint64_t count = 0;
-	while (count < room) {
+	uint64_t count = 0, start = *position; // once around: a target may write FILL records without end
+	while (count < room && *position - start < ring_bytes) {
 		uint64_t piece = (ring_bytes - (*position & (ring_bytes - 1))) / NFP_RECORD_BYTES;
 		if (piece > room - count)
 			piece = room - count;
-		uint64_t copied = copy_piece(slot_at(ring, ring_bytes, *position),
-		                             nfp_ring_lap(*position, ring_bytes), records + count, piece);
-		count += copied;
-		*position += copied * NFP_RECORD_BYTES;
-		if (copied < piece)
+		uint64_t read =
+		    copy_piece(slot_at(ring, ring_bytes, *position), nfp_ring_low(*position, ring_bytes),
+		               records + count, piece, &count);
+		*position += read * NFP_RECORD_BYTES;
+		if (read < piece)
 			break;
 	}
 	return count;
@@ -60,7 +63,7 @@ static uint64_t first_committed(const uint8_t *ring, uint64_t ring_bytes, uint64
 	for (uint64_t i = 0; i < count; i++) {
 		uint64_t at = position + i * NFP_RECORD_BYTES;
 		uint32_t tag;
-		if (slot_committed(slot_at(ring, ring_bytes, at), nfp_ring_lap(at, ring_bytes), &tag))
+		if (slot_committed(slot_at(ring, ring_bytes, at), nfp_ring_low(at, ring_bytes), &tag))
 			return i;
 	}
 	return count;

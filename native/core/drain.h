@@ -19,8 +19,9 @@ struct nfp_drain_hole {
 	uint32_t reserved;
 };
 
-// Copies up to `room` records that stand at *position and after it, lap bit cleared, advances *position
-// and returns their number. ring_bytes is a power of two and at least 64 KiB. Does not publish.
+// Copies up to `room` records that stand at *position and after it, tags as in record.h and FILL records left out,
+// advances *position, once around at most, and returns their number. ring_bytes is a power of two and at least 64 KiB.
+// Does not publish.
 uint64_t nfp_drain(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position, int skip_hole,
                    struct nfp_record *records, uint64_t room, struct nfp_drain_hole *hole);
 

@@ -91,8 +91,8 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 		return (uint32_t)values->tls_offset;
 	case NFP_FIELD_GATE:
 		return values->gate | field->argument;
-	case NFP_FIELD_TAG: // doubled: the template rotates the lap bit in from the carry flag
-		return (values->function | (uint32_t)field->argument << NFP_KIND_SHIFT) << 1;
+	case NFP_FIELD_TAG: // the template adds the low half of its slot's address
+		return values->function | (uint32_t)field->argument << NFP_KIND_SHIFT;
 	case NFP_FIELD_PROGRAM:
 		return values->function | values->program << NFP_KIND_SHIFT;
 	case NFP_FIELD_WHEN:

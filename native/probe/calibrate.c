@@ -17,8 +17,7 @@ void nfp_calibration_prepare(void)
 	struct nfp_thread *thread = &nfp_calibrated_thread;
 	thread->gate = NFP_GATE_OUTER | NFP_GATE_INNER | (thread->counted ? NFP_GATE_COUNTED : 0);
 	thread->limit = thread->room = UINT64_MAX;
-	thread->base = ring;
-	thread->mask = RING_BYTES - 1;
+	thread->base = thread->cursor = (uintptr_t)ring;
 	thread->ring_bytes = RING_BYTES;
 	thread->packets_entry = (void *)nfp_packets_entry_thunk;
 	thread->packets_exit = (void *)nfp_packets_exit_thunk;
@@ -35,17 +34,29 @@ static uint32_t calls_ticks(uint64_t function)
 	return (uint32_t)(nfp_ticks() - start);
 }
 
-// Ticks between the stamps of the calls made since `position`.
-static uint32_t inside_ticks(uint64_t position)
+struct nfp_record nfp_calibrated_record(const struct nfp_record *slot)
+{
+	struct nfp_record record = *slot;
+	record.tag -= (uint32_t)(uintptr_t)slot; // as nfp_drain
+	return record;
+}
+
+void nfp_calibration_rewind(void)
+{
+	nfp_calibrated_thread.cursor = (uintptr_t)ring;
+}
+
+// Ticks between the stamps of the calls made since then.
+static uint32_t inside_ticks(void)
 {
 	uint64_t sum = 0, entry = 0;
-	for (; position < nfp_calibrated_thread.position; position += NFP_RECORD_BYTES) {
-		const struct nfp_record *record = (const void *)(ring + (position & (RING_BYTES - 1)));
-		uint32_t kind = nfp_record_kind(record);
+	for (uint64_t at = (uintptr_t)ring; at < nfp_calibrated_thread.cursor; at += NFP_RECORD_BYTES) {
+		struct nfp_record record = nfp_calibrated_record((const void *)(uintptr_t)at);
+		uint32_t kind = nfp_record_kind(&record);
 		if (kind == NFP_ENTRY)
-			entry = record->word;
+			entry = record.word;
 		else if (kind == NFP_EXIT)
-			sum += record->word - entry;
+			sum += record.word - entry;
 	}
 	return (uint32_t)sum;
 }
@@ -67,9 +78,9 @@ static void measure(uint64_t bare, uint64_t probed, uint32_t *inside, uint32_t *
 	static uint64_t bare_ticks[ROUNDS], probed_ticks[ROUNDS], between[ROUNDS];
 	for (int round = 0; round < ROUNDS; round++) {
 		bare_ticks[round] = calls_ticks(bare);
-		uint64_t position = nfp_calibrated_thread.position;
+		nfp_calibration_rewind();
 		probed_ticks[round] = calls_ticks(probed);
-		between[round] = inside_ticks(position);
+		between[round] = inside_ticks();
 	}
 	uint32_t without = (uint32_t)nfp_median(bare_ticks, ROUNDS),
 	         with = (uint32_t)nfp_median(probed_ticks, ROUNDS);

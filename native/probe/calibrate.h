@@ -10,6 +10,11 @@ extern struct nfp_thread nfp_calibrated_thread;
 // Opens its gate and gives it its ring; its counters stay as they are.
 void nfp_calibration_prepare(void);
 
+// The next record is the first one in it.
+void nfp_calibration_rewind(void);
+// The record that stands in one of its slots.
+struct nfp_record nfp_calibrated_record(const struct nfp_record *slot);
+
 // Sorts them.
 uint64_t nfp_median(uint64_t *values, int count);
 

@@ -43,17 +43,17 @@ static void add(uint64_t *sums, const struct reading *first, const struct readin
 		sums[i] += (uint32_t)(second->low[i] - first->low[i]);
 }
 
-// What the records from `start` on say. Returns 0 when they cannot be compared.
-static int sum_up(const struct nfp_thread *thread, uint64_t start, struct round *round)
+// What the records of a round say. Returns 0 when they cannot be compared.
+static int sum_up(const struct nfp_thread *thread, struct round *round)
 {
 	struct reading first = {{0}, {0}}, entry = first, now = first;
 	int readings = 0;
 	*round = (struct round){{0}, {0}};
-	for (uint64_t at = start; at < thread->position; at += NFP_RECORD_BYTES) {
-		const struct nfp_record *record = (const void *)(thread->base + (at & thread->mask));
-		uint32_t kind = nfp_record_kind(record);
+	for (uint64_t at = thread->base; at < thread->cursor; at += NFP_RECORD_BYTES) {
+		struct nfp_record record = nfp_calibrated_record((const void *)(uintptr_t)at);
+		uint32_t kind = nfp_record_kind(&record);
 		if (kind >= NFP_COUNTERS && kind < NFP_COUNTERS + PAIRS_MAX) {
-			take(&now, record);
+			take(&now, &record);
 			readings++;
 		} else if (readings && !is_comparable(&first, &now)) {
 			return 0;
@@ -72,13 +72,12 @@ static int sum_up(const struct nfp_thread *thread, uint64_t start, struct round 
 static int run(struct nfp_thread *thread, uint64_t function, struct round *round)
 {
 	struct nfp_counter_pages *counters = thread->counter_pages;
-	uint64_t start = thread->position;
-	thread->shared->tail = start; // nobody else reads this ring
+	nfp_calibration_rewind();
 	counters->write(thread, 0);
 	for (int i = 0; i < CALLS; i++)
 		nfp_call_any(function);
 	counters->write(thread, 0);
-	return sum_up(thread, start, round);
+	return sum_up(thread, round);
 }
 
 long nfp_calibrate_counters(uint64_t function, uint64_t wanted)

@@ -68,10 +68,9 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 // A packet of which nothing but its buffer is said.
 static void write_buffer(struct nfp_thread *thread, uint32_t function, uint64_t buffer, uint32_t index)
 {
-	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
-	if (position != NFP_NO_ROOM)
-		nfp_write(thread, position, buffer, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT,
-		          index << 16);
+	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (slot)
+		nfp_put(slot, buffer, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT, index << 16);
 }
 
 // A buffer that is given back: by whom it is still held decides whether it is free then. NULL is allowed.
@@ -160,11 +159,13 @@ static int is_trusted(const struct nfp_thread *thread, struct nfp_program *progr
 }
 
 // The slots of readings, before a record of the call.
-static void put_readings(struct nfp_run *run, const struct nfp_kept_readings *readings, uint32_t rsp)
+static struct nfp_record *put_readings(struct nfp_record *slot, const struct nfp_kept_readings *readings,
+                                       uint32_t rsp)
 {
 	for (uint32_t pair = 0; pair < readings->pairs; pair++)
-		nfp_put(run, readings->lows[pair],
-		        readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+		slot = nfp_put(slot, readings->lows[pair],
+		               readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+	return slot;
 }
 
 struct polled {
@@ -177,16 +178,15 @@ static inline __attribute__((always_inline)) void
 write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struct polled *polled)
 {
 	uint32_t slots = polled->entry ? polled->entry->pairs + polled->exit->pairs : 0;
-	uint64_t position = nfp_reserve(thread, 3 + slots, NFP_LOST_POLL);
-	if (position == NFP_NO_ROOM)
+	struct nfp_record *slot = nfp_reserve(thread, 3 + slots, NFP_LOST_POLL);
+	if (!slot)
 		return;
-	struct nfp_run run = nfp_run_at(thread, position);
 	if (polled->entry)
-		put_readings(&run, polled->entry, nfp_low_rsp(frame));
-	nfp_put_polled(&run, thread, polled->function, frame, polled->queue);
+		slot = put_readings(slot, polled->entry, nfp_low_rsp(frame));
+	slot = nfp_put_polled(slot, thread, polled->function, frame, polled->queue);
 	if (polled->entry)
-		put_readings(&run, polled->exit, nfp_low_rsp(frame));
-	nfp_put_returned(&run, polled->function, polled->tsc, polled->count, polled->asked);
+		slot = put_readings(slot, polled->exit, nfp_low_rsp(frame));
+	nfp_put_returned(slot, polled->function, polled->tsc, polled->count, polled->asked);
 }
 
 static inline __attribute__((always_inline)) void
@@ -309,9 +309,7 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 		nfp_counters_write(thread, nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_SHOW)
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
-	uint64_t position = nfp_reserve(thread, 2, NFP_LOST_CALL);
-	if (position == NFP_NO_ROOM)
-		return;
-	struct nfp_run run = nfp_run_at(thread, position);
-	nfp_put_handed(&run, function, frame, tsc, count, asked);
+	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
+	if (slot)
+		nfp_put_handed(slot, function, frame, tsc, count, asked);
 }

@@ -14,7 +14,7 @@
 // exit: equal ones mean that the thread was not switched out, moved or given other counters in between.
 #include "counter.h"
 #include "frame.h"
-#include "library.h"
+#include "room.h"
 
 #define PAIRS(count) (((count) + 1) / 2)
 #define LOCKS ((1u << NFP_COUNTERS_CHANGE_SHIFT) - 1)
@@ -61,21 +61,23 @@ static inline __attribute__((always_inline)) uint64_t read_pair(const struct nfp
 	return first | (uint64_t)second << 32;
 }
 
-static inline __attribute__((always_inline)) void write_pair(struct nfp_thread *thread, uint64_t position,
-                                                             uint32_t pair, uint32_t count, uint32_t rsp)
+static inline __attribute__((always_inline)) struct nfp_record *put_pair(const struct nfp_thread *thread,
+                                                                         struct nfp_record *slot,
+                                                                         uint32_t pair, uint32_t count,
+                                                                         uint32_t rsp)
 {
 	uint32_t check;
 	uint64_t lows = read_pair(thread, pair, count, &check);
-	nfp_write(thread, position, lows, check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+	return nfp_put(slot, lows, check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
 }
 
 // The number of counters is known to the compiler.
 static inline __attribute__((always_inline)) void write_all(struct nfp_thread *thread, uint32_t count,
                                                             uint32_t rsp)
 {
-	uint64_t position = nfp_fetch_add_local(&thread->position, PAIRS(count) * NFP_RECORD_BYTES);
+	struct nfp_record *slot = nfp_take(thread, PAIRS(count));
 	for (uint32_t pair = 0; pair < PAIRS(count); pair++)
-		write_pair(thread, position + pair * NFP_RECORD_BYTES, pair, count, rsp);
+		slot = put_pair(thread, slot, pair, count, rsp);
 }
 
 static inline __attribute__((always_inline)) void keep_all(const struct nfp_thread *thread, uint32_t count,
@@ -126,18 +128,9 @@ void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp)
 {
 	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
 	// Room for the records that follow, too.
-	if (count && thread->position + (PAIRS(count) + 2) * NFP_RECORD_BYTES <= thread->room)
+	uint64_t bytes = (PAIRS(count) + 2) * NFP_RECORD_BYTES;
+	if (count && (thread->cursor + bytes <= thread->room || nfp_room_find(thread, bytes)))
 		((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
-}
-
-// Partner: nfp_counters_set, which changes `counted` and then lets the thread take the slow path.
-void nfp_limit_set(struct nfp_thread *thread)
-{
-	uint32_t counted;
-	do {
-		counted = __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST);
-		__atomic_store_n(&thread->limit, counted ? 1 : thread->room, __ATOMIC_SEQ_CST);
-	} while (counted != __atomic_load_n(&thread->counted, __ATOMIC_SEQ_CST));
 }
 
 void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame)
@@ -150,14 +143,13 @@ void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *fram
 // lost has been marked and the readings of `count` counters fit with their record.
 static inline __attribute__((always_inline)) int has_room(struct nfp_thread *thread, uint32_t count)
 {
-	// Partner: nfp_drain_publish, as in make_room of thread.c.
+	// Partner: nfp_drain_publish, as in nfp_room_find.
 	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE);
 	uint64_t lost = thread->lost_pending[0] | thread->lost_pending[1] | thread->lost_pending[2];
-	uint64_t room = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
-	if (lost || tail > thread->position)
+	if (lost)
 		return 0;
-	thread->room = room;
-	return thread->position + (PAIRS(count) + 1) * NFP_RECORD_BYTES <= room;
+	nfp_room_set(thread, tail);
+	return thread->cursor + (PAIRS(count) + 1) * NFP_RECORD_BYTES <= thread->room;
 }
 
 // As nfp_thread_slow, for a thread whose counters are read. A signal handler that comes before the record has taken its
@@ -170,14 +162,13 @@ __attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thr
 		thread = nfp_thread_slow(thread, loss);
 		if (!thread || !__atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE))
 			return thread;
-		if (thread->position + 4 * NFP_RECORD_BYTES > thread->room) {
+		if (!nfp_room_find(thread, 4 * NFP_RECORD_BYTES)) {
 			// Only the slots of the readings do not fit: the record goes without.
-			__atomic_store_n(&thread->limit, thread->position + NFP_RECORD_BYTES,
-			                 __ATOMIC_SEQ_CST);
+			nfp_limit_set_one(thread);
 			return thread;
 		}
 	}
 	((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
-	__atomic_store_n(&thread->limit, thread->position + NFP_RECORD_BYTES, __ATOMIC_SEQ_CST);
+	nfp_limit_set_one(thread);
 	return thread;
 }

@@ -12,15 +12,13 @@ static uint64_t load_be64(const uint8_t *bytes)
 
 // One packet as a run of adjacent records: all of them, or none.
 struct packet_writer {
-	struct nfp_thread *thread;
-	uint64_t position;
+	struct nfp_record *slot;
 	uint32_t function;
 };
 
 static void put(struct packet_writer *writer, uint32_t kind, uint64_t word, uint32_t rsp)
 {
-	nfp_write(writer->thread, writer->position, word, writer->function | kind << NFP_KIND_SHIFT, rsp);
-	writer->position += NFP_RECORD_BYTES;
+	writer->slot = nfp_put(writer->slot, word, writer->function | kind << NFP_KIND_SHIFT, rsp);
 }
 
 static void put_addresses(struct packet_writer *writer, const struct nfp_packet_facts *facts)
@@ -83,10 +81,9 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
 	uint32_t slots =
 	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) + (origin != 0);
-	uint64_t position = nfp_reserve(thread, slots, NFP_LOST_PACKET);
-	if (position == NFP_NO_ROOM)
+	struct packet_writer writer = {nfp_reserve(thread, slots, NFP_LOST_PACKET), function};
+	if (!writer.slot)
 		return;
-	struct packet_writer writer = {thread, position, function};
 	put(&writer, NFP_PACKET, view->buffer, nfp_smaller(view->length, 0xffff) | index << 16);
 	if (origin)
 		put(&writer, NFP_PACKET_ORIGIN, origin->start_ticks, origin->index);

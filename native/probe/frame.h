@@ -34,27 +34,32 @@ static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
 	return (count < 0xffff ? count : 0xffff) | asked << 16;
 }
 
-// Writes the first two records of a poll that returned packets, into reserved slots, and its last one.
-static inline void nfp_put_polled(struct nfp_run *run, const struct nfp_thread *thread, uint32_t function,
-                                  const struct nfp_frame *frame, uint32_t queue)
+// Writes the first two records of a poll that returned packets, into reserved slots, and its last one. Both return the next
+// slot.
+static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, const struct nfp_thread *thread,
+                                                uint32_t function, const struct nfp_frame *frame,
+                                                uint32_t queue)
 {
-	nfp_put(run, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT, nfp_low_rsp(frame));
-	nfp_put(run, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT, queue);
+	slot = nfp_put(slot, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
+	               nfp_low_rsp(frame));
+	return nfp_put(slot, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT,
+	               queue);
 }
 
-static inline void nfp_put_returned(struct nfp_run *run, uint32_t function, uint64_t tsc, uint32_t count,
-                                    uint32_t asked)
+static inline struct nfp_record *nfp_put_returned(struct nfp_record *slot, uint32_t function, uint64_t tsc,
+                                                  uint32_t count, uint32_t asked)
 {
-	nfp_put(run, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT, nfp_counts_of(count, asked));
+	return nfp_put(slot, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
+	               nfp_counts_of(count, asked));
 }
 
-// The two records of a call that handed packets on.
-static inline void nfp_put_handed(struct nfp_run *run, uint32_t function, const struct nfp_frame *frame,
+// Writes the two records of a call that handed packets on.
+static inline void nfp_put_handed(struct nfp_record *slot, uint32_t function, const struct nfp_frame *frame,
                                   uint64_t tsc, uint32_t count, uint32_t asked)
 {
-	nfp_put(run, count | (uint64_t)asked << 32, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
-	        nfp_low_rsp(frame));
-	nfp_put(run, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	slot = nfp_put(slot, count | (uint64_t)asked << 32, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
+	               nfp_low_rsp(frame));
+	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
 // x86_64/thunk.S calls these five. `selector` is function id | program index << 24.

@@ -10,6 +10,7 @@
 #include "late.h"
 #include "library.h"
 #include "queue.h"
+#include "room.h"
 #include "x86_64/syscall.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -183,8 +184,9 @@ static void prepare_rings(uint64_t count)
 		madvise(nfp_library.late, count * sizeof(struct nfp_late), MADV_POPULATE_WRITE);
 	for (uint32_t index = 0; index < count && index < NFP_THREAD_COUNT; index++)
 		if (!nfp_library.rings[index] && nfp_ring_map(index) == 0)
-			madvise(nfp_library.rings[index], nfp_library.header->ring_bytes,
-			        MADV_POPULATE_WRITE);
+			for (int lap = 0; lap < 2; lap++)
+				madvise((void *)(nfp_library.rings[index] + lap * NFP_RING_LAPS_APART),
+				        nfp_library.header->ring_bytes, MADV_POPULATE_WRITE);
 }
 
 // A session begins with counters at zero and the monitor reading from where each thread stands. Gates are
@@ -203,8 +205,8 @@ static void begin_session(void)
 		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets
 		memset(&shared->identified_packets, 0, 7 * sizeof(uint64_t)); // up to checked_calls
 		nfp_late_begin(thread, i);
-		shared->position = thread->position;
-		shared->tail = thread->position;
+		shared->position = nfp_room_position(thread, thread->cursor);
+		shared->tail = shared->position;
 	}
 	memset(header->unregistered, 0, sizeof(header->unregistered));
 	header->epoch++;

@@ -34,11 +34,11 @@ static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t func
 {
 	if (!(thread->gate & NFP_GATE_LATE) || (late->noted && !drawn))
 		return;
-	uint64_t position = nfp_reserve(thread, 1, NFP_LOST_PACKET);
-	if (position == NFP_NO_ROOM)
+	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_PACKET);
+	if (!slot)
 		return;
-	nfp_write(thread, position, 0, function | (uint32_t)NFP_BATCH_NOTE << NFP_KIND_SHIFT,
-	          NFP_NOTE_LATE | (drawn ? NFP_NOTE_DRAWN : 0));
+	nfp_put(slot, 0, function | (uint32_t)NFP_BATCH_NOTE << NFP_KIND_SHIFT,
+	        NFP_NOTE_LATE | (drawn ? NFP_NOTE_DRAWN : 0));
 	late->noted = 1;
 }
 

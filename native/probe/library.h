@@ -16,7 +16,8 @@ struct nfp_library {
 	struct nfp_program *programs; // in it
 	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child
 	struct nfp_late *late; // NFP_THREAD_COUNT, see late.h
-	uint8_t *rings[NFP_THREAD_COUNT]; // mapped rings, by thread table index
+	uint64_t
+	    rings[NFP_THREAD_COUNT]; // where the first lap of a mapped ring is written, by thread table index
 	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which
 	// gives it a block of this session.
 	struct nfp_thread *former[NFP_FORMER_COUNT];
@@ -84,16 +85,33 @@ static inline uint32_t nfp_gate_of(const struct nfp_thread *thread)
 // Gives the threads without a ring the gate that they must have.
 void nfp_follow_gate(void);
 
-// Maps ring `index` if it is not. Returns 0 or -errno.
+// rings.c. Maps ring `index` if it is not. Returns 0 or -errno.
 long nfp_ring_map(uint32_t index);
 
 // x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
     nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[];
 
+// Takes `count` slots where there is room, and asks for as many cache lines ahead (ring.h).
+static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t count)
+{
+	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
+	uint64_t address = nfp_fetch_add_local(&thread->cursor, bytes);
+	for (uint64_t at = 0; at < bytes; at += 64)
+		__asm__ volatile("prefetchw %c1(%0)" : : "r"(address + at), "i"(NFP_RING_AHEAD_BYTES));
+	return (struct nfp_record *)(uintptr_t)address;
+}
+
 // The ring looks too full for `count` slots: reads how far the monitor has come. Returns whether they fit;
 // if not, they are lost and counted.
 int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
+
+// room.c. How far the ring may be written is worked out anew, for `bytes` that belong together. Returns whether they fit.
+int nfp_room_find(struct nfp_thread *thread, uint64_t bytes);
+// Puts `limit` where the templates look at it: at `room`, or below every record while counters are read.
+void nfp_limit_set(struct nfp_thread *thread);
+// The slot at `cursor` may be written, and then the limit is looked at anew.
+void nfp_limit_set_one(struct nfp_thread *thread);
 
 // What changing code without a stop needs done in the target. `what` is enum nfp_sync. Returns 0 or -errno.
 long nfp_sync(uint64_t what);
@@ -107,8 +125,6 @@ long nfp_calibrate_counters(uint64_t function, uint64_t rounds);
 
 // counter.c. Writes the readings of a thread's counters, for the ENTRY or EXIT at `rsp` that follows.
 void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp);
-// Puts `limit` where the templates look at it: `room`, or below every record while counters are read.
-void nfp_limit_set(struct nfp_thread *thread);
 // counter_pages.c. See enum nfp_command.
 long nfp_counters_begin(void);
 long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages, uint64_t change);
@@ -130,52 +146,22 @@ int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64
 // Describes a message by its topic, text that ends with a zero byte.
 void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic);
 
-// Reserves `count` adjacent slots. Returns the position, or NFP_NO_ROOM: lost and counted.
-#define NFP_NO_ROOM UINT64_MAX
-static inline uint64_t nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)
+// Reserves `count` adjacent slots, all of one lap. Returns the first, or NULL: lost and counted.
+static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)
 {
 	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
-	if (__builtin_expect(thread->position + bytes > thread->room, 0) &&
-	    !nfp_make_room(thread, count, loss))
-		return NFP_NO_ROOM;
-	return nfp_fetch_add_local(&thread->position, bytes);
+	if (__builtin_expect(thread->cursor + bytes > thread->room, 0) && !nfp_make_room(thread, count, loss))
+		return 0;
+	return nfp_take(thread, count);
 }
 
-// Reserved slots that are written one after the other: place and lap are worked out once.
-struct nfp_run {
-	uint64_t *next, *end; // `end`: of the ring
-	uint64_t ring_bytes;
-	uint32_t lap;
-};
-
-static inline struct nfp_run nfp_run_at(const struct nfp_thread *thread, uint64_t position)
+// Writes a reserved slot, and returns the next one. Tag and rsp go last, by one store: it commits the slot (partner:
+// nfp_drain's acquire load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
+static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t word, uint32_t tag, uint32_t rsp)
 {
-	uint8_t *next = thread->base + (position & thread->mask);
-	__asm__ volatile("prefetchw %c1(%0)" : : "r"(next), "i"(NFP_RING_AHEAD_BYTES));
-	return (struct nfp_run){.next = (uint64_t *)next,
-	                        .end = (uint64_t *)(thread->base + thread->ring_bytes),
-	                        .ring_bytes = thread->ring_bytes,
-	                        .lap = nfp_ring_lap(position, thread->ring_bytes)};
-}
-
-// Writes the next slot. Tag and rsp go last, by one store: it commits the slot (partner: nfp_drain's acquire load).
-// x86-64 does not reorder stores; the release keeps the compiler from doing so.
-static inline void nfp_put(struct nfp_run *run, uint64_t word, uint32_t tag, uint32_t rsp)
-{
-	if (__builtin_expect(run->next == run->end, 0)) {
-		run->next = (uint64_t *)((uint8_t *)run->end - run->ring_bytes);
-		run->lap ^= NFP_LAP_BIT;
-	}
-	run->next[0] = word;
-	__atomic_store_n(&run->next[1], (tag | run->lap) | (uint64_t)rsp << 32, __ATOMIC_RELEASE);
-	run->next += 2;
-}
-
-// Writes one reserved slot.
-static inline void nfp_write(struct nfp_thread *thread, uint64_t position, uint64_t word, uint32_t tag,
-                             uint32_t rsp)
-{
-	struct nfp_run run = nfp_run_at(thread, position);
-	nfp_put(&run, word, tag, rsp);
+	slot->word = word;
+	__atomic_store_n((uint64_t *)&slot->tag, (tag + (uint32_t)(uintptr_t)slot) | (uint64_t)rsp << 32,
+	                 __ATOMIC_RELEASE);
+	return slot + 1;
 }
 #endif

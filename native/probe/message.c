@@ -25,8 +25,8 @@ static uint32_t text_records(uint32_t bytes)
 	return records < NFP_TOPIC_RECORDS ? records : NFP_TOPIC_RECORDS;
 }
 
-static void write_text(struct nfp_thread *thread, uint64_t position, uint32_t function, const char *text,
-                       uint32_t bytes)
+static struct nfp_record *put_text(struct nfp_record *slot, uint32_t function, const char *text,
+                                   uint32_t bytes)
 {
 	uint8_t piece[16] = {0};
 	uint64_t word;
@@ -35,7 +35,7 @@ static void write_text(struct nfp_thread *thread, uint64_t position, uint32_t fu
 		piece[i] = (uint8_t)text[i];
 	__builtin_memcpy(&word, piece, 8);
 	__builtin_memcpy(&rest, piece + 8, 4);
-	nfp_write(thread, position, word, function | (uint32_t)NFP_PACKET_TEXT << NFP_KIND_SHIFT, rest);
+	return nfp_put(slot, word, function | (uint32_t)NFP_PACKET_TEXT << NFP_KIND_SHIFT, rest);
 }
 
 void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic)
@@ -43,20 +43,14 @@ void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char 
 	if (!topic)
 		return;
 	uint32_t bytes = topic_bytes(topic), records = text_records(bytes);
-	uint64_t position = nfp_reserve(thread, 3 + records, NFP_LOST_PACKET);
-	if (position == NFP_NO_ROOM)
+	struct nfp_record *slot = nfp_reserve(thread, 3 + records, NFP_LOST_PACKET);
+	if (!slot)
 		return;
-	nfp_write(thread, position, (uint64_t)(uintptr_t)topic,
-	          function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT, 0);
-	position += NFP_RECORD_BYTES;
-	nfp_write(thread, position, topic_digest(topic, bytes),
-	          function | (uint32_t)NFP_PACKET_ID << NFP_KIND_SHIFT,
-	          (uint32_t)NFP_VERSION_MESSAGE << NFP_PACKET_VERSION_SHIFT);
-	position += NFP_RECORD_BYTES;
-	nfp_write(thread, position, 0, function | (uint32_t)NFP_PACKET_TOPIC << NFP_KIND_SHIFT, bytes);
-	for (uint32_t i = 0; i < records; i++) {
-		position += NFP_RECORD_BYTES;
-		write_text(thread, position, function, topic + i * NFP_TEXT_BYTES,
-		           bytes - i * NFP_TEXT_BYTES);
-	}
+	slot =
+	    nfp_put(slot, (uint64_t)(uintptr_t)topic, function | (uint32_t)NFP_PACKET << NFP_KIND_SHIFT, 0);
+	slot = nfp_put(slot, topic_digest(topic, bytes), function | (uint32_t)NFP_PACKET_ID << NFP_KIND_SHIFT,
+	               (uint32_t)NFP_VERSION_MESSAGE << NFP_PACKET_VERSION_SHIFT);
+	slot = nfp_put(slot, 0, function | (uint32_t)NFP_PACKET_TOPIC << NFP_KIND_SHIFT, bytes);
+	for (uint32_t i = 0; i < records; i++)
+		slot = put_text(slot, function, topic + i * NFP_TEXT_BYTES, bytes - i * NFP_TEXT_BYTES);
 }

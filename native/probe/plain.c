@@ -29,7 +29,7 @@ static inline struct nfp_burst burst_of(const struct nfp_program *program, const
 // A block without a ring of this session has no room at all.
 static inline int has_room(const struct nfp_thread *thread, uint32_t records)
 {
-	return thread->position + (uint64_t)records * NFP_RECORD_BYTES <= thread->room;
+	return thread->cursor + (uint64_t)records * NFP_RECORD_BYTES <= thread->room;
 }
 
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -46,10 +46,8 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t queue = nfp_queue_of(frame->arguments[program->queue_argument], selector);
 	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc, count < asked);
-	uint64_t position = nfp_fetch_add_local(&thread->position, 3 * NFP_RECORD_BYTES);
-	struct nfp_run run = nfp_run_at(thread, position);
-	nfp_put_polled(&run, thread, function, frame, queue | marks);
-	nfp_put_returned(&run, function, tsc, count, asked);
+	struct nfp_record *slot = nfp_put_polled(nfp_take(thread, 3), thread, function, frame, queue | marks);
+	nfp_put_returned(slot, function, tsc, count, asked);
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
 	if (thread->gate & NFP_GATE_LATE)
@@ -92,9 +90,7 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t function = selector & NFP_FUNCTION_MASK;
 	uint32_t count = returned(program, frame), asked = requested(program, frame);
 	struct nfp_thread_shared *shared = thread->shared;
-	uint64_t position = nfp_fetch_add_local(&thread->position, 2 * NFP_RECORD_BYTES);
-	struct nfp_run run = nfp_run_at(thread, position);
-	nfp_put_handed(&run, function, frame, tsc, count, asked);
+	nfp_put_handed(nfp_take(thread, 2), function, frame, tsc, count, asked);
 	thread->handed_ticks = tsc;
 	shared->transmit_calls++;
 	shared->transmitted_packets += count;

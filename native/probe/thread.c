@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (tail is
-// read again, losses are counted and marked in the stream). Runs on the target's threads, possibly in a
+// The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (room.c looks again,
+// losses are counted and marked in the stream). Runs on the target's threads, possibly in a
 // signal handler, possibly on a small stack: raw system calls only, no locks.
 #include "late.h"
 #include "library.h"
 #include "queue.h"
+#include "room.h"
 #include "x86_64/syscall.h"
-#include <sys/mman.h>
 #include <sys/syscall.h>
 
 struct nfp_library nfp_library = {.session_fd = -1};
@@ -35,20 +35,6 @@ struct nfp_thread nfp_claiming_thread = {
     .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 
-long nfp_ring_map(uint32_t index)
-{
-	struct nfp_session_header *header = nfp_library.header;
-	if (nfp_library.rings[index])
-		return 0;
-	long address =
-	    nfp_syscall6(SYS_mmap, 0, (long)header->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-	                 nfp_library.session_fd, (long)(NFP_RING_OFFSET + index * header->ring_stride));
-	if (address < 0 && address > -4096)
-		return address;
-	nfp_library.rings[index] = (uint8_t *)address;
-	return 0;
-}
-
 static int take(uint32_t index)
 {
 	uint32_t free = NFP_THREAD_FREE;
@@ -75,7 +61,8 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->index = index;
 	thread->base = nfp_library.rings[index];
 	thread->ring_bytes = nfp_library.header->ring_bytes;
-	thread->mask = thread->ring_bytes - 1;
+	if (!thread->cursor) // of the thread that had this entry before: its ring goes on
+		thread->cursor = thread->base;
 	thread->shared = shared;
 	thread->slow = nfp_null_thread.slow;
 	thread->receive_exit = nfp_null_thread.receive_exit;
@@ -92,7 +79,7 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
 	// The thread table's `position` is where the monitor begins to read this ring: stored before the
 	// gate opens, and read by it after `threads` (partner: Session.drain).
-	__atomic_store_n(&shared->position, thread->position, __ATOMIC_RELEASE);
+	__atomic_store_n(&shared->position, nfp_room_position(thread, thread->cursor), __ATOMIC_RELEASE);
 	uint32_t used = __atomic_load_n(&nfp_library.header->threads, __ATOMIC_RELAXED);
 	while (used < index + 1 &&
 	       !__atomic_compare_exchange_n(&nfp_library.header->threads, &used, index + 1, 0,
@@ -142,30 +129,14 @@ static struct nfp_thread *claim(struct nfp_thread **word)
 	return thread;
 }
 
-// Reads how far the monitor has come. A tail ahead of the position or further behind than the ring is long
-// cannot be; it is taken as "nothing read".
-static int make_room(struct nfp_thread *thread)
-{
-	// Partner: nfp_drain_publish. What the monitor read before it moved tail may be overwritten.
-	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE);
-	uint64_t position = thread->position;
-	__atomic_store_n(&thread->shared->position, position, __ATOMIC_RELAXED);
-	if (tail > position)
-		tail = position > thread->ring_bytes ? position - thread->ring_bytes : 0;
-	thread->room = tail + thread->ring_bytes - NFP_RING_SLACK_BYTES;
-	nfp_limit_set(thread);
-	return position < thread->room;
-}
-
 // Leaves a LOST mark for each class that lost something since the last one.
 static void mark_lost(struct nfp_thread *thread)
 {
 	for (uint32_t loss = 0; loss < NFP_LOST_CLASSES; loss++) {
-		if (thread->lost_pending[loss] == 0 || thread->position >= thread->room)
+		if (thread->lost_pending[loss] == 0 || thread->cursor >= thread->room)
 			continue;
 		uint64_t count = __atomic_exchange_n(&thread->lost_pending[loss], 0, __ATOMIC_RELAXED);
-		uint64_t position = nfp_fetch_add_local(&thread->position, NFP_RECORD_BYTES);
-		nfp_write(thread, position, count, (uint32_t)NFP_LOST << NFP_KIND_SHIFT, loss);
+		nfp_put(nfp_take(thread, 1), count, (uint32_t)NFP_LOST << NFP_KIND_SHIFT, loss);
 	}
 }
 
@@ -201,10 +172,19 @@ struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss)
 			*word = before;
 	}
 	if (thread)
-		make_room(thread);
+		nfp_room_find(thread, NFP_RECORD_BYTES);
 	else
 		__atomic_fetch_add(&nfp_library.header->unregistered[loss], 1, __ATOMIC_RELAXED);
 	return thread;
+}
+
+// Whether so many bytes fit, and what is lost has been marked before them.
+static int make_room(struct nfp_thread *thread, uint64_t bytes)
+{
+	if (!nfp_room_find(thread, bytes))
+		return 0;
+	mark_lost(thread);
+	return thread->cursor + bytes <= thread->room || nfp_room_find(thread, bytes);
 }
 
 struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss)
@@ -212,23 +192,16 @@ struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss)
 	thread = nfp_thread_enter(thread, loss);
 	if (!thread)
 		return 0;
-	if (make_room(thread)) {
-		mark_lost(thread);
-		if (thread->position < thread->room)
-			return thread;
-	}
+	if (make_room(thread, NFP_RECORD_BYTES))
+		return thread;
 	count_lost(thread, loss, 1);
 	return 0;
 }
 
 int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss)
 {
-	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
-	if (make_room(thread)) {
-		mark_lost(thread);
-		if (thread->position + bytes <= thread->room)
-			return 1;
-	}
+	if (make_room(thread, (uint64_t)count * NFP_RECORD_BYTES))
+		return 1;
 	count_lost(thread, loss, count);
 	return 0;
 }

@@ -26,7 +26,7 @@ static int produce(uint64_t *position, uint64_t *limit, uint64_t number)
 	struct nfp_record *slot = (struct nfp_record *)(ring + (*position & (RING_BYTES - 1)));
 	slot->word = number;
 	slot->rsp = (uint32_t)(number * 2654435761u);
-	uint32_t tag = (uint32_t)(number & NFP_FUNCTION_MASK) | nfp_ring_lap(*position, RING_BYTES);
+	uint32_t tag = (uint32_t)(number & NFP_FUNCTION_MASK) + nfp_ring_low(*position, RING_BYTES);
 	__atomic_store_n(&slot->tag, tag, __ATOMIC_RELEASE);
 	*position += NFP_RECORD_BYTES;
 	return 1;
@@ -84,12 +84,9 @@ static void test_holes(void)
 	struct nfp_drain_hole hole;
 	memset(ring, 0, sizeof(ring));
 	uint64_t start = 5 * (uint64_t)RING_BYTES - 3 * NFP_RECORD_BYTES, position = start, end = start;
-	for (int i = 0; i < RING_BYTES / NFP_RECORD_BYTES; i++) // what the lap before left behind
-		((struct nfp_record *)ring)[i].tag =
-		    nfp_ring_lap(start - RING_BYTES + (uint64_t)i * 16, RING_BYTES);
-	for (int i = 0; i < RING_BYTES / NFP_RECORD_BYTES; i++) {
+	for (int i = 0; i < RING_BYTES / NFP_RECORD_BYTES; i++) { // what the lap before left behind
 		uint64_t at = start - RING_BYTES + (uint64_t)i * NFP_RECORD_BYTES;
-		((struct nfp_record *)(ring + (at & (RING_BYTES - 1))))->tag = nfp_ring_lap(at, RING_BYTES);
+		((struct nfp_record *)(ring + (at & (RING_BYTES - 1))))->tag = nfp_ring_low(at, RING_BYTES);
 	}
 	CHECK(nfp_drain(ring, RING_BYTES, &position, 1, records, ROOM, &hole) == 0);
 	CHECK(position == start && !hole.blocked && !hole.torn);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drain of one ring: laps, holes, room."""
+"""The drain of one ring: laps and what fills their ends, holes, room."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from otel_nfprobe.columns import RECORD, THREAD
 
 RING_BYTES = 64 << 10
 SLOTS = RING_BYTES // 16
+FILL = 17  # record.h
 
 
 class Ring:
@@ -24,17 +25,24 @@ class Ring:
         self.head = position
         if position:  # what the lap before left behind
             at = np.arange(position - RING_BYTES, position, 16)
-            self.slots["tag"][at // 16 % SLOTS] = [self.lap(int(place)) for place in at]
+            self.slots["tag"][at // 16 % SLOTS] = [self.low(int(place)) for place in at]
 
     @staticmethod
-    def lap(position: int) -> int:
-        return 0 if position & RING_BYTES else 1 << 31
+    def low(position: int) -> int:
+        """Low half of a slot's address in the target, as ring.h has it."""
+        return 0x40000000 + position % RING_BYTES + (1 << 31 if position & RING_BYTES else 0)
 
     def write(self, count: int = 1) -> None:
         for _ in range(count):
-            word, tag, rsp = entry(3, self.head // 16, 77)
-            self.slots[self.head // 16 % SLOTS] = (word, tag | self.lap(self.head), rsp)
-            self.head += 16
+            self.put(*entry(3, self.head // 16, 77))
+
+    def fill(self, count: int) -> None:
+        for _ in range(count):
+            self.put(0, FILL << 24, 0)
+
+    def put(self, word: int, tag: int, rsp: int) -> None:
+        self.slots[self.head // 16 % SLOTS] = (word, tag + self.low(self.head) & 0xFFFFFFFF, rsp)
+        self.head += 16
 
     def skip(self, count: int = 1) -> None:
         self.head += 16 * count
@@ -73,6 +81,30 @@ def test_room_bounds_what_is_taken() -> None:
     assert ring.drain(room=3)[0] == []
 
 
+def test_what_fills_a_lap_is_left_out() -> None:
+    ring = Ring(2 * RING_BYTES - 512 * 16)
+    ring.write(3)
+    ring.fill(509)
+    ring.write(2)
+    first = 2 * SLOTS - 512
+    assert ring.drain() == ([first, first + 1, first + 2, 2 * SLOTS, 2 * SLOTS + 1], 0, 0)
+    assert ring.position[0] == ring.head
+
+
+def test_ring_that_is_filled_all_over_ends() -> None:
+    ring = Ring(160)
+    ring.fill(SLOTS)
+    assert ring.drain() == ([], 0, 0)
+    assert ring.position[0] == 160 + RING_BYTES
+
+
+def test_slot_that_was_not_written_in_the_next_lap_is_not_read_again() -> None:
+    ring = Ring()
+    ring.write(SLOTS)
+    assert len(ring.drain()[0]) == SLOTS
+    assert ring.drain() == ([], 0, 0)
+
+
 def test_hole_stops_and_is_filled_late() -> None:
     ring = Ring()
     ring.write(2)
@@ -80,7 +112,7 @@ def test_hole_stops_and_is_filled_late() -> None:
     ring.write(3)
     assert ring.drain() == ([0, 1], 0, 1)
     assert ring.drain() == ([], 0, 1)
-    ring.slots[2] = (2, 3 | 1 << 31, 77)
+    ring.slots[2] = (2, 3 + ring.low(2 * 16), 77)
     assert ring.drain() == ([2, 3, 4, 5], 0, 0)
 
 

@@ -31,7 +31,7 @@
 	ENTRY_SLOW call, 8
 	EXIT_SLOW call
 .Lcall_closed:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	TEMPLATE_END call
 
 // ---- enter, mark, exit: the ends of a relocated body ------------------------------------------------------
@@ -45,7 +45,7 @@
 	jmp .Lend_\name
 	ENTRY_SLOW \name, 8
 .Lclosed_\name:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	TEMPLATE_END \name
 .endm
 
@@ -61,43 +61,31 @@
 
 // ---- value: entry with a snippet that the user wrote ---------------------------------------------------------
 // The snippet computes a number in rax from what the function was called with, and may use rcx, rdx and r11, too.
-// What they held stands below rsp since the entry probe saved it there. A call that was not recorded, or whose
+// What they held stands below rsp: the entry probe has saved all but r11 there. A call that was not recorded, or whose
 // gate is closed, does not run it. trampoline.c fills the room and jumps from the snippet's end to the room's.
 
 #define SNIPPET_ROOM 128
 
 .macro CAPTURE name
+	mov %r11, -32(%rsp)
 	.skip SNIPPET_ROOM, 0xcc
 	FIELD \name, FIELD_SNIPPET, SNIPPET_ROOM
-	mov %rax, %rdx
-	THREAD \name
-	TEST_GATE \name
+	THREAD \name, %rcx
+	TEST_GATE \name, %rcx
 	jz .Lvalue_done_\name
 .Lvalue_again_\name:
-	RESERVE .Lvalue_full_\name
-	mov %rdx, NFP_RECORD_WORD(%rcx)
-	TAG \name, NFP_VALUE
-	mov %esp, NFP_RECORD_RSP(%rcx)
-	mov %r11d, NFP_RECORD_TAG(%rcx)
+	RESERVE %rdx, %edx, .Lvalue_full_\name
+	mov %rax, NFP_RECORD_WORD(%rdx)
+	COMMIT \name, %rdx, NFP_VALUE
 .Lvalue_done_\name:
-	mov -32(%rsp), %rcx
-	mov -24(%rsp), %rdx
-	mov -16(%rsp), %rax
-	mov -8(%rsp), %r11
+	mov -32(%rsp), %r11
+.Lvalue_unrecorded_\name:
+	RESTORE_THREE
 .endm
 
 .macro CAPTURE_SLOW name
-	ENTRY_SLOW \name, 8, .Lvalue_done_\name
-.Lvalue_full_\name:
-	lea -48(%rsp), %rsp
-	ROW \name, 56
-	mov $NFP_LOST_CALL, %eax
-	call *NFP_THREAD_SLOW(%r11)
-	lea 48(%rsp), %rsp
-	ROW \name, 8
-	test %r11, %r11
-	jnz .Lvalue_again_\name
-	jmp .Lvalue_done_\name
+	ENTRY_SLOW \name, 8, .Lvalue_unrecorded_\name
+	WORD_SLOW \name, .Lvalue_full_\name, .Lvalue_again_\name, .Lvalue_done_\name
 .endm
 
 	TEMPLATE call_value
@@ -115,7 +103,7 @@
 	CAPTURE_SLOW call_value
 	EXIT_SLOW call_value
 .Lcall_value_closed:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	jmp .Lcall_value_go
 	TEMPLATE_END call_value
 
@@ -126,7 +114,7 @@
 	jmp .Lend_enter_value
 	CAPTURE_SLOW enter_value
 .Lenter_value_closed:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	TEMPLATE_END enter_value
 
 // ---- copy: as call, with the caller's stack arguments pushed again --------------------------------------------
@@ -160,7 +148,7 @@
 	ENTRY_SLOW \name, 8
 	EXIT_SLOW \name
 .Lclosed_\name:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	TEMPLATE_END \name
 .endm
 

@@ -188,7 +188,7 @@
 	jmp .Lpackets_call
 	ENTRY_SLOW packets, 8
 .Lpackets_closed:
-	mov -8(%rsp), %r11
+	mov -8(%rsp), %rcx
 	TEMPLATE_END packets
 
 	.section .note.GNU-stack, "", @progbits

@@ -4,10 +4,11 @@
 //
 //   byte  0        8            12         16
 //         | word   | tag        | rsp      |
-//                    | lap (1 bit, 31) | kind (7 bits, 24..30) | function id (24 bits, 0..23) |
+//                    | 0 (bit 31) | kind (7 bits, 24..30) | function id (24 bits, 0..23) |
 //
-// `tag` is stored last and with one store: a slot is committed when its lap bit is the lap bit of the
-// position that is read (ring.h). `word` and `rsp` change their meaning with the kind (table below).
+// In a ring the low half of the slot's address is added to `tag`, which is stored last and with one store: a slot is
+// committed when NFP_LAP_BIT is clear once the address is taken off again (ring.h). `word` and `rsp` change their meaning
+// with the kind (table below).
 #ifndef NFPROBE_RECORD_H
 #define NFPROBE_RECORD_H
 
@@ -23,16 +24,17 @@
 #define NFP_LAP_BIT 0x80000000u
 
 // kind                      word                          rsp
-#define NFP_ENTRY 0       // time stamp counter            low half of rsp at the function's entry
-#define NFP_EXIT 1        // time stamp counter            low half of rsp at the function's entry
-#define NFP_POLL_ENTRY 2  // time stamp counter            low half of rsp at the function's entry
-#define NFP_POLL_EXIT 3   // time stamp counter            packets returned | packets asked for << 16
-#define NFP_VALUE 4       // the value captured by a call  low half of rsp of the call (its EXIT follows)
-#define NFP_LOST 5        // number of records lost here   loss class (session.h)
-#define NFP_UNWOUND 6     // time stamp counter            as EXIT: the call was left by unwinding
-#define NFP_MARK 7        // time stamp counter            as ENTRY: a call whose end is not measured
+#define NFP_ENTRY 0 // time stamp counter            low half of rsp at the function's entry
+#define NFP_EXIT 1 // time stamp counter            low half of rsp at the function's entry
+#define NFP_POLL_ENTRY 2 // time stamp counter            low half of rsp at the function's entry
+#define NFP_POLL_EXIT 3 // time stamp counter            packets returned | packets asked for << 16
+#define NFP_VALUE 4 // the value captured by a call  low half of rsp of the call (its EXIT follows)
+#define NFP_LOST 5 // number of records lost here   loss class (session.h)
+#define NFP_UNWOUND 6 // time stamp counter            as EXIT: the call was left by unwinding
+#define NFP_FILL 17 // nothing: the end of a lap    nothing; nfp_drain leaves these out
+#define NFP_MARK 7 // time stamp counter            as ENTRY: a call whose end is not measured
 // A packet is a PACKET record and, reserved together with it so that they are adjacent, the facts below it.
-#define NFP_PACKET 8          // buffer address            length | position in its burst << 16
+#define NFP_PACKET 8 // buffer address            length | position in its burst << 16
 #define NFP_PACKET_ID 9 // digest   IP id | IP protocol << 16 | IP version << 24 (0: no IP) | marks << 28
 #define NFP_PACKET_V4 10 // source | destination << 32 (host order)  source port | destination port << 16
 #define NFP_PACKET_ARRIVAL 11 // arrival time stamp        unit (NFP_ARRIVAL_*)

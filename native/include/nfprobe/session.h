@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 4
+#define NFP_SESSION_VERSION 5
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -43,19 +43,16 @@
 
 // The thread block, private memory of the target that reads as zero (gate closed) in a forked child.
 #define NFP_THREAD_GATE 0
-#define NFP_THREAD_POSITION 8
+#define NFP_THREAD_CURSOR 8
 #define NFP_THREAD_LIMIT 16
-#define NFP_THREAD_BASE 24
-#define NFP_THREAD_MASK 32
-#define NFP_THREAD_RING_BYTES 40
 #define NFP_THREAD_SHARED 48
 #define NFP_THREAD_SLOW 56
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
 #define NFP_THREAD_HANDING 124
-#define NFP_THREAD_COUNTED_ENTRY 176
-#define NFP_THREAD_COUNTED_EXIT 184
+#define NFP_THREAD_COUNTED_ENTRY 168
+#define NFP_THREAD_COUNTED_EXIT 176
 #define NFP_THREAD_EMPTIED 192
 #define NFP_THREAD_BYTES 1216
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
@@ -332,17 +329,18 @@ struct nfp_thread {
 	// Two cache lines that each batch needs.
 	uint32_t gate;
 	uint32_t index; // in the thread table
-	uint64_t position;
-	uint64_t limit;
-	uint8_t *base;
-	uint64_t mask;
+	uint64_t cursor; // address of the next slot (ring.h)
+	uint64_t limit; // of `cursor`, as templates compare it; 0: no ring of this session
+	uint64_t room; // the same as C compares it; `limit` is lower while counters are read
+	uint64_t base; // where laps with an even number are written
 	uint64_t ring_bytes;
 	struct nfp_thread_shared *shared;
 	void *slow;
 	void *receive_exit;
 	void *packets_entry;
 	void *packets_exit;
-	uint64_t room; // up to where the ring may be written; `limit` is lower while counters are read
+	uint32_t detail_left; // batches that are detailed because one before them was slow
+	uint32_t detail_turn; // batches since one was detailed for what is usual
 	// Of the batch that the thread works on (native/probe/queue.h), in ticks: the entry of the poll that returned
 	// it, and since when its packets can have waited: what its age is counted from. 0 before the first one.
 	uint64_t batch_start;
@@ -353,13 +351,11 @@ struct nfp_thread {
 	// What few batches need.
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
 	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record
-	uint32_t detail_left; // batches that are detailed because one before them was slow
-	uint32_t detail_turn; // batches since one was detailed for what is usual
 	void *counter_pages; // of struct nfp_counter_pages, or 0
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
-	uint64_t
+	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
 	struct nfp_backlog {
 		uint32_t emptied; // bits 16..47 of that word, when the queue's batch was last looked at
@@ -372,11 +368,8 @@ struct nfp_thread {
 	_Static_assert(offsetof(struct type, member) == (offset),                                            \
 	               #member " moved: the templates or the other half rely on it")
 NFP_ASSERT_OFFSET(nfp_thread, gate, NFP_THREAD_GATE);
-NFP_ASSERT_OFFSET(nfp_thread, position, NFP_THREAD_POSITION);
+NFP_ASSERT_OFFSET(nfp_thread, cursor, NFP_THREAD_CURSOR);
 NFP_ASSERT_OFFSET(nfp_thread, limit, NFP_THREAD_LIMIT);
-NFP_ASSERT_OFFSET(nfp_thread, base, NFP_THREAD_BASE);
-NFP_ASSERT_OFFSET(nfp_thread, mask, NFP_THREAD_MASK);
-NFP_ASSERT_OFFSET(nfp_thread, ring_bytes, NFP_THREAD_RING_BYTES);
 NFP_ASSERT_OFFSET(nfp_thread, shared, NFP_THREAD_SHARED);
 NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);

@@ -29,12 +29,23 @@ static inline uint64_t nfp_ticks(void)
 	return (uint64_t)high << 32 | low;
 }
 
-// Adds to *position in one instruction, which a signal handler of this thread cannot tear, and returns the
+// Adds to *word in one instruction, which a signal handler of this thread cannot tear, and returns the
 // value before. No lock prefix: no other thread writes it.
-static inline uint64_t nfp_fetch_add_local(uint64_t *position, uint64_t bytes)
+static inline uint64_t nfp_fetch_add_local(uint64_t *word, uint64_t value)
 {
-	__asm__ volatile("xaddq %0, %1" : "+r"(bytes), "+m"(*position)::"memory", "cc");
-	return bytes;
+	__asm__ volatile("xaddq %0, %1" : "+r"(value), "+m"(*word)::"memory", "cc");
+	return value;
+}
+
+// Stores `value` where `expected` stands, in one instruction as above. Returns whether it stood there.
+static inline int nfp_replace_local(uint64_t *word, uint64_t expected, uint64_t value)
+{
+	uint8_t equal;
+	__asm__ volatile("cmpxchgq %3, %1\n\tsete %0"
+	                 : "=q"(equal), "+m"(*word), "+a"(expected)
+	                 : "r"(value)
+	                 : "memory", "cc");
+	return equal;
 }
 
 // The address that %fs:0 holds: the thread control block.

@@ -5,59 +5,61 @@
 
 	.text
 
-// What a call of C may change, but for rax, rcx and r11; the stack pointer is kept in rbp meanwhile.
-.macro SAVE_SEVEN
+// Saves what a call of C may change, but for rax and rcx, and aligns the stack, whose pointer is kept in rbp meanwhile.
+.macro SAVE_EIGHT
 	push %rdx
 	push %rsi
 	push %rdi
 	push %r8
 	push %r9
 	push %r10
+	push %r11
 	push %rbp
+	mov %rsp, %rbp
+	and $-16, %rsp
 .endm
 
-.macro RESTORE_SEVEN
-	mov %rax, %r11
+.macro RESTORE_EIGHT
 	mov %rbp, %rsp
 	pop %rbp
+	pop %r11
 	pop %r10
 	pop %r9
 	pop %r8
 	pop %rdi
 	pop %rsi
 	pop %rdx
-	ret
 .endm
 
-// In: r11 thread block, eax loss class. Out: r11 thread block or 0. Keeps everything but rax, rcx, r11.
+// In: rcx thread block, eax loss class. Out: rcx thread block or 0. Keeps everything but rax and rcx.
 	.p2align 4
 	.globl nfp_slow_thunk
 	.hidden nfp_slow_thunk
 nfp_slow_thunk:
 	endbr64
-	SAVE_SEVEN
-	mov %rsp, %rbp
-	and $-16, %rsp
-	mov %r11, %rdi
+	SAVE_EIGHT
+	mov %rcx, %rdi
 	mov %eax, %esi
 	call nfp_thread_slow
-	RESTORE_SEVEN
+	mov %rax, %rcx
+	RESTORE_EIGHT
+	ret
 
-// The same for threads with counters, called before every record of a template. The function's rsp stands seven words
-// above: the return address here and the 48 bytes that templates skip.
+// The same for threads with counters, called before every record of a template. The function's rsp stands eight words
+// above what is pushed: the return address here and the 48 bytes that templates skip.
 	.p2align 4
 	.globl nfp_counted_thunk
 	.hidden nfp_counted_thunk
 nfp_counted_thunk:
 	endbr64
-	SAVE_SEVEN
-	lea 112(%rsp), %edx
-	mov %rsp, %rbp
-	and $-16, %rsp
-	mov %r11, %rdi
+	SAVE_EIGHT
+	lea 120(%rbp), %edx
+	mov %rcx, %rdi
 	mov %eax, %esi
 	call nfp_counted_slow
-	RESTORE_SEVEN
+	mov %rax, %rcx
+	RESTORE_EIGHT
+	ret
 
 // In: r11 thread block, rax frame, rdx exit time, ecx function and program. The frame holds the rest.
 .macro PACKET_THUNK name, function
