@@ -90,7 +90,7 @@ long nfp_calibrate_counters(uint64_t function, uint64_t wanted)
 	if (!function || !thread->counted)
 		return -EINVAL;
 	nfp_calibration_prepare();
-	nfp_limit_set(thread);
+	__atomic_store_n(&thread->limit, 1, __ATOMIC_SEQ_CST); // as nfp_counters_set
 	*word = thread;
 	for (uint64_t i = 0; i < wanted && i < ROUNDS_MAX; i++)
 		valid += run(thread, function, &rounds[valid]);

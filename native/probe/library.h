@@ -106,10 +106,9 @@ static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t co
 // if not, they are lost and counted.
 int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
 
-// room.c. How far the ring may be written is worked out anew, for `bytes` that belong together. Returns whether they fit.
+// room.c. How far the ring may be written is worked out anew, for `bytes` that belong together and are written next. Returns
+// whether they fit.
 int nfp_room_find(struct nfp_thread *thread, uint64_t bytes);
-// Puts `limit` where the templates look at it: at `room`, or below every record while counters are read.
-void nfp_limit_set(struct nfp_thread *thread);
 // The slot at `cursor` may be written, and then the limit is looked at anew.
 void nfp_limit_set_one(struct nfp_thread *thread);
 

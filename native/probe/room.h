@@ -5,6 +5,8 @@
 #define NFPROBE_ROOM_H
 #include "library.h"
 
+#define NFP_ROOM_TOKENS 0xffffff // below every address of a ring
+
 // Bytes from the beginning of the lap to the slot at `cursor`.
 static inline uint64_t nfp_room_offset(const struct nfp_thread *thread, uint64_t cursor)
 {
@@ -41,13 +43,22 @@ static inline uint64_t nfp_room_position(const struct nfp_thread *thread, uint64
 	return tail + nfp_room_unread(thread, cursor, tail);
 }
 
+// Puts into `word`, a limit or a room, what no record is below, so that signal handlers work it out themselves. Returns it:
+// another value each time, and never 0, which blocks without a ring have.
+static inline uint64_t nfp_room_none(struct nfp_thread *thread, uint64_t *word)
+{
+	uint64_t token = (nfp_fetch_add_local(&thread->tokens, 2) & NFP_ROOM_TOKENS) | 1;
+	__atomic_store_n(word, token, __ATOMIC_SEQ_CST);
+	return token;
+}
+
 // Sets `room` for what has been read up to `tail`. A signal handler of this thread that comes in between has set a newer
 // one, perhaps in another lap: it stands.
 static inline __attribute__((always_inline)) void nfp_room_set(struct nfp_thread *thread, uint64_t tail)
 {
-	__atomic_store_n(&thread->room, 0, __ATOMIC_RELAXED);
+	uint64_t token = nfp_room_none(thread, &thread->room);
 	uint64_t cursor = __atomic_load_n(&thread->cursor, __ATOMIC_RELAXED);
 	uint64_t left = nfp_room_left(thread, cursor, tail), in_lap = nfp_room_in_lap(thread, cursor);
-	nfp_replace_local(&thread->room, 0, cursor + (left < in_lap ? left : in_lap));
+	nfp_replace_local(&thread->room, token, cursor + (left < in_lap ? left : in_lap));
 }
 #endif

@@ -18,8 +18,16 @@ run() { # NAME SANITIZERS TEST.c
 	echo "$2: $said"
 }
 
+run_room() { # of the probe library, with a short end of a lap to step through
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -I../probe -fsanitize=undefined \
+		-fno-sanitize-recover=all -DNFP_RING_SLACK_BYTES=256 -o "$build/room" test_room.c \
+		../probe/{room,rings,counter}.c "$core"/drain.c
+	echo "undefined: $("$build/room")"
+}
+
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
+run_room
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c

@@ -354,6 +354,7 @@ struct nfp_thread {
 	void *counter_pages; // of struct nfp_counter_pages, or 0
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
+	uint64_t tokens; // native/probe/room.h
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
