@@ -214,7 +214,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	thread->shared->received_packets += takes_over ? 0 : count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
-	marks |= nfp_queue_batch(thread, queue, frame->tsc, count < asked);
+	marks |= nfp_queue_batch(thread, queue, frame->tsc);
+	if (count < asked)
+		nfp_queue_emptied(thread, queue, frame->tsc);
 	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked};
 	write_poll(thread, frame, &polled);
 	int shown_later = is_shown_later(program);

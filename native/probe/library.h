@@ -154,13 +154,13 @@ static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t
 	return nfp_take(thread, count);
 }
 
-// Writes a reserved slot, and returns the next one. Tag and rsp go last, by one store: it commits the slot (partner:
-// nfp_drain's acquire load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
+// Writes a reserved slot, and returns the next one. The tag goes last: it commits the slot (partner: nfp_drain's acquire
+// load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
 static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t word, uint32_t tag, uint32_t rsp)
 {
 	slot->word = word;
-	__atomic_store_n((uint64_t *)&slot->tag, (tag + (uint32_t)(uintptr_t)slot) | (uint64_t)rsp << 32,
-	                 __ATOMIC_RELEASE);
+	slot->rsp = rsp;
+	__atomic_store_n(&slot->tag, tag + (uint32_t)(uintptr_t)slot, __ATOMIC_RELEASE);
 	return slot + 1;
 }
 #endif

@@ -9,6 +9,11 @@
 // Gates under which headers are read at once or the thread's own gate changes.
 #define ELSEWHERE (NFP_GATE_PACKETS | NFP_GATE_AUTO)
 
+static inline const struct nfp_program *program_of(uint32_t selector)
+{
+	return &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+}
+
 static inline uint32_t returned(const struct nfp_program *program, const struct nfp_frame *frame)
 {
 	return (uint32_t)frame->rax & program->count_mask;
@@ -35,7 +40,7 @@ static inline int has_room(const struct nfp_thread *thread, uint32_t records)
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector)
 {
-	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	const struct nfp_program *program = program_of(selector);
 	uint32_t count = returned(program, frame);
 	if (__builtin_expect(!program->plain || !count || thread->gate & ELSEWHERE || !has_room(thread, 3),
 	                     0)) {
@@ -45,7 +50,9 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t function = selector & NFP_FUNCTION_MASK;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t queue = nfp_queue_of(frame->arguments[program->queue_argument], selector);
-	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc, count < asked);
+	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc);
+	if (count < asked)
+		nfp_queue_emptied(thread, queue, frame->tsc);
 	struct nfp_record *slot = nfp_put_polled(nfp_take(thread, 3), thread, function, frame, queue | marks);
 	nfp_put_returned(slot, function, tsc, count, asked);
 	thread->shared->batches++;
@@ -56,7 +63,7 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 
 void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
 {
-	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
+	const struct nfp_program *program = program_of(selector);
 	if (__builtin_expect(!program->plain || thread->gate & ELSEWHERE || !thread->limit, 0))
 		nfp_any_packets_entry(thread, frame, tsc, selector);
 	else if (thread->gate & NFP_GATE_LATE)
@@ -64,36 +71,50 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		               nfp_low_rsp(frame));
 }
 
-// Whether nothing more is to be done for the packets of a call that has ended. Not for a block of an earlier session: its
-// index is another thread's now.
-static inline int is_passed(struct nfp_thread *thread, const struct nfp_program *program,
-                            const struct nfp_frame *frame, uint64_t tsc)
+// The last step of a call that handed packets on.
+static inline __attribute__((always_inline)) void packets_exit(struct nfp_thread *thread,
+                                                               const struct nfp_program *program,
+                                                               const struct nfp_frame *frame, uint64_t tsc,
+                                                               uint32_t selector)
 {
-	if (!(thread->gate & NFP_GATE_LATE))
-		return 1;
-	if (nfp_late_is_behind(thread, nfp_low_rsp(frame)))
-		nfp_late_catch_up(thread, burst_of(program, frame, requested(program, frame)),
-		                  nfp_low_rsp(frame));
-	return nfp_late_pass(thread, nfp_low_rsp(frame), tsc);
-}
-
-void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
-                      uint32_t selector)
-{
-	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
-	if (__builtin_expect(!program->plain || !thread->limit || !is_passed(thread, program, frame, tsc) ||
-	                         thread->counted || !has_room(thread, 2),
-	                     0)) {
+	if (__builtin_expect(thread->counted || !has_room(thread, 2), 0)) {
 		nfp_any_packets_exit(thread, frame, tsc, selector);
 		return;
 	}
-	uint32_t function = selector & NFP_FUNCTION_MASK;
 	uint32_t count = returned(program, frame), asked = requested(program, frame);
 	struct nfp_thread_shared *shared = thread->shared;
-	nfp_put_handed(nfp_take(thread, 2), function, frame, tsc, count, asked);
+	nfp_put_handed(nfp_take(thread, 2), selector & NFP_FUNCTION_MASK, frame, tsc, count, asked);
 	thread->handed_ticks = tsc;
 	shared->transmit_calls++;
 	shared->transmitted_packets += count;
 	if (__builtin_expect(asked > count, 0))
 		shared->refused_packets += asked - count;
+}
+
+// The same for a call that late capture looks at: mostly nothing is to be done for its packets.
+static __attribute__((noinline)) void
+late_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
+{
+	const struct nfp_program *program = program_of(selector);
+	uint32_t low_rsp = nfp_low_rsp(frame);
+	if (nfp_late_is_behind(thread, low_rsp))
+		nfp_late_catch_up(thread, burst_of(program, frame, requested(program, frame)), low_rsp);
+	if (nfp_late_pass(thread, low_rsp, tsc))
+		packets_exit(thread, program, frame, tsc, selector);
+	else
+		nfp_any_packets_exit(thread, frame, tsc, selector);
+}
+
+// No call but as the last step, so that nothing is pushed.
+void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                      uint32_t selector)
+{
+	const struct nfp_program *program = program_of(selector);
+	// Not for a block of an earlier session: its index is another thread's now.
+	if (__builtin_expect(!program->plain || !thread->limit, 0))
+		nfp_any_packets_exit(thread, frame, tsc, selector);
+	else if (thread->gate & NFP_GATE_LATE && thread->handing == nfp_low_rsp(frame))
+		late_packets_exit(thread, frame, tsc, selector);
+	else
+		packets_exit(thread, program, frame, tsc, selector);
 }

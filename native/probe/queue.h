@@ -28,7 +28,7 @@ static inline void nfp_queue_forget(struct nfp_thread *thread)
 	thread->detail_left = thread->detail_turn = 0;
 	for (uint32_t slot = 0; slot < NFP_QUEUE_SLOTS; slot++) {
 		thread->emptied[slot] = 0;
-		thread->backlog[slot] = (struct nfp_backlog){0, 0, 0};
+		thread->backlog[slot] = 0;
 	}
 }
 
@@ -43,43 +43,43 @@ static inline void nfp_queue_emptied(struct nfp_thread *thread, uint32_t queue, 
 	thread->emptied[nfp_queue_slot(queue)] = start << NFP_QUEUE_MARK_BITS | (queue & NFP_QUEUE_MARK);
 }
 
-// When the queue was seen empty before `start`; 0: never, or another queue of this slot was since then.
-static inline uint64_t nfp_queue_last_emptied(const struct nfp_thread *thread, uint32_t queue, uint64_t start)
+// Whether the word in the queue's slot is of this queue, and of any time.
+static inline int nfp_queue_is_known(uint64_t word, uint32_t queue)
 {
-	uint64_t word = thread->emptied[nfp_queue_slot(queue)];
-	if (word >> NFP_QUEUE_MARK_BITS == 0 || (word & NFP_QUEUE_MARK) != (queue & NFP_QUEUE_MARK))
-		return 0;
-	uint64_t age = (start - (word >> NFP_QUEUE_MARK_BITS)) & ((1ull << NFP_EMPTIED_BITS) - 1);
-	return start - age;
+	return word >> NFP_QUEUE_MARK_BITS != 0 && !((word ^ queue) & NFP_QUEUE_MARK);
+}
+
+// The time of the word, which is before `start`.
+static inline uint64_t nfp_queue_time(uint64_t word, uint64_t start)
+{
+	return start - ((start - (word >> NFP_QUEUE_MARK_BITS)) & ((1ull << NFP_EMPTIED_BITS) - 1));
 }
 
 // How many polls before this one came back full since the queue was seen empty.
 static inline uint32_t nfp_queue_full_polls(struct nfp_thread *thread, uint32_t queue)
 {
-	struct nfp_backlog *backlog = &thread->backlog[nfp_queue_slot(queue)];
-	uint32_t emptied = (uint32_t)(thread->emptied[nfp_queue_slot(queue)] >> NFP_QUEUE_MARK_BITS);
-	uint16_t mark = (uint16_t)(queue & NFP_QUEUE_MARK);
-	if (backlog->emptied != emptied || backlog->queue != mark)
-		*backlog = (struct nfp_backlog){emptied, mark, 0};
-	uint32_t before = backlog->full_polls;
-	backlog->full_polls += before < UINT16_MAX;
-	return before;
+	uint64_t *backlog = &thread->backlog[nfp_queue_slot(queue)];
+	uint64_t key = thread->emptied[nfp_queue_slot(queue)] >> NFP_QUEUE_MARK_BITS << 32 |
+	               (uint64_t)(queue & NFP_QUEUE_MARK) << NFP_QUEUE_MARK_BITS;
+	uint64_t before = *backlog ^ key;
+	if (before > UINT16_MAX) // since another time, or of another queue
+		before = 0;
+	*backlog = key | (before + (before < UINT16_MAX));
+	return (uint32_t)before;
 }
 
-// A batch begins, with the poll that began at `start`; is_short: it left its queue empty. Sets the thread's
-// batch_start and batch_earliest. Returns the marks of its POLL_QUEUE record.
-static inline uint32_t nfp_queue_batch(struct nfp_thread *thread, uint32_t queue, uint64_t start,
-                                       int is_short)
+// A batch begins, with the poll that began at `start`. Sets the thread's batch_start and batch_earliest. Returns the marks of
+// its POLL_QUEUE record. Before nfp_queue_emptied of the same poll.
+static inline uint32_t nfp_queue_batch(struct nfp_thread *thread, uint32_t queue, uint64_t start)
 {
-	uint64_t emptied = nfp_queue_last_emptied(thread, queue, start), before = thread->batch_start;
 	uint32_t full = nfp_queue_full_polls(thread, queue);
-	int is_saturated = !emptied || full >= NFP_SATURATED_POLLS;
-	if (is_saturated)
-		emptied = full && before && before < start ? before : start;
+	uint64_t word = thread->emptied[nfp_queue_slot(queue)], before = thread->batch_start;
 	thread->batch_start = start;
-	thread->batch_earliest = emptied;
-	if (is_short)
-		nfp_queue_emptied(thread, queue, start);
-	return is_saturated ? NFP_QUEUE_SATURATED : 0;
+	if (full < NFP_SATURATED_POLLS && nfp_queue_is_known(word, queue)) {
+		thread->batch_earliest = nfp_queue_time(word, start);
+		return 0;
+	}
+	thread->batch_earliest = full && before && before < start ? before : start;
+	return NFP_QUEUE_SATURATED;
 }
 #endif

@@ -358,11 +358,9 @@ struct nfp_thread {
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
-	struct nfp_backlog {
-		uint32_t emptied; // bits 16..47 of that word, when the queue's batch was last looked at
-		uint16_t queue;
-		uint16_t full_polls; // since then, one after another
-	} backlog[NFP_QUEUE_SLOTS];
+	// Polls one after another that came back full since the queue was seen empty: bits 16..47 of that word << 32 | the
+	// queue's 16 bits << 16 | their number.
+	uint64_t backlog[NFP_QUEUE_SLOTS];
 };
 
 #define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
