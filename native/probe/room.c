@@ -58,6 +58,10 @@ int nfp_room_find(struct nfp_thread *thread, uint64_t bytes)
 	// Partner: nfp_drain_publish. What the monitor read before it moved tail may be overwritten.
 	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE), cursor;
 	int fits;
+	// A ring that is full stays so for long.
+	if (thread->limit <= NFP_ROOM_TOKENS && thread->room <= NFP_ROOM_TOKENS &&
+	    nfp_room_left(thread, thread->cursor, tail) < bytes)
+		return 0;
 	do {
 		cursor = __atomic_load_n(&thread->cursor, __ATOMIC_RELAXED);
 		if (is_at_lap_end(thread, cursor, tail, bytes))
