@@ -370,8 +370,10 @@ void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *c
 {
 	begin_feed(pipeline);
 	// Where one thread describes packets nobody else can have handed them on.
+	pipeline->taking_part = 1;
 	if (nfp_packets_horizon(pipeline) == UINT64_MAX)
 		collect(pipeline, UINT64_MAX, 0);
+	pipeline->taking_part = 0;
 	give(pipeline, columns);
 }
 

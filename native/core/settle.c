@@ -3,7 +3,8 @@
 // one hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
 // several threads describe packets, only events before the last take are settled: what is later may still
 // stand in a ring that was drained too early in this round. What matches nothing is tried once more after
-// the next round, for a thread that a hole holds up. Called by pipeline.c; see stream.h.
+// the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that received it may not
+// have been drained yet. Called by pipeline.c; see stream.h.
 #include "stream.h"
 #include <string.h>
 
@@ -200,7 +201,8 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 		return;
 	if (event->kind == NFP_EVENT_TRANSMIT && event->ticks > pipeline->made_ticks)
 		pipeline->made_ticks = event->ticks; // of whatever was received before, it may be a copy
-	if (event->tries || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
+	int tried = event->tries && !pipeline->taking_part;
+	if (tried || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
 		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !takes_over;
 		if (takes_over)
@@ -208,7 +210,7 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 		return;
 	}
 	later->items[later->count] = *event;
-	later->items[later->count++].tries = 1;
+	later->items[later->count++].tries = event->tries || !pipeline->taking_part;
 }
 
 struct source {
@@ -286,6 +288,21 @@ static int is_held_up(const struct nfp_stream *stream)
 	return 0;
 }
 
+// What was tried comes before what was later than the settled events, so that all is in the order of time.
+static void keep_unmatched(struct nfp_pipeline *pipeline)
+{
+	struct nfp_events tried = pipeline->still_unmatched, later = pipeline->unmatched;
+	if (later.count && NFP_ARRAY_RESERVE(&tried, tried.count + later.count)) {
+		memcpy(tried.items + tried.count, later.items, later.count * sizeof(*later.items));
+		tried.count += later.count;
+	} else {
+		pipeline->counts.generated += later.count; // no memory for them
+	}
+	later.count = 0;
+	pipeline->unmatched = tried;
+	pipeline->still_unmatched = later;
+}
+
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 {
 	for (uint32_t i = 0; pipeline->pooled && i < NFP_THREAD_COUNT; i++)
@@ -305,9 +322,7 @@ void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 		drop_settled(sources[i].events, sources[i].end);
 		pipeline->events += sources[i].events->count;
 	}
-	struct nfp_events empty = pipeline->unmatched;
-	pipeline->unmatched = pipeline->still_unmatched;
-	pipeline->still_unmatched = empty;
+	keep_unmatched(pipeline);
 }
 
 static uint64_t earliest_handing_on(const struct nfp_stream *stream)

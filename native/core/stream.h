@@ -220,7 +220,7 @@ struct nfp_pipeline {
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
-	int taken, finishing;
+	int taken, finishing, taking_part;
 	struct nfp_log calls; // delivered
 	struct {
 		struct nfp_batch *items;

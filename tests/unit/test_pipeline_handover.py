@@ -102,6 +102,24 @@ def test_what_nobody_has_received_is_left_out() -> None:
     assert run([(stray, [])])[1].stray_packets == 1
 
 
+def test_the_second_thread_was_drained_first_and_in_parts() -> None:
+    """As after a pause of the monitor: what one ring held is taken before another one is looked at."""
+    first, again = ([*take_over([0x10], at), *hand_on(TX, at + 20, at + 30, 600, [0x10])] for at in (200, 1200))
+    with Pipeline(np.append(ROLES, np.uint8(lib.NFP_ROLE_TAKE_OVER))) as pipeline:
+        takes = []
+        for rows in (first, take_over([], 300)):
+            pipeline.feed(SECOND, records(rows))
+            takes.append(pipeline.take(True))
+        pipeline.feed(SECOND, records(again))
+        pipeline.feed(0, records([*receiver([0x10], 100), *receiver([0x10], 1100)]))
+        takes += [pipeline.take() for _ in range(3)]
+        pipeline.finish()
+        columns = concatenate([*takes, pipeline.take()])
+        counts = pipeline.counts()
+    assert (counts.received, counts.transmitted, counts.taken_over, counts.generated, counts.unknown) == (2, 2, 2, 0, 0)
+    assert columns.packets["done_ticks"].tolist() == [230, 1230]
+
+
 def test_many_batches_wait_for_packets_in_a_ring() -> None:
     """More than any thread's batches are kept where packets are not handed to other threads."""
     first = [row for i in range(200) for row in receiver([0x1000 + i], 100 + 100 * i)]
