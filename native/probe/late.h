@@ -173,6 +173,25 @@ static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint6
 	return 1;
 }
 
+// plain.c: the same for a call that was let pass at its entry, where it hands on the newest batch as it was received. What
+// nfp_late_catch_up would note for such a call is for what follows, and nothing does.
+static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_burst burst, uint64_t ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
+	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
+	if (!late->batches || late->order != NFP_ORDER_KEPT || !late->until_check || burst.single ||
+	    burst.count != batch->count || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
+		return 0;
+	if (pointers[0] != nfp_late_pointer_at(late, batch->first) ||
+	    pointers[burst.count - 1] != nfp_late_pointer_at(late, batch->first + burst.count - 1))
+		return 0;
+	late->until_check--;
+	nfp_late_leave(thread);
+	return 1;
+}
+
 // late.c, for show.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX
 uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest);

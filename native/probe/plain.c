@@ -97,9 +97,12 @@ late_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint
 {
 	const struct nfp_program *program = program_of(selector);
 	uint32_t low_rsp = nfp_low_rsp(frame);
-	if (nfp_late_is_behind(thread, low_rsp))
-		nfp_late_catch_up(thread, burst_of(program, frame, requested(program, frame)), low_rsp);
-	if (nfp_late_pass(thread, low_rsp, tsc))
+	struct nfp_burst burst = burst_of(program, frame, requested(program, frame));
+	int is_behind = nfp_late_is_behind(thread, low_rsp);
+	int is_passed = is_behind && nfp_late_pass_newest(thread, burst, tsc);
+	if (is_behind && !is_passed)
+		nfp_late_catch_up(thread, burst, low_rsp);
+	if (is_passed || nfp_late_pass(thread, low_rsp, tsc))
 		packets_exit(thread, program, frame, tsc, selector);
 	else
 		nfp_any_packets_exit(thread, frame, tsc, selector);

@@ -45,9 +45,13 @@ static long map_both(uint64_t address, uint32_t index)
 	long result = map_at(address, index);
 	if (result)
 		return result;
-	result = map_at(address + NFP_RING_LAPS_APART, index);
+	uint64_t odd_laps = address + NFP_RING_LAPS_APART;
+	result = map_at(odd_laps, index);
 	if (result)
 		unmap(address);
+	else // the same bytes are in a core dump once already
+		nfp_syscall3(SYS_madvise, (long)odd_laps, (long)nfp_library.header->ring_bytes + GUARD_BYTES,
+		             MADV_DONTDUMP);
 	return result;
 }
 
