@@ -137,7 +137,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->packets.count = pending->undone = 0;
 	pending->handovers.count = pending->taken = pending->held = 0;
 	pending->given_take = pending->again_take = pending->number = 0;
-	pending->handed = pending->received_total = 0;
+	pending->handed = pending->received_total = pending->turn = 0;
 	pending->next = NULL;
 }
 
@@ -222,8 +222,12 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	}
 	uint32_t received = takes_over ? 0 : size;
 	stream->received_total += received;
-	if (pending)
+	stream->turn += stream->turn_ends;
+	stream->turn_ends = 0;
+	if (pending) {
 		pending->received_total = stream->received_total;
+		pending->turn = stream->turn;
+	}
 	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
 	uint32_t receive = stream->log->count;
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);

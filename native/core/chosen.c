@@ -2,7 +2,9 @@
 // Chosen packets: where not every packet is identified (native/probe/late.c) some are described when they are handed
 // on, and say which receive call they came from. That batch is still here, or the packet is only counted: no packet
 // is put into a batch that it may not have been in. A thread's batches wait for their packets by count, taking them
-// to leave in the order of their receipt. Called by packet.c and pipeline.c; see stream.h.
+// to leave turn by turn: what was received before anything was handed on may leave in any order. An NF that keeps
+// packets back (a buffer for each port) may let later turns pass: while any packet has not left, batches wait for one
+// round more. Called by packet.c and pipeline.c; see stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 
@@ -79,12 +81,26 @@ void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed)
 {
 	uint64_t open = stream->received_total - stream->handed_total;
 	stream->handed_total += handed < open ? handed : open;
+	stream->turn_ends |= handed != 0;
 }
 
-int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending)
+// Packets of the thread up to the last one of the batch's turn.
+static uint64_t turn_total(const struct nfp_stream *stream, const struct nfp_pending *pending)
 {
-	return stream->chooses && stream->handed_total < pending->received_total &&
-	       stream->received_total - pending->received_total < CHOSEN_HISTORY_PACKETS;
+	while (pending->next && pending->next->turn == pending->turn)
+		pending = pending->next;
+	if (!pending->next && stream->batch && stream->batch->turn == pending->turn)
+		pending = stream->batch;
+	return pending->received_total;
+}
+
+int nfp_chosen_waits(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                     const struct nfp_pending *pending)
+{
+	if (!stream->chooses || stream->handed_total >= stream->received_total ||
+	    stream->received_total - pending->received_total >= CHOSEN_HISTORY_PACKETS)
+		return 0;
+	return pending->round == pipeline->round || stream->handed_total < turn_total(stream, pending);
 }
 
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)

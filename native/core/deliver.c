@@ -173,7 +173,7 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 		struct nfp_pending *pending = *link;
 		uint64_t later = stream->ended_total + 1 - pending->number;
 		int given_up = later >= patience && pending->round < pipeline->round;
-		int waits = pending->undone || nfp_chosen_waits(stream, pending) ||
+		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
 		            nfp_shown_waits(stream, pending) || nfp_handovers_wait(pipeline, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
 			link = &pending->next;

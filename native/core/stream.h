@@ -69,6 +69,7 @@ struct nfp_pending {
 	uint64_t handed; // packets that calls of this batch transmitted or dropped
 	uint64_t receive_ticks; // exit of the receive call
 	uint64_t received_total; // packets of its thread up to its last one
+	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
 	uint64_t round; // of the take after which it ended
 	uint64_t
 	    number; // one more than receiving batches of its thread had ended with it; 0: it has not ended
@@ -163,6 +164,8 @@ struct nfp_stream {
 	struct nfp_packet shown; // what is known of it before its batch is
 	uint32_t shows;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
+	uint64_t turn; // that the last receive call was in
+	uint32_t turn_ends; // packets have been handed on since
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
 		uint64_t length;
@@ -320,7 +323,8 @@ void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_record *record);
 void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
-int nfp_chosen_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
+int nfp_chosen_waits(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                     const struct nfp_pending *pending);
 // The batch is delivered.
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
 // The batch whose receive call was entered then, and which has not been delivered; or NULL.

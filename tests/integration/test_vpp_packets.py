@@ -20,10 +20,10 @@ from vpp_double import RELEASES, build_double
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory
 from otel_nfprobe.adapters.vpp_graph import read_graph
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, Columns, concatenate
+from otel_nfprobe.columns import DROPPED, RECORD, TRANSMITTED, Columns, Rows, concatenate
 from otel_nfprobe.digest import describe
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.recording import RECORDS, RecordingReader
 from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.target import Target
 
@@ -72,6 +72,13 @@ def placed(columns: Columns) -> np.ndarray[Any, Any]:
     return columns.packets[np.lexsort((columns.packets["index"], starts))]
 
 
+def read_records(reader: RecordingReader) -> Rows:
+    """Of the one thread that works."""
+    blocks = [block for block in reader.blocks() if block.type == RECORDS]
+    assert {block.thread for block in blocks} == {0}
+    return np.concatenate([block.array(RECORD) for block in blocks])
+
+
 def check_all(traffic: Traffic, columns: Columns, counts: PipelineCounts, summary: dict[str, Any]) -> None:
     """Every packet, once, at its own place, with its own id when it came and when it left."""
     packets, came = placed(columns), traffic.digests(0)
@@ -107,12 +114,21 @@ def test_every_packet(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("traffic", [2606], indirect=True)
 def test_two_input_nodes_in_one_turn(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
-    """VPP calls both, and then the graph for the packets of both: each packet is in its own node's batch."""
+    """VPP calls both, and then the graph for the packets of both: each packet is in its own node's batch, wherever a
+    round of the monitor ends."""
     traffic.double.ask("both")
     traffic.double.ask("0")  # both have been called
     columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *LATE)
     assert len(np.unique(columns.batches["function"])) == 2
     check_all(traffic, columns, counts, summary)
+    records = read_records(RecordingReader(tmp_path / "vpp.nfprobe"))
+    roles = read_facts(RecordingReader(tmp_path / "vpp.nfprobe")).roles
+    for place in range(0, len(records), len(records) // 40):
+        with Pipeline(roles) as pipeline:
+            for part in (records[:place], records[place:place], records[place:]):
+                pipeline.feed(0, part)
+                pipeline.take()
+            assert (pipeline.counts().identified, pipeline.counts().unplaced) == (COUNT, 0), place
 
 
 def test_a_number_that_names_no_buffer(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:

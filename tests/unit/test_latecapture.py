@@ -7,11 +7,12 @@ import types
 from typing import Any, cast
 
 import numpy as np
-from synthetic_records import DR, RX, TX, Row, entry, leave, poll, record, run, value
+from synthetic_records import DR, ROLES, RX, TX, Row, entry, leave, poll, record, records, run, value
 
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL, DROPPED, TRANSMITTED, BatchFlag, CallFlag, Columns
 from otel_nfprobe.latecapture import LateCapture, LateWish
+from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
 from otel_nfprobe.session import LATE_NEVER, SAMPLE_ALL, Session
 from otel_nfprobe.statistics import Distribution, Statistics
@@ -72,6 +73,41 @@ def test_a_packet_of_no_known_batch_is_only_counted() -> None:
     assert columns.packets["index"].tolist() == [3]  # the others name no batch, another one, and a place behind its end
     assert (counts.identified, counts.unplaced) == (4, 3)
     assert (counts.received, counts.transmitted, counts.unknown) == (4, 4, 0)
+
+
+def placed_from(*parts: list[Row]) -> list[tuple[int, int]]:
+    """Of each packet the receive call and its place there, in a session whose rounds ended between the parts."""
+    found: list[tuple[int, int]] = []
+    with Pipeline(ROLES) as pipeline:
+        for number, rows in enumerate(parts):
+            pipeline.feed(0, records(rows))
+            if number == len(parts) - 1:
+                pipeline.finish()
+            columns = pipeline.take()
+            starts = columns.batches["start_ticks"][columns.packets["batch"]].tolist()
+            found += zip(starts, columns.packets["index"].tolist(), strict=True)
+        assert pipeline.counts().unplaced == 0
+    return sorted(found)
+
+
+def test_packets_of_a_turn_leave_in_any_order() -> None:
+    """Two queues are polled, and what came with the second call leaves first; however long the NF rests in between."""
+    turn = [*receiver(1000, 2), *receiver(2000, 4)]
+    first = hand_on(2100, 2200, 4, [(position, (2000, position)) for position in range(4)])
+    last = hand_on(2300, 2400, 2, [(position, (1000, position)) for position in range(2)])
+    packets = [(1000, 0), (1000, 1), *((2000, position) for position in range(4))]
+    assert placed_from(turn + first, last) == packets
+    assert placed_from(turn, first, [], [], [], last) == packets
+
+
+def test_a_packet_that_is_kept_back_while_a_later_turn_passes() -> None:
+    """It is in the buffer of a port of its own: its batch waits one round more."""
+    early = [*receiver(1000, 2), *hand_on(1100, 1200, 1, [(0, (1000, 0))])]
+    later = [*receiver(2000, 1), *hand_on(2100, 2200, 1, [(0, (2000, 0))])]
+    last = hand_on(2300, 2400, 1, [(0, (1000, 1))])
+    packets = [(1000, 0), (1000, 1), (2000, 0)]
+    assert placed_from(early + later, last) == packets
+    assert placed_from(early, later, last) == packets
 
 
 def test_packets_that_were_not_accepted_are_not_done() -> None:
