@@ -166,13 +166,15 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
+	// Where packets go from thread to thread only those later batches count that had ended when the newest events that are
+	// settled were taken: what hands the packets on may be seen already, but not be settled.
+	uint64_t ended = pipeline->merges ? stream->ended_settled : stream->ended_total;
 	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;
 	while (*link) {
 		struct nfp_pending *pending = *link;
-		uint64_t later = stream->ended_total + 1 - pending->number;
-		int given_up = later >= patience && pending->round < pipeline->round;
+		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;
 		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
 		            nfp_shown_waits(stream, pending) || nfp_handovers_wait(pipeline, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {

@@ -380,11 +380,17 @@ void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *c
 void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 {
 	begin_feed(pipeline);
-	collect(pipeline, nfp_packets_horizon(pipeline), pipeline->finishing);
+	uint64_t horizon = nfp_packets_horizon(pipeline);
+	pipeline->merges = horizon != UINT64_MAX;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i])
+			pipeline->streams[i]->ended_settled = pipeline->streams[i]->ended_taken;
+	collect(pipeline, horizon, pipeline->finishing);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];
 		if (!stream)
 			continue;
+		stream->ended_taken = stream->ended_total;
 		nfp_outside_deliver(pipeline, stream, 0);
 		if (stream->last_ticks > pipeline->taken_ticks)
 			pipeline->taken_ticks = stream->last_ticks;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from synthetic_records import (
     DR,
     ROLES,
@@ -145,6 +146,24 @@ def test_receive_that_is_drained_one_round_later() -> None:
         assert pipeline.take().packets["disposition"].tolist() == [UNKNOWN]
         counts = pipeline.counts()
     assert (counts.transmitted, counts.unknown, counts.generated) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("behind", [1, 5, 50])
+def test_another_thread_is_some_batches_behind(behind: int) -> None:
+    """However many batches the first thread receives in a round of the monitor."""
+    count, per_round = 900, 150
+    with Pipeline(ROLES) as pipeline:
+        for first in range(0, count + per_round, per_round):
+            mine = range(first, min(first + per_round, count))
+            other = range(max(first - behind, 0), min(first + per_round - behind, count))
+            pipeline.feed(0, records([row for i in mine for row in receiver([i + 1], 100 * i)]))
+            sent = [hand_on(TX, 100 * (i + behind) + 50, 100 * (i + behind) + 60, 800, [i + 1]) for i in other]
+            pipeline.feed(1, records([row for rows in sent for row in rows]))
+            pipeline.take()
+        pipeline.finish()
+        pipeline.take()
+        counts = pipeline.counts()
+    assert (counts.received, counts.transmitted, counts.generated, counts.unknown) == (count, count, 0, 0)
 
 
 def test_batch_waits_for_its_packets() -> None:
