@@ -47,6 +47,7 @@ from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
 from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slots import count_stored_pointers
 from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.stolen import StolenTime
 from otel_nfprobe.strategies import STRATEGIES
 from otel_nfprobe.target import Target
 from otel_nfprobe.texts import Texts
@@ -261,6 +262,7 @@ class Monitor:
         self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say, self.counting, self.software)
         self.drain.write(lambda recording: recording.functions(self.functions()))
         self.started_at = time.monotonic()
+        self.stolen = StolenTime()
         self.session.write_message(self.purpose)
         if self.packets == SLOW:
             self.drain.late = LateCapture(self.session, self.wish, clock)

@@ -57,6 +57,7 @@ def make_document(
             "start_unix_ns": facts.header.start_unix_ns,
             "complete": facts.complete,
             "damage": facts.damage,
+            "stolen": facts.summary.get("stolen"),
         },
     }
 

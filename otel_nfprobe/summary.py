@@ -53,6 +53,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             "ticks_per_second": round(clock.ticks_per_second),
             "set_ns": int(clock.stepped_ns),
         },
+        "stolen": monitor.stolen.describe(),
         "overhead": _describe_overhead(monitor, counts.calls),
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),

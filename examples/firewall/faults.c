@@ -5,13 +5,17 @@
 //   output START END       a slow output (port.c)
 //   flow START END         a batch with a packet of the slow flow, which has far more rules to pass
 //   burst TIME PACKETS     so many packets of one flow arrived at once (generator.c)
-//   preempted START END    between the two the kernel took the CPU away
+//   preempted START END    the kernel gave the CPU to others for so long; when between two looks is not known
 //   unknown START END      nothing of the above, and yet the program stood still: a debugger, or the machine itself
+//                          (where it is a virtual one, its host)
 //   backlog START END      polls were full from the first to the last: the queue was never empty
 //
 // Asking the kernel costs a system call per batch: only with --faults.
+#include <fcntl.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 #include "firewall.h"
 
 // Longer than this is looked at: a gap between two polls, and a batch with what preceded it.
@@ -27,6 +31,17 @@ static long count_preemptions(void)
 	return usage.ru_nivcsw;
 }
 
+// How long the worker has waited for a CPU while others ran there, ever. 0: the kernel does not say.
+static uint64_t read_waited_ns(const struct fw_watch *watch)
+{
+	char text[64] = "";
+	if (watch->schedstat < 0 || pread(watch->schedstat, text, sizeof(text) - 1, 0) <= 0)
+		return 0;
+	char *second;
+	strtoull(text, &second, 10);
+	return strtoull(second, NULL, 10);
+}
+
 static uint64_t read_cpu_ns(void)
 {
 	struct timespec time;
@@ -39,7 +54,9 @@ void fw_watch_init(struct fw_watch *watch, FILE *log, double ticks_per_second)
 	*watch = (struct fw_watch){.log = log, .ticks_per_ns = ticks_per_second / 1e9};
 	if (!log)
 		return;
+	watch->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
 	watch->preempted = count_preemptions();
+	watch->waited_ns = read_waited_ns(watch);
 	watch->cpu_ns = read_cpu_ns();
 	watch->checked = watch->polled = fw_ticks();
 }
@@ -60,6 +77,12 @@ static void check(struct fw_watch *watch, uint64_t since, int known, double limi
 	if (away > now - since)
 		away = now - since;
 	if (preempted != watch->preempted) {
+		// A host that takes the CPU of a virtual machine is away, too, and often preempted next: not for all that time.
+		uint64_t waited_ns = read_waited_ns(watch);
+		uint64_t waited = (uint64_t)((double)(waited_ns - watch->waited_ns) * watch->ticks_per_ns);
+		if (watch->schedstat >= 0 && waited < away)
+			away = waited;
+		watch->waited_ns = waited_ns;
 		say(watch, "preempted", since, since + away);
 		since += away;
 	}

@@ -90,6 +90,8 @@ struct fw_watch {
 	double ticks_per_ns;
 	uint64_t slow_outputs;
 	long preempted;         // involuntary context switches
+	uint64_t waited_ns;     // for a CPU, at the last of them
+	int schedstat;          // descriptor of the worker's; -1: there is none
 };
 
 struct fw_counters {

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from otel_nfprobe.report import Report
+from otel_nfprobe.stolen import explain_stolen
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.page_style import STYLE
@@ -82,9 +83,11 @@ def _render_slowest(report: Report) -> str:
     if not slowest:
         return "<h2>Slow packets</h2><p>No packet was described, so there is none to show.</p>"
     flow = report.document["packets"].get("flow")
+    stolen = explain_stolen(report.document["recording"].get("stolen"))
     parts = [
         "<h2>The slowest packets, and what made them late</h2>",
         f"<p>Only packets of: {escape(flow)}</p>" if flow else "",
+        f"<p>{escape(stolen)}</p>" if stolen else "",
         '<p class="legend"><span class="key wait"></span>in the queue'
         '<span class="key own"></span>the own batch of the packet'
         '<span class="key cause"></span>the call that made it late'

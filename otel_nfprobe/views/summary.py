@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from otel_nfprobe.stolen import explain_stolen
+
 
 def format_summary(summary: dict[str, Any]) -> str:
     """Some lines of text from the summary object of attach."""
@@ -29,6 +31,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"{100 * overhead['share_of_core']:.2f} % of a core",
         f"  clock      right within {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
+    if sentence := explain_stolen(summary.get("stolen")):
+        lines.append(f"  stolen     {sentence}")
     if "recording" in summary:
         recording = summary["recording"]
         files = recording.get("files", [recording["file"]])

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from otel_nfprobe.report import Report
+from otel_nfprobe.stolen import explain_stolen
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration
@@ -29,6 +30,7 @@ def render_table(report: Report) -> str:
         _format_packets(document["packets"]),
         format_flow(document["packets"]),
         format_causes(document["packets"]),
+        explain_stolen(document["recording"].get("stolen")),
         format_slowest(document["packets"]["slowest"]),
         _format_losses(report),
     ]

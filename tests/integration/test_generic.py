@@ -24,6 +24,7 @@ from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.report import build_report
+from otel_nfprobe.stolen import StolenTime
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -61,7 +62,7 @@ def test_turns_of_many_threads(compile_target: Callable[..., Path], spawn: Start
 
 
 def test_a_slow_turn_has_its_cause(talker: Talker, nfprobe: Any, tmp_path: Path) -> None:
-    recording = tmp_path / "turns.nfp"
+    recording, stolen = tmp_path / "turns.nfp", StolenTime()
     options = ["--batch-function", "turns-*:begin_turn", "--functions", "turns-*:quick", "--functions", "turns-*:slow"]
     monitor = nfprobe.start("attach", talker.pid, *options, "--record", recording, "--json")
     while "attached to" not in (line := monitor.stderr.readline()):
@@ -72,6 +73,7 @@ def test_a_slow_turn_has_its_cause(talker: Talker, nfprobe: Any, tmp_path: Path)
     assert monitor.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     assert (summary["adapter"], summary["batches"]) == ("generic", TURNS + 1)
+    assert 0 <= summary["stolen"]["ns"] <= stolen.describe()["ns"]
     assert summary["packets"] == {"received": TURNS + 1, "transmitted": TURNS, "dropped": 0, "unknown": 1}
     check_turns(recording)
     slowest = build_report(RecordingReader(str(recording)), SLOW_TURNS).document["packets"]["slowest"]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stolen time: how long the host of a virtual machine kept its processors from it, as the kernel counts it (*steal*).
+
+A packet that waited meanwhile is late, and the function that stood still then is blamed for it: nothing inside the
+machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; shown by
+views/summary.py and views/table.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+PROCESSORS = "/proc/stat"
+WORTH_SAYING = 0.001  # of the time: the slowest packets are looked for among a thousand
+_IDLE, _WAITING, _STOLEN, _COLUMNS = 3, 4, 7, 8  # proc_stat(5)
+
+
+class StolenTime:
+    """What was stolen since this was made.
+
+    Args:
+        path: a file like /proc/stat.
+    """
+
+    def __init__(self, path: str = PROCESSORS) -> None:
+        self._path = path
+        self._begin = self._read()
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary: `ns` of all processors together, and the `share` of the time in which they had work.
+
+        The kernel counts in steps of its clock tick (10 ms mostly). Both are 0 where it does not say.
+        """
+        spent = [max(0, now - then) for now, then in zip(self._read(), self._begin, strict=True)]
+        wanted = sum(spent) - spent[_IDLE] - spent[_WAITING]
+        share = spent[_STOLEN] / wanted if wanted else 0.0
+        return {"ns": spent[_STOLEN] * 1_000_000_000 // os.sysconf("SC_CLK_TCK"), "share": round(share, 6)}
+
+    def _read(self) -> Sequence[int]:
+        try:
+            with open(self._path, encoding="ascii") as file:
+                columns = [int(word) for word in file.readline().split()[1 : 1 + _COLUMNS]]
+        except (OSError, ValueError):
+            columns = []
+        return columns if len(columns) == _COLUMNS else [0] * _COLUMNS
+
+
+def explain_stolen(stolen: object) -> str:
+    """A sentence about the `stolen` of a summary, which may come from a damaged recording; empty where it is little."""
+    share = stolen.get("share") if isinstance(stolen, dict) else None
+    if not isinstance(share, float) or not WORTH_SAYING <= share <= 1:
+        return ""
+    return (
+        f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
+        "that makes packets late, too, and is blamed on the function that stood still"
+    )
