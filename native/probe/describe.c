@@ -5,9 +5,7 @@
 
 static uint64_t load_be64(const uint8_t *bytes)
 {
-	uint64_t word;
-	__builtin_memcpy(&word, bytes, 8);
-	return __builtin_bswap64(word);
+	return __builtin_bswap64(nfp_load_64(bytes));
 }
 
 // One packet as a run of adjacent records: all of them, or none.
@@ -25,8 +23,8 @@ static void put_addresses(struct packet_writer *writer, const struct nfp_packet_
 {
 	uint32_t ports = facts->source_port | (uint32_t)facts->destination_port << 16;
 	if (facts->ip_version == 4) {
-		uint64_t source = load_be64(facts->source) >> 32,
-		         destination = load_be64(facts->destination) >> 32;
+		uint64_t source = nfp_load_be32(facts->source),
+		         destination = nfp_load_be32(facts->destination);
 		put(writer, NFP_PACKET_V4, source | destination << 32, ports);
 	} else if (facts->ip_version == 6) {
 		put(writer, NFP_PACKET_SRC6_HIGH, load_be64(facts->source), ports);

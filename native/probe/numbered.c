@@ -5,6 +5,7 @@
 //
 //   buffers_start + (number << number_shift) -> | fields ... | data_pointer: bytes, from the signed data_offset on |
 #include "late.h"
+#include "nfprobe/headers.h"
 
 enum { SEGMENTS_MAX = 64 };
 
@@ -16,21 +17,14 @@ static uint64_t buffer_at(const struct nfp_program *program, uint64_t number)
 	return offset + program->data_pointer <= header->buffers_bytes ? header->buffers_start + offset : 0;
 }
 
-static uint32_t load_32(const uint8_t *bytes)
-{
-	uint32_t value;
-	__builtin_memcpy(&value, bytes, sizeof(value));
-	return value;
-}
-
 // Bytes in the buffers that follow the packet's first one.
 static uint32_t chained_bytes(const struct nfp_program *program, const uint8_t *buffer)
 {
 	uint32_t sum = 0;
 	for (uint32_t i = 0; i < SEGMENTS_MAX; i++) {
-		if (!(load_32(buffer + program->next_flags) >> (program->next_bit & 31) & 1))
+		if (!(nfp_load_32(buffer + program->next_flags) >> (program->next_bit & 31) & 1))
 			break;
-		uint64_t next = buffer_at(program, load_32(buffer + program->next_number));
+		uint64_t next = buffer_at(program, nfp_load_32(buffer + program->next_number));
 		if (!next)
 			break;
 		buffer = (const uint8_t *)(uintptr_t)next;
@@ -81,7 +75,7 @@ uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *pro
 	}
 	late->worked = 1;
 	for (uint32_t i = 0; i < count; i++) {
-		uint32_t number = load_32(numbers + sizeof(number) * i);
+		uint32_t number = nfp_load_32(numbers + sizeof(number) * i);
 		late->named[i] = buffer_at(program, number);
 		if (!late->named[i]) {
 			nfp_switch_off(program, NFP_VERDICT_NUMBER_WRONG, number);

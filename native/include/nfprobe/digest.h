@@ -50,38 +50,44 @@ static inline void nfp_parse_flow(const uint8_t *header, struct nfp_packet_facts
 	facts->source_port = identified ? nfp_load_be16(header + 4) : 0;
 }
 
-// Steps over the transport header and stores the fields that NFs do not rewrite in invariant[0..11], as on the
-// wire. Returns how many of those bytes the digest takes: 4, or 12 for TCP.
-static inline uint32_t nfp_parse_transport(struct nfp_parse *parse, uint8_t invariant[12],
-                                           struct nfp_packet_facts *facts)
+// What NFs do not rewrite of a transport header, as on the wire. In words: bytes that are stored one by one and loaded
+// as a word hold the processor up.
+struct nfp_invariant {
+	uint32_t first;
+	uint64_t rest; // of TCP only
+};
+
+// Steps over the transport header. Returns whether it is TCP's.
+static inline int nfp_parse_transport(struct nfp_parse *parse, struct nfp_invariant *invariant,
+                                      struct nfp_packet_facts *facts)
 {
 	const uint8_t *header = parse->bytes + parse->at;
 	uint32_t header_bytes = nfp_transport_bytes(facts->protocol);
+	*invariant = (struct nfp_invariant){0};
 	if (parse->later_fragment)
-		return 4;
+		return 0;
 	if (facts->protocol == 50 && nfp_parse_has(parse, 4))
 		nfp_parse_flow(header, facts); // ESP's SPI; the digest takes it with what follows
 	if (!header_bytes || !nfp_parse_has(parse, header_bytes))
-		return 4;
+		return 0;
 	nfp_parse_flow(header, facts);
 	if (facts->protocol == 6) {
 		uint32_t with_options = (header[12] >> 4) * 4u;
-		// Sequence number, acknowledgement, offset and flags, window.
-		__builtin_memcpy(invariant, header + 4, 12);
+		invariant->first = nfp_load_32(header + 4); // sequence number
+		invariant->rest = nfp_load_64(header + 8); // acknowledgement, offset and flags, window
 		if (with_options > header_bytes)
 			header_bytes =
 			    nfp_parse_has(parse, with_options) ? with_options : parse->readable - parse->at;
 	} else if (facts->protocol == 17 || facts->protocol == 136) {
-		__builtin_memcpy(invariant, header + 4, 2); // length
+		invariant->first = nfp_load_32(header + 4) & 0xffff; // length
 	} else if (facts->protocol == 132) {
-		__builtin_memcpy(invariant, header + 4, 4); // verification tag
+		invariant->first = nfp_load_32(header + 4); // verification tag
 	} else if (facts->protocol != 33) {
 		// Type and code, and the sequence number; the identifier is rewritten as ports are.
-		__builtin_memcpy(invariant, header, 2);
-		__builtin_memcpy(invariant + 2, header + 6, 2);
+		invariant->first = (nfp_load_32(header) & 0xffff) | (nfp_load_32(header + 4) & 0xffff0000);
 	}
 	parse->at += header_bytes;
-	return facts->protocol == 6 ? 12 : 4;
+	return facts->protocol == 6;
 }
 
 // Hashes the first `limit` bytes from where the parser stands.
@@ -103,30 +109,19 @@ static inline uint64_t nfp_digest_ip(struct nfp_parse *parse, const uint64_t key
                                      struct nfp_packet_facts *facts)
 {
 	uint32_t payload = parse->end - parse->at; // of IP, behind its options and extension headers
-	uint8_t head[24] = {0};
+	uint64_t fragment = (uint16_t)(parse->fragment << 8 | parse->fragment >> 8);
 	facts->ip_id = (uint16_t)parse->ip_id;
 	if (parse->later_fragment)
 		facts->flags |= NFP_FACTS_FRAGMENT;
-	head[0] = facts->ip_version;
-	head[1] = facts->protocol;
-	head[2] = (uint8_t)(parse->fragment >> 8);
-	head[3] = (uint8_t)parse->fragment;
-	head[4] = (uint8_t)(parse->ip_id >> 24);
-	head[5] = (uint8_t)(parse->ip_id >> 16);
-	head[6] = (uint8_t)(parse->ip_id >> 8);
-	head[7] = (uint8_t)parse->ip_id;
-	head[8] = (uint8_t)(payload >> 24);
-	head[9] = (uint8_t)(payload >> 16);
-	head[10] = (uint8_t)(payload >> 8);
-	head[11] = (uint8_t)payload;
-	uint32_t words = nfp_parse_transport(parse, head + 12, facts) == 12 ? 3 : 2;
 	struct nfp_siphash hash;
 	nfp_siphash_init(key, &hash);
-	for (uint32_t i = 0; i < words; i++) {
-		uint64_t word;
-		__builtin_memcpy(&word, head + 8 * i, 8);
-		nfp_siphash_absorb(&hash, word);
-	}
+	nfp_siphash_absorb(&hash, facts->ip_version | (uint64_t)facts->protocol << 8 | fragment << 16 |
+	                              (uint64_t)__builtin_bswap32(parse->ip_id) << 32);
+	struct nfp_invariant invariant;
+	int is_tcp = nfp_parse_transport(parse, &invariant, facts);
+	nfp_siphash_absorb(&hash, __builtin_bswap32(payload) | (uint64_t)invariant.first << 32);
+	if (is_tcp)
+		nfp_siphash_absorb(&hash, invariant.rest);
 	return nfp_digest_finish(&hash, parse, NFP_DIGEST_PAYLOAD_BYTES, facts);
 }
 

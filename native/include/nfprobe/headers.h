@@ -68,6 +68,20 @@ static inline uint32_t nfp_load_be32(const uint8_t *bytes)
 	return (uint32_t)nfp_load_be16(bytes) << 16 | nfp_load_be16(bytes + 2);
 }
 
+static inline uint32_t nfp_load_32(const uint8_t *bytes)
+{
+	uint32_t word;
+	__builtin_memcpy(&word, bytes, sizeof(word));
+	return word;
+}
+
+static inline uint64_t nfp_load_64(const uint8_t *bytes)
+{
+	uint64_t word;
+	__builtin_memcpy(&word, bytes, sizeof(word));
+	return word;
+}
+
 static inline int nfp_parse_has(const struct nfp_parse *parse, uint32_t count)
 {
 	return parse->readable - parse->at >= count;
