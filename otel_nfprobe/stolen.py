@@ -2,8 +2,8 @@
 """Stolen time: how long the host of a virtual machine kept its processors from it, as the kernel counts it (*steal*).
 
 A packet that waited meanwhile is late, and the function that stood still then is blamed for it: nothing inside the
-machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; shown by
-views/summary.py and views/table.py.
+machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; told by
+views/sentence.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 PROCESSORS = "/proc/stat"
-WORTH_SAYING = 0.001  # of the time: the slowest packets are looked for among a thousand
 _IDLE, _WAITING, _STOLEN, _COLUMNS = 3, 4, 7, 8  # proc_stat(5)
 
 
@@ -45,14 +44,3 @@ class StolenTime:
         except (OSError, ValueError):
             columns = []
         return columns if len(columns) == _COLUMNS else [0] * _COLUMNS
-
-
-def explain_stolen(stolen: object) -> str:
-    """A sentence about the `stolen` of a summary, which may come from a damaged recording; empty where it is little."""
-    share = stolen.get("share") if isinstance(stolen, dict) else None
-    if not isinstance(share, float) or not WORTH_SAYING <= share <= 1:
-        return ""
-    return (
-        f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
-        "that makes packets late, too, and is blamed on the function that stood still"
-    )

@@ -222,8 +222,6 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	}
 	uint32_t received = takes_over ? 0 : size;
 	stream->received_total += received;
-	stream->turn += stream->turn_ends;
-	stream->turn_ends = 0;
 	if (pending) {
 		pending->received_total = stream->received_total;
 		pending->turn = stream->turn;

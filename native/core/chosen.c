@@ -81,7 +81,7 @@ void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed)
 {
 	uint64_t open = stream->received_total - stream->handed_total;
 	stream->handed_total += handed < open ? handed : open;
-	stream->turn_ends |= handed != 0;
+	stream->turn += handed != 0;
 }
 
 // Packets of the thread up to the last one of the batch's turn.

@@ -3,8 +3,8 @@
 // one hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
 // several threads describe packets, only events before the last take are settled: what is later may still
 // stand in a ring that was drained too early in this round. What matches nothing is tried once more after
-// the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that received it may not
-// have been drained yet. Called by pipeline.c; see stream.h.
+// the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that
+// received it may not have been drained yet. Called by pipeline.c; see stream.h.
 #include "stream.h"
 #include <string.h>
 

@@ -164,8 +164,7 @@ struct nfp_stream {
 	struct nfp_packet shown; // what is known of it before its batch is
 	uint32_t shows;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
-	uint64_t turn; // that the last receive call was in
-	uint32_t turn_ends; // packets have been handed on since
+	uint64_t turn; // grows whenever packets are handed on
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
 		uint64_t length;

@@ -86,8 +86,7 @@ static int is_same(const struct nfp_late *late, const struct nfp_late_batch *bat
 {
 	if (late->order == NFP_ORDER_CHANGED)
 		return sum == batch->sum;
-	return pointers[0] == nfp_late_pointer_at(late, batch->first) &&
-	       pointers[late->count - 1] == nfp_late_pointer_at(late, batch->first + batch->count - 1);
+	return nfp_late_is_kept(late, batch, pointers);
 }
 
 // The batch that the array is, as far as one can see, as `whole` has it: its pointers are kept already. An NF that polls

@@ -158,6 +158,23 @@ static inline void nfp_late_leave(struct nfp_thread *thread)
 	thread->handing = nfp_late_of(thread)->frame = 0;
 }
 
+// Whether packets of the batch that are handed on at `ticks` are identified.
+static inline int nfp_late_is_wanted(const struct nfp_thread *thread, const struct nfp_late_batch *batch,
+                                     uint64_t ticks)
+{
+	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
+	return batch->drawn || ticks - batch->age_start_ticks >= late_ticks;
+}
+
+// Whether the array begins and ends as the batch did when it was received; both are equally long.
+static inline int nfp_late_is_kept(const struct nfp_late *late, const struct nfp_late_batch *batch,
+                                   const uint64_t *pointers)
+{
+	uint32_t last = batch->count - 1;
+	return pointers[0] == nfp_late_pointer_at(late, batch->first) &&
+	       pointers[last] == nfp_late_pointer_at(late, batch->first + last);
+}
+
 // plain.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
 // Most calls hand on the packets of one batch, which is young and not drawn.
 static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint64_t ticks)
@@ -165,9 +182,7 @@ static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint6
 	struct nfp_late *late = nfp_late_of(thread);
 	if (thread->handing != frame)
 		return 1;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
-	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
-	if (!late->array || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
+	if (!late->array || nfp_late_is_wanted(thread, nfp_late_batch_at(late, late->whole - 1), ticks))
 		return 0;
 	nfp_late_leave(thread);
 	return 1;
@@ -179,13 +194,9 @@ static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_bur
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
-	const uint64_t *pointers = (const uint64_t *)(uintptr_t)burst.pointers;
-	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
 	if (!late->batches || late->order != NFP_ORDER_KEPT || !late->until_check || burst.single ||
-	    burst.count != batch->count || batch->drawn || ticks - batch->age_start_ticks >= late_ticks)
-		return 0;
-	if (pointers[0] != nfp_late_pointer_at(late, batch->first) ||
-	    pointers[burst.count - 1] != nfp_late_pointer_at(late, batch->first + burst.count - 1))
+	    burst.count != batch->count || nfp_late_is_wanted(thread, batch, ticks) ||
+	    !nfp_late_is_kept(late, batch, (const uint64_t *)(uintptr_t)burst.pointers))
 		return 0;
 	late->until_check--;
 	nfp_late_leave(thread);

@@ -97,11 +97,13 @@ late_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint
 {
 	const struct nfp_program *program = program_of(selector);
 	uint32_t low_rsp = nfp_low_rsp(frame);
-	struct nfp_burst burst = burst_of(program, frame, requested(program, frame));
-	int is_behind = nfp_late_is_behind(thread, low_rsp);
-	int is_passed = is_behind && nfp_late_pass_newest(thread, burst, tsc);
-	if (is_behind && !is_passed)
-		nfp_late_catch_up(thread, burst, low_rsp);
+	int is_passed = 0;
+	if (nfp_late_is_behind(thread, low_rsp)) {
+		struct nfp_burst burst = burst_of(program, frame, requested(program, frame));
+		is_passed = nfp_late_pass_newest(thread, burst, tsc);
+		if (!is_passed)
+			nfp_late_catch_up(thread, burst, low_rsp);
+	}
 	if (is_passed || nfp_late_pass(thread, low_rsp, tsc))
 		packets_exit(thread, program, frame, tsc, selector);
 	else

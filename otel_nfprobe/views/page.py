@@ -13,11 +13,10 @@ from pathlib import PurePath
 from typing import Any
 
 from otel_nfprobe.report import Report
-from otel_nfprobe.stolen import explain_stolen
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.page_style import STYLE
-from otel_nfprobe.views.sentence import describe_packet, explain_cause
+from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_stolen
 from otel_nfprobe.views.timeline import draw_timeline
 
 # The page may load nothing, from anywhere.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences about one slow packet: what it was and what made it late. Called by the table and the page."""
+"""Sentences about one slow packet: what it was and what made it late; and about what may have made any late.
+
+Called by the summary, the table and the page.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from otel_nfprobe.views.numbers import format_count, format_duration
 
 BOUNDS = {POLL: "up to ", SATURATED: "at least "}  # what a wait says that is not exact, by arrival source
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
+STOLEN_SHARE = 0.001  # of the time: the slowest packets are looked for among a thousand
 
 
 def explain_cause(packet: dict[str, Any]) -> str:
@@ -40,6 +44,17 @@ def describe_packet(packet: dict[str, Any]) -> str:
     if packet.get("disposition"):
         parts.append(packet["disposition"])
     return ", ".join(parts)
+
+
+def explain_stolen(stolen: object) -> str:
+    """A sentence about the `stolen` of a summary, which may come from a damaged recording; empty where it is little."""
+    share = stolen.get("share") if isinstance(stolen, dict) else None
+    if not isinstance(share, float) or not STOLEN_SHARE <= share <= 1:
+        return ""
+    return (
+        f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
+        "that makes packets late, too, and is blamed on the function that stood still"
+    )
 
 
 def _name_batch(batch: int | None) -> str:

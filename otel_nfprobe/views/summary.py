@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_nfprobe.stolen import explain_stolen
+from otel_nfprobe.views.sentence import explain_stolen
 
 
 def format_summary(summary: dict[str, Any]) -> str:

@@ -121,8 +121,8 @@ def test_two_input_nodes_in_one_turn(traffic: Traffic, nfprobe: Any, tmp_path: P
     columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *LATE)
     assert len(np.unique(columns.batches["function"])) == 2
     check_all(traffic, columns, counts, summary)
-    records = read_records(RecordingReader(tmp_path / "vpp.nfprobe"))
-    roles = read_facts(RecordingReader(tmp_path / "vpp.nfprobe")).roles
+    reader = RecordingReader(tmp_path / "vpp.nfprobe")
+    roles, records = read_facts(reader).roles, read_records(reader)
     for place in range(0, len(records), len(records) // 40):
         with Pipeline(roles) as pipeline:
             for part in (records[:place], records[place:place], records[place:]):
