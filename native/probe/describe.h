@@ -27,10 +27,13 @@ static inline uint32_t nfp_smaller(uint32_t a, uint32_t b)
 
 static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
 {
-	uint32_t length = 0;
+	uint16_t length;
+	uint32_t wide;
+	if (width == 4) {
+		__builtin_memcpy(&wide, buffer + offset, 4);
+		return wide;
+	}
 	__builtin_memcpy(&length, buffer + offset, 2);
-	if (width == 4)
-		__builtin_memcpy(&length, buffer + offset, 4);
 	return length;
 }
 
@@ -40,7 +43,9 @@ void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, struc
 static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
 {
 	if (program->number_shift) {
-		nfp_numbered_view(program, buffer, view);
+		struct nfp_view numbered; // else `view` is kept in memory elsewhere, too
+		nfp_numbered_view(program, buffer, &numbered);
+		*view = numbered;
 		return;
 	}
 	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;

@@ -23,24 +23,29 @@ static inline void copy_16(uint8_t *restrict out, const uint8_t *restrict in)
 static inline void copy_64(uint8_t *restrict out, const uint8_t *restrict in)
 {
 #pragma GCC unroll 4
-	for (uint32_t i = 0; i < 64; i += 16)
+	for (size_t i = 0; i < 64; i += 16)
 		copy_16(out + i, in + i);
 }
 
-// Few stores and few branches. The last piece overlaps the one before it.
-static void copy_bytes(uint8_t *restrict out, const uint8_t *restrict in, uint32_t count)
+// Few stores and few branches: many packets have 64 bytes. The last piece overlaps the one before it.
+static inline void copy_bytes(uint8_t *restrict out, const uint8_t *restrict in, size_t count)
 {
-	if (count < 16) {
-		for (uint32_t i = 0; i < count; i++)
-			out[i] = in[i];
-		return;
+	uint8_t *out_end = out + count;
+	const uint8_t *in_end = in + count;
+	if (count >= 64) {
+		copy_64(out, in);
+		for (; in_end - in > 128; out += 64, in += 64)
+			copy_64(out + 64, in + 64);
+		if (count > 64)
+			copy_64(out_end - 64, in_end - 64);
+	} else if (count >= 16) {
+		for (; in_end - in > 16; out += 16, in += 16)
+			copy_16(out, in);
+		copy_16(out_end - 16, in_end - 16);
+	} else {
+		while (in < in_end)
+			*out++ = *in++;
 	}
-	uint32_t at = 0;
-	for (; at + 64 <= count; at += 64)
-		copy_64(out + at, in + at);
-	for (; at + 16 < count; at += 16)
-		copy_16(out + at, in + at);
-	copy_16(out + count - 16, in + count - 16);
 }
 
 // Copies of a packet's headers have so many bytes at most.
@@ -49,7 +54,7 @@ static uint32_t most_bytes(const struct nfp_program *program)
 	return program->link_layer & NFP_LINK_INNER ? NFP_LATE_COPY_BYTES : OUTER_BYTES;
 }
 
-static void copy_headers(struct nfp_late *late, const struct nfp_program *program)
+static void copy_headers(struct nfp_late *restrict late, const struct nfp_program *restrict program)
 {
 	uint32_t most = most_bytes(program);
 	late->copied = (uint16_t)nfp_smaller(late->count, NFP_LATE_COPIES);

@@ -25,9 +25,16 @@ run_room() { # of the probe library, with a short end of a lap to step through
 	echo "undefined: $("$build/room")"
 }
 
+run_hold() { # of the probe library
+	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/hold" test_hold.c ../probe/hold.c
+	echo "address,undefined: $("$build/hold")"
+}
+
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
 run_room
+run_hold
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
