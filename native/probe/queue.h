@@ -28,7 +28,7 @@ static inline void nfp_queue_forget(struct nfp_thread *thread)
 	thread->detail_left = thread->detail_turn = 0;
 	for (uint32_t slot = 0; slot < NFP_QUEUE_SLOTS; slot++) {
 		thread->emptied[slot] = 0;
-		thread->backlog[slot] = 0;
+		thread->backlog[slot] = (struct nfp_backlog){0};
 	}
 }
 
@@ -58,14 +58,17 @@ static inline uint64_t nfp_queue_time(uint64_t word, uint64_t start)
 // How many polls before this one came back full since the queue was seen empty.
 static inline uint32_t nfp_queue_full_polls(struct nfp_thread *thread, uint32_t queue)
 {
-	uint64_t *backlog = &thread->backlog[nfp_queue_slot(queue)];
-	uint64_t key = thread->emptied[nfp_queue_slot(queue)] >> NFP_QUEUE_MARK_BITS << 32 |
-	               (uint64_t)(queue & NFP_QUEUE_MARK) << NFP_QUEUE_MARK_BITS;
-	uint64_t before = *backlog ^ key;
-	if (before > UINT16_MAX) // since another time, or of another queue
-		before = 0;
-	*backlog = key | (before + (before < UINT16_MAX));
-	return (uint32_t)before;
+	struct nfp_backlog *backlog = &thread->backlog[nfp_queue_slot(queue)];
+	uint64_t emptied = thread->emptied[nfp_queue_slot(queue)];
+	if (backlog->emptied != emptied || backlog->queue != queue) {
+		// It has been empty since, or the slot was another queue's.
+		*backlog = (struct nfp_backlog){.emptied = emptied, .queue = queue, .polls = 1};
+		return 0;
+	}
+	uint32_t polls = backlog->polls;
+	if (polls < NFP_SATURATED_POLLS)
+		backlog->polls = polls + 1;
+	return polls;
 }
 
 // A batch begins, with the poll that began at `start`. Sets the thread's batch_start and batch_earliest. Returns the marks of

@@ -54,7 +54,7 @@
 #define NFP_THREAD_COUNTED_ENTRY 168
 #define NFP_THREAD_COUNTED_EXIT 176
 #define NFP_THREAD_EMPTIED 192
-#define NFP_THREAD_BYTES 1216
+#define NFP_THREAD_BYTES 1728
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
 #define NFP_QUEUE_SLOTS 64
 #define NFP_QUEUE_HASH 0x9e3779b1
@@ -325,6 +325,13 @@ struct nfp_probe {
 };
 
 // cdef end
+// Polls one after another that came back full since a queue was seen empty.
+struct nfp_backlog {
+	uint64_t emptied; // the slot's word then
+	uint32_t queue; // as nfp_queue_of has it
+	uint32_t polls; // at most as many as make it saturated
+};
+
 struct nfp_thread {
 	// Two cache lines that each batch needs.
 	uint32_t gate;
@@ -358,9 +365,7 @@ struct nfp_thread {
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
-	// Polls one after another that came back full since the queue was seen empty: bits 16..47 of that word << 32 | the
-	// queue's 16 bits << 16 | their number.
-	uint64_t backlog[NFP_QUEUE_SLOTS];
+	struct nfp_backlog backlog[NFP_QUEUE_SLOTS];
 };
 
 #define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
@@ -382,7 +387,7 @@ NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 19 cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 27 cache lines");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");
