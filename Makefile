@@ -66,6 +66,7 @@ bench: build ## the cost of a probe and of a probed network function, beside the
 	$(BIN)/python tests/benchmarks/bench_attach.py --json build/bench/attach.json
 	$(BIN)/python tests/benchmarks/bench_snippet.py
 	$(BIN)/python tests/benchmarks/bench_poll.py --json build/bench/poll.json
+	$(BIN)/python tests/benchmarks/bench_forwarder.py --json build/bench/forwarder.json
 	$(BIN)/python tests/benchmarks/bench_testpmd.py --json build/bench/testpmd.json
 	$(BIN)/python tests/benchmarks/cost_table.py build/bench
 
