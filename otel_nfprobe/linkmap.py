@@ -6,7 +6,7 @@
 
 One read of 40 bytes for each module, nothing is parsed and no lock of the target's is taken. What it says is
 never believed further than "look at /proc/PID/maps again": the list is the target's, may be torn or hostile,
-and every walk is bounded. Called by follow.py.
+and every walk is bounded. Called by follow.py, and by preflight.py while a program starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,23 @@ class LinkMap:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._address = _find_debug(target)
+        symbol, is_pointer = _find_symbol(target)
+        self.is_known = symbol != 0  # that the process has a dynamic linker which keeps such a list
+        self._address = _follow(target, symbol) if is_pointer else symbol
+
+    def has_started(self) -> bool:
+        """Whether all that the program was linked with is loaded and relocated, and nothing is being loaded now.
+
+        musl fills the structure in when that is done. glibc does when it begins, and its state is "being added" from
+        then on.
+
+        Raises:
+            NfprobeError: as read does, or the linker itself has not begun.
+        """
+        if not self._address:
+            return False
+        version, first, state = next(self._namespaces())
+        return version > 0 and first != 0 and state == CONSISTENT
 
     def read(self) -> tuple[bool, Listed]:
         """Whether the dynamic linker is at rest, and what stands for the list: another value when it changed.
@@ -92,18 +108,20 @@ def _modules(listed: Listed) -> set[tuple[Any, ...]]:
     return {words[at : at + 3] for _, _, *rest in listed for words in [tuple(rest)] for at in range(0, len(words), 3)}
 
 
-def _find_debug(target: Target) -> int:
-    """Address of the structure, or 0: then the memory map is compared."""
+def _find_symbol(target: Target) -> tuple[int, bool]:
+    """Address of what leads to the structure, and whether that is a pointer. 0: the memory map is compared."""
     for module in target.modules():
         if not (module.is_dynamic_linker or module.is_musl):
             continue
         for name, is_pointer in _SYMBOLS.items():
             symbol = module.image.exports.get(name)
-            if symbol is None:
-                continue
-            address = module.base + symbol.address
-            try:
-                return target.read_word(address) if is_pointer else address
-            except NfprobeError:
-                return 0
-    return 0
+            if symbol is not None:
+                return module.base + symbol.address, is_pointer
+    return 0, False
+
+
+def _follow(target: Target, pointer: int) -> int:
+    try:
+        return target.read_word(pointer)
+    except NfprobeError:
+        return 0

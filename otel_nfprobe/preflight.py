@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.linkmap import LinkMap
 from otel_nfprobe.modules import MUSL_SYMBOL
 from otel_nfprobe.place import has_place, no_place
 from otel_nfprobe.seccomp import check_filters
@@ -41,6 +42,8 @@ SHELLS = (
 LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
 CHILDREN_SHOWN = 3
 OWN_TRACER_PATIENCE_S = 10.0
+START_PATIENCE_S = 5.0
+START_LOOKS_S = 0.002
 YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 
@@ -52,11 +55,20 @@ def check_target(target: Target) -> list[str]:
         raise RefusedError(f"This machine is {platform.machine()}; nfprobe works on x86-64 only.")
     status = read_status(target.pid)
     _check_life(target, status)
+    try:
+        return _check_living(target, status)
+    except (NfprobeError, OSError):
+        _check_life(target, read_status(target.pid))  # when it has ended meanwhile, nothing else is worth saying
+        raise
+
+
+def _check_living(target: Target, status: dict[str, str]) -> list[str]:
     _check_rights(target)
     _check_tracer(target, status)
     image = _read_executable(target)
     _check_program(target, image)
     _check_shell(target)
+    _await_start(target)
     musl = _check_libc(target)
     notes = check_filters(target, musl)
     if not has_place(target):
@@ -221,10 +233,32 @@ def _note_unreadable(target: Target) -> list[str]:
     ]
 
 
+def _await_start(target: Target) -> None:
+    """Until its libraries are there. Before that, those that are missing would not be probed, and the C library, when
+    it is mapped but not relocated yet, would crash the target at the first call. Later on, dlopen is waited for, too.
+    """
+    deadline = time.monotonic() + START_PATIENCE_S
+    while not _has_started(target) and time.monotonic() < deadline:
+        time.sleep(START_LOOKS_S)
+
+
+def _has_started(target: Target) -> bool:
+    # The C library first: for a moment before it loads anything, glibc's linker is at rest, too.
+    try:
+        linked = LinkMap(target)
+        return _has_libc(target) and (not linked.is_known or linked.has_started())
+    except NfprobeError:
+        return not os.path.exists(f"/proc/{target.pid}/exe")
+
+
+def _has_libc(target: Target) -> bool:
+    names = [os.path.basename(mapping.path) for mapping in target.maps() if mapping.is_executable]
+    return any(name.startswith(LIBC_NAMES) for name in names)
+
+
 def _check_libc(target: Target) -> bool:
     """Whether it is musl."""
-    names = [os.path.basename(mapping.path) for mapping in target.maps() if mapping.is_executable]
-    if not any(name.startswith(LIBC_NAMES) for name in names):
+    if not _has_libc(target):
         raise RefusedError(
             f"Process {target.pid} ({target.name}) has loaded no C library (neither glibc nor musl).",
             f"nfprobe functions {target.executable}",

@@ -71,6 +71,18 @@ def test_other_namespaces_count() -> None:
     assert read(words) != read(more)
 
 
+def test_a_program_has_started_when_its_linker_is_at_rest() -> None:
+    def has_started(words: dict[int, int]) -> bool:
+        return LinkMap(Memory(words)).has_started()  # type: ignore[arg-type]
+
+    assert has_started(debug_words(0x2000))
+    assert not has_started(debug_words(0x2000, state=1))  # it loads, or relocates
+    assert not has_started(debug_words(0x2000, version=0))
+    assert not has_started(debug_words(0))
+    with pytest.raises(NfprobeError):
+        has_started({})
+
+
 def test_loops_end() -> None:
     words = {**debug_words(0x2000, 2, 0, DEBUG), **node_words(0x2000, 1, 0x3000), **node_words(0x3000, 2, 0x2000)}
     memory = Memory(words)
