@@ -215,6 +215,7 @@ class Verdict:
         for name in ("late", "judged", "right", "wrong"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.by_fault += other.by_fault
+        self.unjudged += other.unjudged
         self.mistakes += other.mistakes
 
     def __str__(self) -> str:
