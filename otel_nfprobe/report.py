@@ -65,7 +65,8 @@ class TimelineBatch:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the thread of one slow packet did from the packet's arrival until it was done.
+    """What the thread of one slow packet did until the packet was done: from its arrival, or from the begin of the
+    batch that made it late when that is earlier.
 
     `number` is the packet's position in `packets.slowest`; times are ns after its arrival, or after the start
     of its batch when the arrival is not known.
@@ -259,12 +260,16 @@ class _Scene:
 
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
         batches, packet = self._near.batches, self._near.packets[row]
-        near = (
+        since, shown = slow.start_ticks, batches["id"] == slow.batch_id
+        if cause["batch"] != NONE:  # it may have ended before the packet came, with others in the queue since
+            shown[cause["batch"]] = True
+            since = min(since, int(batches["start_ticks"][cause["batch"]]))
+        shown |= (
             (batches["thread"] == slow.thread)
-            & (batches["end_ticks"] > slow.start_ticks)
+            & (batches["end_ticks"] > since)
             & (batches["start_ticks"] <= slow.done_ticks)
         )
-        rows = np.flatnonzero(near | (batches["id"] == slow.batch_id))
+        rows = np.flatnonzero(shown)
         rows = rows[np.argsort(batches["start_ticks"][rows], kind="stable")]
         return Timeline(
             number,

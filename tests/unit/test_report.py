@@ -190,6 +190,21 @@ def test_timelines_hold_the_wait_and_the_culprit(report: Report) -> None:
         assert all(batch.end_ns > 0 for batch in timeline.batches)
 
 
+def test_a_culprit_that_had_ended_before_the_packet_came_is_in_its_timeline(tmp_path: Path) -> None:
+    path = record(tmp_path / "r", Simulation())
+    more = build_report(RecordingReader(path), slowest=40)
+    before = 0
+    for timeline, item in zip(more.timelines, more.document["packets"]["slowest"], strict=True):
+        if item["cause"]["kind"] not in ("own", "queue"):
+            continue
+        (cause,) = [call for call in timeline.calls if call.is_cause]
+        assert cause.batch_id == item["cause"]["batch"]
+        ids = [batch.id for batch in timeline.batches]
+        assert ids == list(range(ids[0], ids[-1] + 1))
+        before += cause.end_ns < 0
+    assert before
+
+
 def test_two_threads_do_not_mix(tmp_path: Path) -> None:
     first, second = Simulation(120, (50,)), Simulation(90, (), thread=3, seed=9)
     path = record(tmp_path / "r", first, second, chunk=300)
