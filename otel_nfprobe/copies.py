@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import read_status, read_text
+from otel_nfprobe.target import has_ended, read_text
 
 if TYPE_CHECKING:
     from otel_nfprobe.monitor import Monitor
@@ -62,7 +62,7 @@ class Family:
 
     def judge(self, pid: int) -> str:
         """What has become of a process that was found: ENDED, REPLACED, SHARED or COPY."""
-        if read_status(pid).get("State", "Z")[:1] in "ZX":
+        if has_ended(pid):
             return ENDED
         if not self.has(pid):
             return REPLACED if os.path.exists(f"/proc/{pid}") else ENDED

@@ -36,21 +36,19 @@ class LinkMap:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        symbol, is_pointer = _find_symbol(target)
-        self.is_known = symbol != 0  # that the process has a dynamic linker which keeps such a list
-        self._address = _follow(target, symbol) if is_pointer else symbol
+        self._address = _find_debug(target)
 
     def has_started(self) -> bool:
         """Whether all that the program was linked with is loaded and relocated, and nothing is being loaded now.
 
         musl fills the structure in when that is done. glibc does when it begins, and its state is "being added" from
-        then on.
+        then on. A linker without such a structure is taken to have done its work.
 
         Raises:
             NfprobeError: as read does, or the linker itself has not begun.
         """
         if not self._address:
-            return False
+            return self._address is None
         version, first, state = next(self._namespaces())
         return version > 0 and first != 0 and state == CONSISTENT
 
@@ -85,7 +83,7 @@ class LinkMap:
         return _modules(listed) <= _modules(now) and all(state != REMOVING for _, state, *_ in now)
 
     def _namespaces(self) -> Iterator[tuple[int, int, int]]:
-        address, count = self._address, 0
+        address, count = self._address or 0, 0
         while address and count < NAMESPACES_MAX:
             version, first, _, state, _ = _DEBUG.unpack(self._target.read(address, _DEBUG.size))
             yield version, first, state
@@ -108,20 +106,18 @@ def _modules(listed: Listed) -> set[tuple[Any, ...]]:
     return {words[at : at + 3] for _, _, *rest in listed for words in [tuple(rest)] for at in range(0, len(words), 3)}
 
 
-def _find_symbol(target: Target) -> tuple[int, bool]:
-    """Address of what leads to the structure, and whether that is a pointer. 0: the memory map is compared."""
+def _find_debug(target: Target) -> int | None:
+    """Address of the structure, 0 while it cannot be known, None where there is none: the memory map is compared."""
     for module in target.modules():
         if not (module.is_dynamic_linker or module.is_musl):
             continue
         for name, is_pointer in _SYMBOLS.items():
             symbol = module.image.exports.get(name)
-            if symbol is not None:
-                return module.base + symbol.address, is_pointer
-    return 0, False
-
-
-def _follow(target: Target, pointer: int) -> int:
-    try:
-        return target.read_word(pointer)
-    except NfprobeError:
-        return 0
+            if symbol is None:
+                continue
+            address = module.base + symbol.address
+            try:
+                return target.read_word(address) if is_pointer else address
+            except NfprobeError:
+                return 0
+    return None

@@ -238,17 +238,16 @@ def _await_start(target: Target) -> None:
     it is mapped but not relocated yet, would crash the target at the first call. Later on, dlopen is waited for, too.
     """
     deadline = time.monotonic() + START_PATIENCE_S
-    while not _has_started(target) and time.monotonic() < deadline:
+    while not _has_started(target) and target.is_alive() and time.monotonic() < deadline:
         time.sleep(START_LOOKS_S)
 
 
 def _has_started(target: Target) -> bool:
     # The C library first: for a moment before it loads anything, glibc's linker is at rest, too.
     try:
-        linked = LinkMap(target)
-        return _has_libc(target) and (not linked.is_known or linked.has_started())
+        return _has_libc(target) and LinkMap(target).has_started()
     except NfprobeError:
-        return not os.path.exists(f"/proc/{target.pid}/exe")
+        return False
 
 
 def _has_libc(target: Target) -> bool:

@@ -345,6 +345,11 @@ def read_status(pid: int) -> dict[str, str]:
     return _parse_status(read_text(f"/proc/{pid}/status"))
 
 
+def has_ended(pid: int) -> bool:
+    """Whether no such process runs any more; its parent may still have to collect it."""
+    return read_status(pid).get("State", "Z")[:1] in "ZX"
+
+
 def read_task_status(pid: int, tid: int) -> dict[str, str]:
     """/proc/PID/task/TID/status as names and values; empty when the thread has ended."""
     return _parse_status(read_text(f"/proc/{pid}/task/{tid}/status"))

@@ -20,7 +20,7 @@ from otel_nfprobe.destination import find_destination
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.target import Target, read_status
+from otel_nfprobe.target import Target, has_ended
 from otel_nfprobe.views.summary import format_summary
 
 TRIAL_S = 1.0
@@ -37,10 +37,9 @@ class AttachCommand:
         try:
             return self._run(arguments)
         except (NfprobeError, OSError) as error:
-            state = read_status(arguments.pid).get("State", "")[:1]
-            ended = not state or state in "ZX" or isinstance(error, ProcessLookupError)
-            is_told = isinstance(error, UsageError) or (state and isinstance(error, RefusedError))
-            if not ended or is_told:
+            ended = isinstance(error, ProcessLookupError) or has_ended(arguments.pid)
+            is_there = os.path.exists(f"/proc/{arguments.pid}")  # not collected yet: then a refusal says so
+            if not ended or isinstance(error, UsageError) or (is_there and isinstance(error, RefusedError)):
                 raise
             raise NfprobeError(f"Process {arguments.pid} has ended.", "pgrep -a NAME") from error
 

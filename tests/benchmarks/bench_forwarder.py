@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import random
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,17 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from otel_nfprobe._core import lib
+from bench_poll import build, start
+from bench_testpmd import BareChoice, attached
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
-from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.latecapture import NONE, SLOW, LateWish
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.plan import FunctionPlan
+from otel_nfprobe.latecapture import NONE, SLOW
 from otel_nfprobe.target import Target
-from otel_nfprobe.trampoline import ProbeRequest
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "forwarders.c"
 BATCH, BATCHES, ROUNDS = 32, 64, 4096  # as in the target
@@ -75,27 +71,17 @@ class TrustedAdapter(DescribedAdapter):
         return [replace(role, program={**(role.program or {}), **trusted}) for role in super().roles(target)]
 
 
-class HalfBareChoice(Choice):
+class HalfBareChoice(BareChoice):
     """Functions of the bare copy have the reference trampolines."""
 
-    def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
-        return [
-            replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF)
-            if request.plan.name.startswith("bare_")
-            else request
-            for request in super().requests(plans)
-        ]
+    bare = "bare_"
 
 
 class Forwarders:
     """The running target."""
 
     def __init__(self, binary: Path, cpu: int) -> None:
-        results = binary.with_name("results")
-        results.write_bytes(bytes(RESULTS.itemsize))
-        self.process = subprocess.Popen([binary, results], preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))
-        with results.open("rb") as file:
-            self._results = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), RESULTS)
+        self.process, self._results = start(binary, cpu, RESULTS, 1)
 
     def rounds(self) -> int:
         return int(self._results["rounds"][0])
@@ -115,17 +101,12 @@ def measure(forwarders: Forwarders, kind: str) -> Ticks:
     choice = HalfBareChoice(chosen.adapter, chosen.roles, chosen.plans)
     assert len(choice.requests()) == 6, choice.refused
     packets = NONE if kind == NONE else SLOW
-    monitor = Monitor(target, choice, RING_BYTES, packets, print, wish=LateWish.choose(None, None, None))
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    monitor.run(SETTLE_S, lambda: None)
-    until = forwarders.rounds() + ROUNDS
-    while forwarders.rounds() < until:
-        monitor.drain.run_until(time.monotonic() + DRAIN_S)
-    ticks = forwarders.batch_ticks()
-    monitor.detach()
-    monitor.close()
-    return ticks
+    with attached(target, choice, RING_BYTES, packets) as monitor:
+        monitor.run(SETTLE_S, lambda: None)
+        until = forwarders.rounds() + ROUNDS
+        while forwarders.rounds() < until:
+            monitor.drain.run_until(time.monotonic() + DRAIN_S)
+        return forwarders.batch_ticks()
 
 
 def run_process(binary: Path, cpus: Sequence[int]) -> dict[str, Ticks]:
@@ -148,8 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        binary = Path(folder) / "forwarders"
-        subprocess.run(["gcc", "-O2", "-g", "-rdynamic", "-o", binary, SOURCE, "-pthread"], check=True)
+        binary = build(SOURCE, Path(folder))
         measured = [run_process(binary, cpus) for _ in range(arguments.processes)]
     figures = summarise(measured, Clock.start().ticks_per_second / 1e9)
     if arguments.json:

@@ -17,16 +17,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from bench_testpmd import BareChoice
+from bench_testpmd import BareChoice, attached
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.detail import Detail
-from otel_nfprobe.latecapture import NONE, SLOW, LateWish
-from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.latecapture import NONE, SLOW
 from otel_nfprobe.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "poller.c"
@@ -43,16 +43,29 @@ DESCRIPTION = {
 }
 
 
+def build(source: Path, folder: Path) -> Path:
+    """Compiles a target. Returns the program."""
+    binary = folder / source.stem
+    subprocess.run(["gcc", "-O2", "-g", "-rdynamic", "-pthread", "-o", binary, source], check=True)
+    return binary
+
+
+def start(
+    binary: Path, cpu: int, row: np.dtype[Any], rows: int
+) -> tuple[subprocess.Popen[bytes], np.ndarray[tuple[int], np.dtype[Any]]]:
+    """Starts a target of tests/targets/results.h on one CPU. Returns it with what it writes, as it writes it."""
+    results = binary.with_name("results")
+    results.write_bytes(bytes(row.itemsize * rows))
+    process = subprocess.Popen([binary, results], preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))
+    with results.open("rb") as file:
+        return process, np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), row)
+
+
 class Poller:
     """The running target."""
 
     def __init__(self, folder: Path, cpu: int) -> None:
-        binary, results = folder / "poller", folder / "ticks"
-        subprocess.run(["gcc", "-O2", "-g", "-rdynamic", "-pthread", "-o", binary, SOURCE], check=True)
-        results.write_bytes(bytes(8 * ROUNDS))
-        self.process = subprocess.Popen([binary, results], preexec_fn=lambda: os.sched_setaffinity(0, {cpu}))
-        with results.open("rb") as file:
-            self._ticks = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint64)
+        self.process, self._ticks = start(build(SOURCE, folder), cpu, np.dtype(np.uint64), ROUNDS)
 
     def turn_ticks(self) -> float:
         """The median of the last rounds, per turn."""
@@ -63,14 +76,9 @@ def measure(poller: Poller, target: Target, choice: Choice | None, packets: str,
     if choice is None:
         time.sleep(SETTLE_S + MEASURE_S)
         return poller.turn_ticks()
-    monitor = Monitor(target, choice, RING_BYTES, packets, print, wish=LateWish.choose(None, None, None), detail=detail)
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    monitor.run(SETTLE_S + MEASURE_S, lambda: None)
-    ticks = poller.turn_ticks()
-    monitor.detach()
-    monitor.close()
-    return ticks
+    with attached(target, choice, RING_BYTES, packets, detail=detail) as monitor:
+        monitor.run(SETTLE_S + MEASURE_S, lambda: None)
+        return poller.turn_ticks()
 
 
 def run(poller: Poller, rounds: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -18,7 +18,8 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,7 @@ from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
+from otel_nfprobe.detail import Detail
 from otel_nfprobe.latecapture import ALL, NONE, SLOW, LateWish
 from otel_nfprobe.modules import Module
 from otel_nfprobe.monitor import Monitor
@@ -55,11 +57,17 @@ MODES = ("macswap", "csum", OVS)
 
 @dataclass
 class BareChoice(Choice):
-    """The same sites with the reference trampolines."""
+    """The same sites with the reference trampolines, or those of them whose functions' names begin so."""
+
+    bare = ""
 
     def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
-        asked = super().requests(plans)
-        return [replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF) for request in asked]
+        return [
+            replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF)
+            if request.plan.name.startswith(self.bare)
+            else request
+            for request in super().requests(plans)
+        ]
 
 
 def find_engine(target: Target, mode: str) -> str:
@@ -177,24 +185,33 @@ def find_counters() -> tuple[Counter, ...]:
     return () if find_refusal(choice) else choice.hardware
 
 
+@contextmanager
+def attached(
+    target: Target,
+    choice: Choice,
+    ring_bytes: int,
+    packets: str,
+    counters: Sequence[Counter] = (),
+    detail: Detail | None = None,
+) -> Iterator[Monitor]:
+    """A monitor with the probes of a choice, and the thresholds that sessions have by default."""
+    wish = LateWish.choose(None, None, None)
+    monitor = Monitor(target, choice, ring_bytes, packets, print, wish=wish, detail=detail)
+    monitor.counters = tuple(counters)
+    monitor.attach()
+    monitor.start(Clock.start(), None, None)
+    yield monitor
+    monitor.detach()
+    monitor.close()
+
+
 def measure(forwarder: Forwarder, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
     if kind.choice is None:
         time.sleep(SETTLE_S)
         return batch_ns(forwarder, seconds, time.sleep)
-    wish = LateWish.choose(None, None, None)
-    monitor = Monitor(target, kind.choice, ring_bytes, kind.packets, print, wish=wish)
-    monitor.counters = kind.counters
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    monitor.run(SETTLE_S, lambda: None)
-
-    def drain(wanted: float) -> None:
-        monitor.drain.run_until(time.monotonic() + wanted)
-
-    ns = batch_ns(forwarder, seconds, drain)
-    monitor.detach()
-    monitor.close()
-    return ns
+    with attached(target, kind.choice, ring_bytes, kind.packets, kind.counters) as monitor:
+        monitor.run(SETTLE_S, lambda: None)
+        return batch_ns(forwarder, seconds, lambda wanted: monitor.drain.run_until(time.monotonic() + wanted))
 
 
 def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[str, float]:

@@ -4,13 +4,9 @@
 // works on 8 batches of 32 that are not measured and 64 that are, a tenth of a millisecond. Writes the ticks of the 64
 // into the file of its argument, round by round.
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <pthread.h>
+#include "results.h"
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <x86intrin.h>
 
 enum {
@@ -122,19 +118,10 @@ static void prepare(void)
 	}
 }
 
-static void *sleep_on(void *nothing)
-{
-	for (;;)
-		usleep(5000);
-	return nothing;
-}
-
 int main(int count, char **arguments)
 {
-	pthread_t sleeper; // nfprobe is loaded through a thread that makes system calls
-	int file = count == 2 ? open(arguments[1], O_RDWR) : -1;
-	struct results *results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	if (results == MAP_FAILED || pthread_create(&sleeper, NULL, sleep_on, NULL) != 0)
+	struct results *results = open_results(arguments[count - 1], sizeof(*results));
+	if (!results)
 		return 1;
 	prepare();
 	for (uint32_t draw = 1;; draw = draw * 1664525 + 1013904223) {

@@ -2,12 +2,8 @@
 // A forwarder whose queue is mostly empty, for bench_poll.py: one poll in 128 returns eight packets. Eight small functions
 // run after each poll, as in an engine's loop. Writes the ticks of 1,000 turns, 256 times, into the file of its argument.
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <pthread.h>
+#include "results.h"
 #include <stdint.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <x86intrin.h>
 
 #define TURNS 1000
@@ -67,20 +63,10 @@ static void turn(void)
 		poller_transmit((uint16_t)(value & 1), 0, burst, count);
 }
 
-static void *sleep_on(void *nothing)
-{
-	for (;;)
-		usleep(5000);
-	return nothing;
-}
-
 int main(int count, char **words)
 {
-	pthread_t sleeper; // nfprobe is loaded through a thread that makes system calls
-	int file = open(words[count - 1], O_RDWR);
-	volatile uint64_t *ticks =
-	    mmap(NULL, ROUNDS * sizeof(*ticks), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	if (ticks == MAP_FAILED || pthread_create(&sleeper, NULL, sleep_on, NULL) != 0)
+	volatile uint64_t *ticks = open_results(words[count - 1], ROUNDS * sizeof(*ticks));
+	if (!ticks)
 		return 1;
 	for (int i = 0; i < RECEIVED; i++)
 		packets[i] = (struct packet){packets[i].body, 64, 64, {0}};
