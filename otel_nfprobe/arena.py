@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.arenafile import ArenaFile, make_file
+from otel_nfprobe.arenatable import ARENA_COUNT, Arena, add_arena, damaged, read_arenas
 from otel_nfprobe.codemap import HEAD_BYTES, CodeObject, build_head
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
@@ -24,7 +25,6 @@ REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for 
 GUARD_BYTES = 64 << 10
 STACK_ROOM_BYTES = 64 << 20  # that a stack may still grow into
 ARENA_STEP_BYTES = 1 << 20
-ARENA_COUNT = 64
 FILES_MAX = 48  # the others are memory that takes more code at a later attach
 LOWEST_ADDRESS = 1 << 20
 
@@ -34,24 +34,44 @@ class NoRoomError(NfprobeError):
 
 
 class Arenas:
-    """The arenas of one session. All addresses are the target's."""
+    """The arenas of one session. All addresses are the target's.
+
+    Raises:
+        NfprobeError: what the session's header says of them cannot be.
+    """
 
     def __init__(self, session: Session, target: Target) -> None:
         self._session = session
         self._target = target
         self._mapped: dict[int, Any] = {}
         self._files: dict[int, ArenaFile] = {}
+        self._entries, self._used_bytes = read_arenas(session)
+        self._absent: set[int] = set()  # that are not mapped where the header says
+        self._check_mapped(range(len(self._entries)))
 
-    def entry(self, arena: int) -> Any:
-        """Its entry in the session's header (struct nfp_arena)."""
-        return self._session.header.arena[arena]
+    def entry(self, arena: int) -> Arena:
+        """What is known of it."""
+        return self._entries[arena]
 
     def mapping(self, arena: int) -> Any:
         """Its bytes, writable."""
         if arena not in self._mapped:
             entry = self.entry(arena)
-            self._mapped[arena] = self._session.map_arena(int(entry.offset), int(entry.bytes))
+            self._mapped[arena] = self._session.map_arena(entry.offset, entry.bytes)
         return self._mapped[arena]
+
+    def holds(self, address: int, module: Module) -> bool:
+        """Whether code was written there, within reach of a module."""
+        return _within_reach(address, 0, module.low, module.high) and any(
+            entry.address <= address < entry.address + entry.used
+            for index, entry in enumerate(self._entries)
+            if index not in self._absent
+        )
+
+    def _check_mapped(self, arenas: Collection[int]) -> None:
+        """Code is written only to what the target has mapped executable, as the kernel says."""
+        maps = self._target.maps() if arenas else []
+        self._absent.update(index for index in arenas if not self._entries[index].is_mapped(self._session, maps))
 
     def near(self, module: Module, size_bytes: int, in_file: bool = True) -> int:
         """An arena with so much room within reach of a module.
@@ -63,14 +83,12 @@ class Arenas:
             NoRoomError: not so much lies free in one piece.
             NfprobeError: the arenas are used up, or the target may not map executable memory.
         """
-        header = self._session.header
         low, high = module.low, module.high
-        for index in range(min(int(header.arenas), ARENA_COUNT)):
-            arena = header.arena[index]
-            fits = int(arena.used) + size_bytes <= int(arena.bytes)
+        for index, arena in enumerate(self._entries):
+            fits = arena.used + size_bytes <= arena.bytes and index not in self._absent
             # A file is written by one monitor, once.
-            mine = int(arena.offset) != 0 or (in_file and index in self._files)
-            if fits and mine and _within_reach(int(arena.address), int(arena.bytes), low, high):
+            mine = arena.offset != 0 or (in_file and index in self._files)
+            if fits and mine and _within_reach(arena.address, arena.bytes, low, high):
                 return index
         size_bytes = -(-(size_bytes + HEAD_BYTES) // ARENA_STEP_BYTES) * ARENA_STEP_BYTES
         return self._make(low, high, size_bytes, in_file)
@@ -85,9 +103,7 @@ class Arenas:
         if self._session.ask(lib.NFP_COMMAND_MAP_FILE, address, size_bytes) != 0:
             file.remove()
             return False
-        entry = self.entry(index)
-        entry.address, entry.offset, entry.bytes, entry.used = address, 0, size_bytes, HEAD_BYTES
-        self._session.header.arenas = index + 1
+        self._entries.append(add_arena(self._session, index, address, 0, size_bytes, HEAD_BYTES))
         self._files[index] = file
         self._mapped[index] = file.memory
         return True
@@ -96,14 +112,13 @@ class Arenas:
         """All code of the arena is described by what stands at offset `start`: a file takes no more."""
         if arena in self._files:
             entry = self.entry(arena)
-            used_bytes = -(-int(entry.used) // HEAD_BYTES) * HEAD_BYTES
-            self._files[arena].memory[:HEAD_BYTES] = build_head(code, start, (int(entry.address), used_bytes))
+            used_bytes = -(-entry.used // HEAD_BYTES) * HEAD_BYTES
+            self._files[arena].memory[:HEAD_BYTES] = build_head(code, start, (entry.address, used_bytes))
             self._files.pop(arena).finish(used_bytes)
             entry.used = entry.bytes
 
     def _make(self, low: int, high: int, size_bytes: int, in_file: bool) -> int:
-        header = self._session.header
-        index, offset = int(header.arenas), int(header.arena_used)
+        index, offset = len(self._entries), self._used_bytes
         if index >= ARENA_COUNT or offset + size_bytes > ARENA_BYTES:
             raise NfprobeError(
                 "The trampoline memory of this target is used up.", "nfprobe attach PID --functions FEWER"
@@ -113,12 +128,11 @@ class Arenas:
                 return index
             result = self._session.ask(lib.NFP_COMMAND_MAP_ARENA, address, ARENA_OFFSET + offset, size_bytes)
             if result == 0:
-                header.arena_used = offset + size_bytes
-                header.arena[index].address = address
-                header.arena[index].offset = ARENA_OFFSET + offset
-                header.arena[index].bytes = size_bytes
-                header.arena[index].used = 0
-                header.arenas = index + 1
+                self._used_bytes = self._session.header.arena_used = offset + size_bytes
+                self._entries.append(add_arena(self._session, index, address, ARENA_OFFSET + offset, size_bytes, 0))
+                self._check_mapped([index])
+                if index in self._absent:
+                    raise damaged(self._session)
                 return index
             if result != -errno.EEXIST:
                 raise NfprobeError(

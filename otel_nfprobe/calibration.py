@@ -29,6 +29,7 @@ from otel_nfprobe.x86_64.relocate import encode_jump
 
 ROOM_BYTES = 4096
 ALIGNMENT_BYTES = 64
+TICKS_MAX = np.iinfo(COST["whole_ticks"]).max  # of one call; more is nonsense
 NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
 RETURN = b"\xc3"
 SHAPES: Mapping[str, int] = {
@@ -72,11 +73,12 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
             result = session.ask(lib.NFP_COMMAND_CALIBRATE, address, address + ALIGNMENT_BYTES)
         except NfprobeError:
             result = -1
-        if result == 0 and session.header.calibrated_calls:
-            calls = int(session.header.calibrated_calls)
+        calls = int(session.header.calibrated_calls)
+        if result == 0 and calls:
             inside = int(session.header.calibrated_inside_ticks) / calls
             whole = int(session.header.calibrated_added_ticks) / calls
-            costs[strategy] = Cost(min(inside, whole), whole)
+            if whole <= TICKS_MAX:
+                costs[strategy] = Cost(min(inside, whole), whole)
     entry.used = used
     return costs
 

@@ -109,6 +109,6 @@ def _runs_on_memory_of(source: Monitor, pid: int) -> bool:
     """Whether a process is a vfork child or the like: nothing may be changed through it."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            return any(os.pread(memory.fileno(), 8, int(source.session.header.kept_address)))
+            return any(os.pread(memory.fileno(), 8, source.session.kept_address))
     except (OSError, OverflowError, NfprobeError):
         return True

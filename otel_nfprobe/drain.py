@@ -36,11 +36,12 @@ from otel_nfprobe.profiler import Profiler
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.sampling import Sampler
-from otel_nfprobe.session import Session, ThreadCounts
+from otel_nfprobe.session import Session
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.switches import no_switches
+from otel_nfprobe.threadcounts import ThreadCounts
 
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # how often the profiler's buffers are emptied

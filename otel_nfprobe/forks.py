@@ -35,6 +35,7 @@ CHILDREN_MAX = 64  # measured at the same time
 SAID_MAX = 8  # children that a sentence is said about
 ATTEMPTS = 10  # the live patcher may trace a new child for a moment; a busy machine may let the helper give up
 ATTEMPT_PAUSE_S = 0.05
+ATTEMPTS_S = 5.0  # after that no other: who does not answer keeps the other children waiting
 SOURCE_PATIENCE_S = 2.0  # until the session of the process that has forked a child is known
 CHILD_PAUSE_S = 0.02  # between rounds of a child's drain, with rings of 16 MiB
 PAUSE_RING_BYTES = 16 << 20
@@ -125,7 +126,7 @@ class ChildMonitor(Monitor):
         """
         source, own = self._source.session, self.session
         probes = list(self._source.probes)
-        own.header.probes = source.probe_count
+        own.probe_count = source.probe_count
         present = {id(module) for module in self.choice.modules}
         standing: list[Probe] = []
         absent: list[Probe] = []
@@ -253,16 +254,20 @@ class Forks:
         monitor = self._monitors[pid]
         self._say_some(f"process {pid}, forked by {source.target.pid}, is measured, too.")
         try:
-            measured.run(lambda: None)
-        finally:
-            with self._lock:
-                self._monitors.pop(pid)
-                self._measured.remove(pid)
-                self._family.finish(monitor)
-            self.summaries.append({**measured.finish(), "parent": source.target.pid})
+            try:
+                measured.run(lambda: None)
+            finally:
+                with self._lock:
+                    self._monitors.pop(pid)
+                    self._measured.remove(pid)
+                    self._family.finish(monitor)
+                self.summaries.append({**measured.finish(), "parent": source.target.pid})
+        except Exception as error:  # whatever this child has done, the others go on
+            self._say_some(f"the session on process {pid}, a forked child, has failed: {_sentence_of(error)}")
 
     def _begin(self, source: Monitor, pid: int) -> Measured | None:
         sentence = ""
+        deadline = time.monotonic() + ATTEMPTS_S
         for _ in range(ATTEMPTS):
             try:
                 monitor = ChildMonitor(source, pid, self._turn)
@@ -277,11 +282,12 @@ class Forks:
                     self._family.add(monitor)
                     self._measured.add(pid)
                 return measured
-            except (NfprobeError, OSError) as error:
-                sentence = error.sentence if isinstance(error, NfprobeError) else str(error)
+            except Exception as error:  # whatever this child has done, the others go on
+                sentence = _sentence_of(error)
                 is_final = isinstance(error, RefusedError)
             with self._lock:
                 self._monitors.pop(pid, None)
+            is_final |= time.monotonic() > deadline
             if is_final or self._stopping.wait(ATTEMPT_PAUSE_S) or self._family.judge(pid) != COPY:
                 break
         self._miss(sentence if self._family.judge(pid) == COPY else "")
@@ -297,3 +303,9 @@ class Forks:
         self._said += 1
         if self._said <= SAID_MAX:
             self._say(sentence)
+
+
+def _sentence_of(error: Exception) -> str:
+    if isinstance(error, NfprobeError):
+        return error.sentence
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ ids of the parent's probe table: they are removed first. That table is read thro
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from otel_nfprobe._core import ffi
@@ -19,6 +20,7 @@ from otel_nfprobe.target import Target
 
 ENTRY_BYTES = ffi.sizeof("struct nfp_probe")
 SITE_BYTES_MAX = 32
+ENTRIES_MAX = 4 * PROBE_COUNT  # that are looked at, of all processes that led to this one
 
 
 def remove_inherited(session: Session, target: Target, patcher: Patcher) -> int:
@@ -30,26 +32,28 @@ def remove_inherited(session: Session, target: Target, patcher: Patcher) -> int:
     if session.probe_count:
         return 0
     sites: set[int] = set()
-    for entry in _inherited(session, target):
+    for entry in islice(_inherited(session, target), ENTRIES_MAX):
         if int(entry.site) in sites or len(sites) == PROBE_COUNT or not _stands(entry, target):
             continue
         ffi.memmove(session.probe(len(sites)), ffi.addressof(entry), ENTRY_BYTES)
         session.probe(len(sites)).armed = 1
         sites.add(int(entry.site))
-        session.header.probes = len(sites)
+        session.probe_count = len(sites)
     if sites:
         patcher.disarm()
         ffi.memmove(session.probe(0), bytes(ENTRY_BYTES * len(sites)), ENTRY_BYTES * len(sites))
-        session.header.probes = 0
+        session.probe_count = 0
     return len(sites)
 
 
 def _inherited(session: Session, target: Target) -> Iterator[Any]:
     """Probe table entries (struct nfp_probe) of the sessions of the processes that led to this one."""
+    seen = {session.inode}
     for mapping in target.maps():
         is_session = mapping.path.startswith(SESSION_PATH) and mapping.end - mapping.start == FIXED_BYTES
-        if not is_session or mapping.offset or mapping.inode == session.inode:
+        if not is_session or mapping.offset or mapping.inode in seen:
             continue
+        seen.add(mapping.inode)
         start = target.read(mapping.start, ffi.sizeof("struct nfp_session_header"))
         header = ffi.cast("struct nfp_session_header *", ffi.from_buffer(start))
         if header.magic == MAGIC and header.version == VERSION:

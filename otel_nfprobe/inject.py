@@ -9,19 +9,18 @@ from a memory file that the monitor fills. native/probe/boot.h has the conversat
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.descriptors import fill_library
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.leftover import find_monitor, refuse_second
 from otel_nfprobe.musl import ThreadWords
@@ -29,6 +28,7 @@ from otel_nfprobe.place import LibraryFile, write_library
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
 from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread, read_status
+from otel_nfprobe.turns import take_turn
 
 PATIENCE_NS = 10_000_000_000
 BUSY_PATIENCE_NS = 1_000_000_000  # until a busy thread makes a harmless call; then it is the next one's turn
@@ -98,10 +98,7 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         thread = _run(target, request, boot)
         try:
             session = _converse(target, request)
-            if ignored_trap and may_sync_cores(target):
-                session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_IGNORE_TRAP)
-            if words is not None:
-                _fill_words(target, session, words)
+            _prepare(target, session, ignored_trap, words)
         except FileNotFoundError as error:
             raise NfprobeError(f"Process {target.pid} has ended.") from error
     return Injected(session, int(request.stopped_ns), thread, not boot.entry)
@@ -117,39 +114,6 @@ def may_sync_cores(target: Target) -> bool:
 def ignores_trap(pid: int) -> bool:
     """Whether a process ignores SIGTRAP: the kernel forgets that when a thread of it is stepped."""
     return bool(int(read_status(pid).get("SigIgn", "0"), 16) >> (signal.SIGTRAP - 1) & 1)
-
-
-@contextmanager
-def take_turn(target: Target) -> Iterator[None]:
-    """Monitors that come to one target at the same moment do their work one after the other.
-
-    Raises:
-        NfprobeError: the process has ended, or the other one does not end.
-    """
-    try:
-        folder = os.open(f"/proc/{target.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise NfprobeError(f"Process {target.pid} has ended.") from error
-    try:
-        deadline = time.monotonic() + STAGE_PATIENCE_S
-        while not _try_lock(folder):
-            if time.monotonic() > deadline:
-                raise NfprobeError(
-                    f"Another nfprobe is at work on process {target.pid} and does not end.",
-                    f"nfprobe status {target.pid}",
-                )
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _try_lock(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def library_path(musl: bool = False) -> Path:
@@ -315,10 +279,13 @@ def _look_at_words(target: Target, is_loaded: bool) -> ThreadWords | None:
     return words
 
 
-def _fill_words(target: Target, session: Session, words: ThreadWords) -> None:
-    offset = int(ffi.cast("int32_t", session.header.tls_offset))
+def _prepare(target: Target, session: Session, ignored_trap: bool, words: ThreadWords | None) -> None:
+    """What the library itself does not do. The session is closed when it fails."""
     try:
-        words.fill(offset, _library_address(target, FIRST_WORD_SYMBOL))
+        if ignored_trap and may_sync_cores(target):
+            session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_IGNORE_TRAP)
+        if words is not None:
+            words.fill(session.tls_offset, _library_address(target, FIRST_WORD_SYMBOL))
     except BaseException:
         session.leave()
         session.close()
@@ -340,24 +307,39 @@ def _answer(target: Target, request: Any, files: list[LibraryFile]) -> Session:
     boot_address = int(request.data_address)
     content = library_path(target.runs_on_musl).read_bytes()
     deadline = time.monotonic() + STAGE_PATIENCE_S
+    given: set[int] = set()
     while time.monotonic() < deadline:
         stage = _read_int(target, boot_address, "stage")
-        if stage == lib.NFP_BOOT_WANTS_LIBRARY:
-            _fill(target, _read_int(target, boot_address, "library_fd"), content)
-            _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
-        elif stage == lib.NFP_BOOT_WANTS_FILE:
-            _send_file(target, boot_address, content, files)
+        if stage in (lib.NFP_BOOT_WANTS_LIBRARY, lib.NFP_BOOT_WANTS_FILE):
+            if stage in given:  # each costs the monitor's machine memory
+                raise NfprobeError(
+                    f"Process {target.pid} asks for the probe library more than once.", f"nfprobe doctor {target.pid}"
+                )
+            given.add(stage)
+            if stage == lib.NFP_BOOT_WANTS_LIBRARY:
+                descriptor = _read_int(target, boot_address, "library_fd")
+                fill_library(target.pid, descriptor, library_name(target.runs_on_musl), content)
+            else:
+                _send_file(target, boot_address, content, files)
             _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
         elif stage == lib.NFP_BOOT_SESSION_READY:
-            session = Session(target.pid, _read_int(target, boot_address, "session_fd"))
-            _write_stage(target, boot_address, lib.NFP_BOOT_GO)
-            return session
+            return _open_session(target, boot_address)
         elif stage == lib.NFP_BOOT_FAILED:
             raise NfprobeError(_failure(target, boot_address), f"nfprobe doctor {target.pid}")
         time.sleep(0.0005)
     raise NfprobeError(
         f"The helper thread in process {target.pid} did not start in time.", f"nfprobe doctor {target.pid}"
     )
+
+
+def _open_session(target: Target, boot_address: int) -> Session:
+    session = Session(target.pid, _read_int(target, boot_address, "session_fd"))
+    try:
+        _write_stage(target, boot_address, lib.NFP_BOOT_GO)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
 def _failure(target: Target, boot_address: int) -> str:
@@ -379,11 +361,6 @@ def _write(target: Target, boot_address: int, field: str, content: bytes) -> Non
     with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
         memory.seek(boot_address + ffi.offsetof("struct nfp_boot", field))
         memory.write(content)
-
-
-def _fill(target: Target, descriptor: int, content: bytes) -> None:
-    with open(f"/proc/{target.pid}/fd/{descriptor}", "wb", buffering=0) as memory_file:
-        memory_file.write(content)
 
 
 def _send_file(target: Target, boot_address: int, content: bytes, files: list[LibraryFile]) -> None:

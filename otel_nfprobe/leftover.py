@@ -8,16 +8,18 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
+from otel_nfprobe.descriptors import look_at_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.session import FLOCK, Session
 from otel_nfprobe.target import Target
 
 F_OFD_GETLK = 36
 SESSION_LINK = "/memfd:nfprobe-session"  # what /proc shows for a descriptor of session memory
+SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
 
 
 def session_descriptors(pid: int) -> list[int]:
-    """Numbers of the target's file descriptors that are session memory, the latest last.
+    """Numbers of the target's file descriptors that say they are session memory, the latest last.
 
     Raises:
         NfprobeError: this user may not look into the process.
@@ -38,7 +40,7 @@ def session_descriptors(pid: int) -> list[int]:
                 found.append(int(entry))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(found)[-SESSIONS_MAX:]
 
 
 def refuse_second(target: Target) -> None:
@@ -86,10 +88,8 @@ def find_monitor(target: Target) -> int | None:
 def find_held_session(target: Target) -> int | None:
     """Inode of the session memory in the target that a monitor has locked, or None."""
     for descriptor in session_descriptors(target.pid):
-        path = f"/proc/{target.pid}/fd/{descriptor}"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        fd = look_at_session_file(target.pid, descriptor)
+        if fd is None:
             continue
         try:
             answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -120,8 +120,14 @@ def _is_monitor(pid: int) -> bool:
 
 def _holds(pid: int, inode: int) -> bool:
     for entry in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{entry}"
         with suppress(OSError):
-            if os.readlink(path).startswith(SESSION_LINK) and os.stat(path).st_ino == inode:
+            if not os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_LINK):
+                continue
+            fd = look_at_session_file(pid, int(entry))
+            if fd is None:
+                continue
+            is_it = os.fstat(fd).st_ino == inode
+            os.close(fd)
+            if is_it:
                 return True
     return False

@@ -12,6 +12,7 @@ from typing import Any
 
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.descriptors import NO_PIDFD_GETFD, can_take
 
 SYS_MEMBARRIER, SYS_MEMFD_CREATE = 324, 319
 MEMBARRIER_SYNC_CORE = 1 << 5  # MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE
@@ -52,6 +53,7 @@ def describe_machine() -> dict[str, dict[str, str]]:
         "ptrace scope": _ptrace_scope(),
         "membarrier sync-core": _membarrier(),
         "executable memfd": _memfd(),
+        "descriptors of targets": _fact("yes") if can_take() else _fact("no", NO_PIDFD_GETFD),
         "performance counters": _counters(),
         "kernel types (BTF)": _fact("present" if os.path.exists("/sys/kernel/btf/vmlinux") else "absent"),
     }

@@ -41,9 +41,9 @@ from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.metrics_settings import Temporality
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.resource import SCHEMA_URL, SCOPE_NAME, find_version
-from otel_nfprobe.session import ThreadCounts
 from otel_nfprobe.statistics import Distribution, Statistics
 from otel_nfprobe.summary import count_lost, count_packets
+from otel_nfprobe.threadcounts import ThreadCounts
 
 NAME_BYTES_MAX = 512  # as in spans
 By = tuple[tuple[str, str], ...]  # attributes of a point

@@ -13,6 +13,7 @@ import platform
 import time
 from typing import TYPE_CHECKING
 
+from otel_nfprobe.descriptors import NO_PIDFD_GETFD, can_take
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.linkmap import LinkMap
@@ -73,6 +74,8 @@ def _check_living(target: Target, status: dict[str, str]) -> list[str]:
     notes = check_filters(target, musl)
     if not has_place(target):
         raise RefusedError(no_place(target), f"ls -l /proc/{target.pid}/root")
+    if not can_take():
+        raise NfprobeError(NO_PIDFD_GETFD, "nfprobe doctor")
     return notes + _note_unreadable(target)
 
 

@@ -3,7 +3,8 @@
 
 Maps the session's memory file, holds the lock that tells the target that a monitor is there, sends commands
 to the helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this
-memory can lose records, never crash the monitor.
+memory can lose records, never crash the monitor. What decides where the monitor itself reads or writes is read once,
+when the session is opened, and is the monitor's own from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.columns import RECORD
+from otel_nfprobe.descriptors import open_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.namespaces import OuterThreads
+from otel_nfprobe.threadcounts import LateCounts, ThreadCounts, bound_count
 
 FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
 THREAD_TABLE_OFFSET = 8192
@@ -60,36 +62,6 @@ DRAIN_ROOM_RECORDS = 1 << 16
 HOLE_PATIENCE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadCounts:
-    """Counters of one thread of the target, exact even when records were lost. Its tid is the monitor's."""
-
-    index: int
-    tid: int
-    empty_polls: int
-    empty_ticks: int
-    batches: int
-    received: int
-    transmit_calls: int
-    transmitted: int
-    refused: int
-    dropped: int
-    lost: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class LateCounts:
-    """What one thread of the target did where not every packet is identified; fields as in nfp_thread_shared."""
-
-    index: int
-    identified: int
-    unplaced: int
-    unheld: int
-    checked: int
-    differing: int
-    copying: bool
-
-
 class Session:
     """One target's session memory, mapped and locked.
 
@@ -97,26 +69,31 @@ class Session:
         pid: the target's process id, as the monitor sees it.
         descriptor: number of the session's memory file among the target's file descriptors.
 
+    Attributes:
+        ring_bytes: of each ring, as the size of the memory file says, which is sealed.
+        tls_offset: of the target's thread word from the thread base, signed.
+        kept_address: of a word in the target that a forked child does not have.
+
     Raises:
         NfprobeError: the memory is not a session of this version, or another monitor holds it.
     """
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
+        self._fd = open_session_file(pid, descriptor)
         try:
-            self._fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise NfprobeError(
-                f"The session of process {pid} cannot be opened: {error.strerror}.", f"nfprobe doctor {pid}"
-            ) from error
-        try:
+            self.ring_bytes = self._find_ring_bytes()
             self._fixed = mmap.mmap(self._fd, FIXED_BYTES)
             self._fixed_buffer = ffi.from_buffer(self._fixed, require_writable=True)
             self.header = ffi.cast("struct nfp_session_header *", self._fixed_buffer)
             self._check()
             self._lock()
-        except BaseException:
+        except BaseException as error:
             os.close(self._fd)
+            if isinstance(error, OSError):
+                raise NfprobeError(
+                    f"The session of process {pid} cannot be mapped: {error.strerror}.", f"nfprobe doctor {pid}"
+                ) from error
             raise
         self._probes = ffi.cast("struct nfp_probe *", self._fixed_buffer + PROBE_TABLE_OFFSET)
         self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
@@ -129,25 +106,30 @@ class Session:
         self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
         self.torn = 0
 
+    def _find_ring_bytes(self) -> int:
+        ring_bytes, rest = divmod(os.fstat(self._fd).st_size - RING_OFFSET, THREAD_COUNT)
+        if rest or not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
+            raise self._of_another_version()
+        return ring_bytes
+
     def _check(self) -> None:
-        size_bytes = os.fstat(self._fd).st_size
         header = self.header
-        ring_bytes = int(header.ring_bytes)
-        whole = RING_OFFSET + THREAD_COUNT * ring_bytes
         sound = (
             header.magic == MAGIC
             and header.version == VERSION
-            and header.total_bytes == size_bytes == whole
-            and header.ring_stride == ring_bytes
-            and RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX
-            and ring_bytes & (ring_bytes - 1) == 0
+            and header.total_bytes == RING_OFFSET + THREAD_COUNT * self.ring_bytes
+            and header.ring_bytes == header.ring_stride == self.ring_bytes
         )
         if not sound:
-            raise NfprobeError(
-                f"The session memory in process {self.pid} is not one of this version of nfprobe.",
-                f"nfprobe doctor {self.pid}",
-            )
-        self.ring_bytes = ring_bytes
+            raise self._of_another_version()
+        self._probe_count = min(int(header.probes), PROBE_COUNT)
+        self.tls_offset = int(ffi.cast("int32_t", header.tls_offset))
+        self.kept_address = int(header.kept_address)
+
+    def _of_another_version(self) -> NfprobeError:
+        return NfprobeError(
+            f"The session of process {self.pid} is not one of this version of nfprobe.", f"nfprobe doctor {self.pid}"
+        )
 
     def _lock(self) -> None:
         request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -239,13 +221,24 @@ class Session:
     @property
     def probe_count(self) -> int:
         """Entries of the probe table that were ever used."""
-        return min(int(self.header.probes), PROBE_COUNT)
+        return self._probe_count
+
+    @probe_count.setter
+    def probe_count(self, count: int) -> None:
+        self._probe_count = self.header.probes = count
 
     def map_arena(self, offset: int, size_bytes: int) -> mmap.mmap:
-        """Maps a part of the trampoline region for writing. Only the monitor has such a mapping."""
-        if offset < ARENA_OFFSET or offset + size_bytes > ARENA_OFFSET + ARENA_BYTES:
-            raise NfprobeError(f"The arena table in process {self.pid} is damaged.", f"nfprobe doctor {self.pid}")
-        return mmap.mmap(self._fd, size_bytes, offset=offset)
+        """Maps a part of the trampoline region for writing. Only the monitor has such a mapping.
+
+        Raises:
+            NfprobeError: it cannot be mapped.
+        """
+        try:
+            return mmap.mmap(self._fd, size_bytes, offset=offset)
+        except (OSError, ValueError, OverflowError) as error:
+            raise NfprobeError(
+                f"The trampolines of process {self.pid} cannot be mapped: {error}.", f"nfprobe doctor {self.pid}"
+            ) from error
 
     # ---- rings -------------------------------------------------------------------------------------------
 
@@ -263,15 +256,15 @@ class Session:
                     ThreadCounts(
                         index,
                         self._threads.outer(int(entry.tid)),
-                        int(entry.empty_polls),
-                        int(entry.empty_ticks),
-                        int(entry.batches),
-                        int(entry.received_packets),
-                        int(entry.transmit_calls),
-                        int(entry.transmitted_packets),
-                        int(entry.refused_packets),
-                        int(entry.dropped_packets),
-                        (int(entry.lost[0]), int(entry.lost[1]), int(entry.lost[2])),
+                        bound_count(entry.empty_polls),
+                        bound_count(entry.empty_ticks),
+                        bound_count(entry.batches),
+                        bound_count(entry.received_packets),
+                        bound_count(entry.transmit_calls),
+                        bound_count(entry.transmitted_packets),
+                        bound_count(entry.refused_packets),
+                        bound_count(entry.dropped_packets),
+                        (bound_count(entry.lost[0]), bound_count(entry.lost[1]), bound_count(entry.lost[2])),
                     )
                 )
         return counts
@@ -285,11 +278,11 @@ class Session:
                 counts.append(
                     LateCounts(
                         index,
-                        int(entry.identified_packets),
-                        int(entry.unplaced_packets),
-                        int(entry.unheld_packets),
-                        int(entry.checked_packets),
-                        int(entry.differing_packets),
+                        bound_count(entry.identified_packets),
+                        bound_count(entry.unplaced_packets),
+                        bound_count(entry.unheld_packets),
+                        bound_count(entry.checked_packets),
+                        bound_count(entry.differing_packets),
                         bool(entry.copying),
                     )
                 )

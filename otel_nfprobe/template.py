@@ -15,9 +15,8 @@ _BYTES = ffi.typeof("uint8_t[]")
 
 def template_values(session: Session) -> Any:
     """What templates are filled in with (struct nfp_trampoline): that of a plain call of function 0."""
-    tls_offset = int(ffi.cast("int32_t", session.header.tls_offset))
     plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
-    return ffi.new("struct nfp_trampoline *", {"tls_offset": tls_offset} | plain)
+    return ffi.new("struct nfp_trampoline *", {"tls_offset": session.tls_offset} | plain)
 
 
 @cache

@@ -183,6 +183,8 @@ class Trampolines:
         if found is None:
             return None
         trampoline = int(self._session.probe(found).trampoline)
+        if not self.arenas.holds(trampoline, request.plan.module):
+            return None  # the table lies in the target's memory
         start = trampoline - (_exits_bytes(_exits(request.plan)) if _is_relocated(request) else 0)
         try:
             code = self._code(request, start, found)
@@ -196,13 +198,13 @@ class Trampolines:
         entry = self.arenas.entry(arena)
         start = -(-int(entry.used) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         address = int(entry.address) + start
-        index = int(self._session.header.probes)
+        index = self._session.probe_count
         if index >= PROBE_COUNT:
             raise NfprobeError("the probe table of this target is full")
         code = self._code(request, address, index)
         if start + len(code.image) > int(entry.bytes):
             raise NfprobeError("no room for trampolines")
-        self._session.header.probes = index + 1
+        self._session.probe_count = index + 1
         self.arenas.mapping(arena)[start : start + len(code.image)] = code.image
         entry.used = start + len(code.image)
         frames.function = request.plan.name

@@ -107,11 +107,12 @@ static void *load_file(struct nfp_boot *boot)
 
 static void *load(struct nfp_boot *boot)
 {
-	const unsigned int close_on_exec = 1, executable = 0x10;
+	const unsigned int close_on_exec = 1, sealable = 2, executable = 0x10;
+	const unsigned int flags = close_on_exec | sealable; // the monitor seals what it has written
 	char path[128];
-	long fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, close_on_exec | executable, 0);
+	long fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, flags | executable, 0);
 	if (fd < 0) // kernels before 6.3 do not know the second flag
-		fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, close_on_exec, 0);
+		fd = nfp_syscall3(SYS_memfd_create, (long)boot->library_name, flags, 0);
 	if (fd < 0)
 		return say(boot, "memfd_create is refused"), NULL;
 	boot->library_fd = (int32_t)fd;

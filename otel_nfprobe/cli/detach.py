@@ -12,12 +12,12 @@ from pathlib import Path
 
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.inject import take_turn
 from otel_nfprobe.leftover import find_monitor, open_leftover
 from otel_nfprobe.namespaces import namespace_ids
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.session import Session
 from otel_nfprobe.target import Target
+from otel_nfprobe.turns import take_turn
 
 MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from otel_nfprobe._core import ffi
 from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.descriptors import look_at_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.leftover import find_monitor, session_descriptors
 from otel_nfprobe.monitor import TRIAL
@@ -68,14 +69,15 @@ def _states(pid: int) -> list[dict[str, Any]]:
 
 def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
     """One session, looked at without taking its lock."""
-    try:
-        fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fixed = mmap.mmap(fd, FIXED_BYTES, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+    fd = look_at_session_file(pid, descriptor)
+    if fd is None:
         return None
+    try:
+        fixed = mmap.mmap(fd, FIXED_BYTES, prot=mmap.PROT_READ)
+    except (OSError, ValueError):  # too short for a session
+        return None
+    finally:
+        os.close(fd)
     start = ffi.from_buffer(fixed)
     header = ffi.cast("struct nfp_session_header *", start)
     if int(header.target_pid) != _own_pid(pid):

@@ -32,6 +32,7 @@ from otel_nfprobe.x86_64.relocate import encode_jump
 SPARE_PROGRAM = PROGRAM_COUNT - 1
 BARE = NOTHING + RETURN  # the function that does nothing, without a probe
 ROUNDS = 21  # whose median is taken
+COUNT_MAX = 1 << 29  # of one call; sums of a few such counts still fit a signed 32-bit number
 # All templates that read counters.
 SHAPES: Sequence[int] = (
     lib.NFP_SHAPE_CALL,
@@ -175,13 +176,14 @@ class _Bench:
         self._meanwhile()
         result = self._session.ask(lib.NFP_COMMAND_CALIBRATE_COUNTERS, self.address, self._rounds)
         header = self._session.header
-        if result != 0 or not header.counted_calls:
-            raise NfprobeError("they did not count undisturbed for long enough")
         calls = int(header.counted_calls)
-        return (
-            tuple(round(int(header.counted_in_all[i]) / calls) for i in range(self._count)),
-            tuple(round(int(header.counted_between[i]) / calls) for i in range(self._count)),
-        )
+        if result != 0 or not calls:
+            raise NfprobeError("they did not count undisturbed for long enough")
+        in_all = tuple(round(int(header.counted_in_all[i]) / calls) for i in range(self._count))
+        between = tuple(round(int(header.counted_between[i]) / calls) for i in range(self._count))
+        if max(in_all + between) > COUNT_MAX:
+            raise NfprobeError("what the target says of them cannot be")
+        return in_all, between
 
 
 def _own(bare: Counts, twice: Counts, nested: Counts) -> Counts:

@@ -8,11 +8,11 @@ once; its calls are marked as not counted. Called by monitor.py, several times i
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import socket
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from otel_nfprobe.counters.availability import Surroundings, explain_thread
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.compensation import Compensation, calibrate_counters
 from otel_nfprobe.counters.perf import Kernel
+from otel_nfprobe.descriptors import take_channel
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import THREAD_COUNT, Session
 
-PIDFD_GETFD = 438  # the number of the system call on x86-64
 HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, while it calibrates
 LOOK_S = 1.0  # how often groups are looked at for their error state
 
@@ -78,9 +78,9 @@ class ThreadCounters:
             descriptor = self.session.ask(lib.NFP_COMMAND_COUNTERS)
             if descriptor < 0:
                 raise OSError(-descriptor, os.strerror(-descriptor))
-            self._channel = socket.socket(fileno=_take_descriptor(self.session.pid, descriptor))
+            self._channel = socket.socket(fileno=take_channel(self.session.pid, descriptor))
         except (OSError, NfprobeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
+            reason = error.strerror if isinstance(error, OSError) else error.sentence.rstrip(".")
             self.say(f"The counters cannot be handed to process {self.session.pid}: {reason}. Times only.")
             return False
         return True
@@ -170,7 +170,9 @@ class ThreadCounters:
 
     def _hand_over(self, index: int, group: ThreadGroup) -> None:
         assert self._channel is not None
-        socket.send_fds(self._channel, [b"c"], group.descriptors)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", group.descriptors))]
+        # A target that reads nothing must not make the monitor wait (socket.send_fds takes no notice of flags).
+        self._channel.sendmsg([b"c"], rights, socket.MSG_DONTWAIT)
         result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors), 0, self.change)
         if result != 0:
             raise OSError(-result, os.strerror(-result))
@@ -210,17 +212,3 @@ class ThreadCounters:
         for descriptor in reversed(group.descriptors):
             self.kernel.close(descriptor)
         group.descriptors = []
-
-
-def _take_descriptor(pid: int, descriptor: int) -> int:
-    """A descriptor of another process, as one of this process."""
-    process = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        taken = int(libc.syscall(ctypes.c_long(PIDFD_GETFD), process, descriptor, ctypes.c_uint(0)))
-        if taken < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return taken
-    finally:
-        os.close(process)

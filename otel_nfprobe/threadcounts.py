@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the threads of a target have counted themselves, as session.py reads it in the thread table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COUNT_MAX = (1 << 48) - 1  # no thread counts that far: what says more is nonsense, and its sums would fit nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Counters of one thread of the target, exact even when records were lost. Its tid is the monitor's."""
+
+    index: int
+    tid: int
+    empty_polls: int
+    empty_ticks: int
+    batches: int
+    received: int
+    transmit_calls: int
+    transmitted: int
+    refused: int
+    dropped: int
+    lost: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LateCounts:
+    """What one thread of the target did where not every packet is identified; fields as in nfp_thread_shared."""
+
+    index: int
+    identified: int
+    unplaced: int
+    unheld: int
+    checked: int
+    differing: int
+    copying: bool
+
+
+def bound_count(count: int) -> int:
+    """A count out of the target's memory, as one that sums and formats have room for."""
+    return min(int(count), COUNT_MAX)

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that answer the monitor with whatever they like: no file of anybody is changed, nothing waits for ever, and a
+sentence says what was wrong. tests/targets/hostile.c has a mode for each way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probed import Probed, Talker, wait_until
+
+from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.inject import library_path
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDES = (f"-I{ROOT / 'native/probe'}", f"-I{ROOT / 'native/include'}", "-Wno-missing-field-initializers")
+BOUND_S = 60.0  # far more than any of these takes: whoever hangs, hangs
+PEAK_BYTES = 1 << 30
+SEALED = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
+
+NO_MEMORY_FILE = "is not the memory file"
+NO_SESSION = "The session of process"
+DAMAGED = "The arena table in process"
+
+LIBRARY_MODES = [
+    "library-read-only",
+    "library-path-only",
+    "library-device",
+    "library-nothing",
+    "library-negative",
+    "library-pipe",
+    "library-socket",
+    "library-unlinked",
+    "library-memory-read-only",
+    "library-memory-path-only",
+    "library-memory-full",
+    "library-memory-sealed",
+    "library-memory-appending",
+    "library-memory-mapped",
+    "library-memory-other",
+]
+SESSION_MODES = [
+    "session-read-only",
+    "session-path-only",
+    "session-device",
+    "session-nothing",
+    "session-negative",
+    "session-pipe",
+    "session-socket",
+    "session-unlinked",
+    "session-memory-read-only",
+    "session-memory-path-only",
+    "session-memory-other",
+    "session-unsealed",
+    "session-shrinks",
+    "session-grows",
+    "session-short",
+    "session-empty",
+    "session-odd-size",
+    "session-wrong-sizes",
+]
+ARENA_MODES = [
+    "arena-unaligned",
+    "arena-overlapping",
+    "arena-over-header",
+    "arena-endless",
+    "arena-many",
+    "arena-much",
+]
+# What the monitor can go on with, or not, as it comes.
+CHANGING_MODES = ["library-reused", "session-reused", "session-flips", "session-full-tables"]
+COUNTER_MODES = ["file", "device", "pipe", "stream", "nothing", "elsewhere", "full"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended: its status, what it said, the most memory that it had."""
+
+    status: int
+    output: str
+    errors: str
+    peak_bytes: int
+
+    def assert_told(self, status: int, said: str = "") -> None:
+        """It has ended in order, with a sentence and not with an exception."""
+        assert self.status == status, self
+        assert said in self.errors, self
+        assert "unexpected" not in self.errors, self
+        assert "Traceback" not in self.errors, self
+        assert self.peak_bytes < PEAK_BYTES
+
+
+class Bait:
+    """Files of root's that everybody may read: they must stay as they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file, self.fifo = folder / "file", folder / "fifo"
+        self.file.write_bytes(b"root's own\n" * 100)
+        self.file.chmod(0o644)
+        os.mkfifo(self.fifo)
+        self.fifo.chmod(0o666)
+        self._before = self._look()
+
+    def _look(self) -> tuple[bytes, int, int]:
+        status = self.file.stat()
+        return self.file.read_bytes(), status.st_mtime_ns, self.fifo.stat().st_mtime_ns
+
+    def assert_untouched(self) -> None:
+        assert self._look() == self._before
+
+
+@pytest.fixture
+def bait() -> Iterator[Bait]:
+    folder = Path(tempfile.mkdtemp(prefix="nfprobe-bait-"))
+    folder.chmod(0o755)
+    yield Bait(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start(
+    compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], bait: Bait
+) -> Callable[..., Talker]:
+    """Starts a target that is hostile in a mode: start(mode, path=, turned=)."""
+    program = compile_target("hostile", *INCLUDES)
+
+    def start_(mode: str, path: Path = bait.file, turned: bool = True) -> Talker:
+        talker = Talker(spawn(program, mode, path, stdin=subprocess.PIPE))
+        assert not turned or talker.ask("turn") == "right"
+        return talker
+
+    return start_
+
+
+def run(*words: object, **options: Any) -> Ended:
+    """Runs nfprobe to its end, which must come."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", "otel_nfprobe", *map(str, words)]
+        process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
+        timer = threading.Timer(BOUND_S, process.kill)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        timer.cancel()
+        texts = []
+        for stream in (output, errors):
+            stream.seek(0)
+            texts.append(stream.read().decode())
+        return Ended(process.returncode, *texts, usage.ru_maxrss * 1024)
+
+
+def attach(talker: Talker, *options: object) -> Ended:
+    words = ("--adapter", "none", "--functions", "hostile-*:step", "--for", "0.3s", "--ring-size", "64KiB", "--json")
+    return run("attach", talker.pid, *words, *options)
+
+
+def assert_lives(talker: Talker) -> None:
+    """The target is as it was and goes on."""
+    assert talker.ask("step 1000") == "right"
+    assert not has_probes(talker.pid)
+
+
+def has_probes(pid: int) -> bool:
+    """Whether the program's code differs from its file."""
+    target = Target(pid)
+    program = target.modules()[0]
+    with open(f"/proc/{pid}/exe", "rb") as file:
+        for mapping in target.maps():
+            if (mapping.start, mapping.end) in program.executable_ranges:
+                file.seek(mapping.offset)
+                content = file.read(mapping.end - mapping.start)
+                if target.read(mapping.start, len(content)) != content:
+                    return True
+    return False
+
+
+def test_what_behaves_is_measured(start: Callable[..., Talker], bait: Bait) -> None:
+    """So that the others fail for what they do, and not for how they are driven."""
+    talker = start("behaves")
+    done = attach(talker)
+    done.assert_told(0)
+    assert json.loads(done.output)["functions"]["probed"] == 1
+    assert talker.ask("kept") == f"{library_path().stat().st_size} {SEALED}"
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", LIBRARY_MODES)
+def test_library_descriptor(mode: str, start: Callable[..., Talker], bait: Bait) -> None:
+    talker = start(mode)
+    attach(talker).assert_told(1, NO_MEMORY_FILE)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", SESSION_MODES)
+def test_session_descriptor(mode: str, start: Callable[..., Talker], bait: Bait) -> None:
+    talker = start(mode)
+    attach(talker).assert_told(1, NO_SESSION)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", ["library-read-only", "library-path-only", "session-read-only", "session-path-only"])
+def test_fifo(mode: str, start: Callable[..., Talker], bait: Bait) -> None:
+    """To open it for writing would wait for a reader."""
+    talker = start(mode, bait.fifo)
+    attach(talker).assert_told(1)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", ARENA_MODES)
+def test_arena_table(mode: str, start: Callable[..., Talker]) -> None:
+    talker = start(mode)
+    attach(talker).assert_told(1, DAMAGED)
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", ["arena-unmapped", "arena-overfull"])
+def test_arena_that_takes_no_code(mode: str, start: Callable[..., Talker]) -> None:
+    """Code is written only to room that the kernel says is mapped; another arena is made."""
+    talker = start(mode)
+    attach(talker).assert_told(0)
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", CHANGING_MODES)
+@pytest.mark.parametrize("turn", range(3))
+def test_what_changes_between_two_reads(mode: str, turn: int, start: Callable[..., Talker], bait: Bait) -> None:
+    talker = start(mode)
+    done = attach(talker, "--counters", "task-clock")
+    done.assert_told(done.status if done.status in (0, 1) else 0)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+def test_absurd_counts(start: Callable[..., Talker], tmp_path: Path) -> None:
+    talker = start("session-absurd-counts")
+    done = attach(talker, "--record", tmp_path / "recording.nfp")
+    done.assert_told(done.status if done.status in (0, 1) else 0)
+    assert_lives(talker)
+
+
+def test_library_is_given_once(start: Callable[..., Talker]) -> None:
+    talker = start("library-for-ever")
+    attach(talker).assert_told(1, "more than once")
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", COUNTER_MODES)
+def test_counters_channel(mode: str, start: Callable[..., Talker], bait: Bait) -> None:
+    """A session without counters, and nothing is sent to whoever else listens.
+
+    Counters of the kernel that no processor counts are handed over like any others.
+    """
+    service = bait.folder / "service"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(service))
+        service.chmod(0o777)
+        listener.listen()
+        talker = start(f"counters-{mode}", service if mode == "elsewhere" else bait.file)
+        probed = Probed(talker.pid, ["hostile-*:step"], ring_bytes=64 << 10)
+        probed.monitor.counters = choose_counters("task-clock").counters
+        with probed:
+            assert talker.ask("step 100") == "right"
+        said = "What the probes themselves count" if mode == "full" else "The counters cannot be handed"
+        assert any(sentence.startswith(said) for sentence in probed.said), probed.said
+        assert probed.not_restored == []
+        if mode == "elsewhere":
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            with connection, pytest.raises(BlockingIOError):
+                connection.recv(16)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+@pytest.mark.parametrize("mode", ["session-unsealed", "session-short", "session-flips", "library-read-only"])
+def test_status_and_detach(mode: str, start: Callable[..., Talker], bait: Bait) -> None:
+    """Whoever looks at what a target has left behind is as careful."""
+    talker = start(mode)
+    attach(talker)
+    status = run("status", talker.pid, "--json")
+    status.assert_told(1)
+    detach = run("detach", talker.pid, "--json")
+    detach.assert_told(detach.status if mode == "session-flips" and detach.status == 1 else 0)
+    bait.assert_untouched()
+    assert_lives(talker)
+
+
+def test_killed_monitor(start: Callable[..., Talker]) -> None:
+    talker = start("behaves")
+    words = ("--adapter", "none", "--functions", "hostile-*:step", "--ring-size", "64KiB")
+    command = [sys.executable, "-m", "otel_nfprobe", "attach", str(talker.pid), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as monitor:
+        assert monitor.stderr is not None
+        assert "attached to" in monitor.stderr.readline()
+        monitor.kill()
+    assert has_probes(talker.pid)
+    assert json.loads(run("detach", talker.pid, "--json").output)["restored"] == 1
+    assert_lives(talker)
+
+
+# ---- beside others -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["library-read-only", "session-unsealed", "arena-overlapping", "session-flips"])
+def test_hostile_child(mode: str, start: Callable[..., Talker], bait: Bait, tmp_path: Path) -> None:
+    """Of the children of an honest program one is hostile: its parent and the others are measured to the end."""
+    talker = start(mode, turned=False)
+    command = [sys.executable, "-m", "otel_nfprobe", "attach", str(talker.pid), "--adapter", "none", "--json"]
+    command += ["--functions", "hostile-*:step", "--ring-size", "64KiB", "--follow-forks"]
+    said = tmp_path / "said"
+    with said.open("wb") as errors:
+        monitor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    try:
+        assert wait_until(lambda: "attached to" in said.read_text())
+        _, *honest = map(int, talker.ask("fork 3").split())
+        assert wait_until(lambda: said.read_text().count("is measured, too") >= 2), said.read_text()
+        if mode != "session-flips":
+            assert wait_until(lambda: "is not measured: " in said.read_text()), said.read_text()
+        assert talker.ask("step 500") == "right"
+        monitor.send_signal(signal.SIGINT)
+        output, _ = monitor.communicate(timeout=BOUND_S)
+    finally:
+        monitor.kill()
+    summary = json.loads(output)
+    text = said.read_text()
+    assert monitor.returncode == 0, text
+    assert not any(word in text for word in ("Traceback", "unexpected")), text
+    assert summary["calls"] == 500
+    measured = {child["pid"]: child for child in summary["children"]}
+    assert set(honest) <= measured.keys()
+    assert all(measured[pid]["calls"] > 0 and measured[pid]["not_restored"] == [] for pid in honest)
+    # The hostile one keeps the silent probes that it was forked with, as any child without a session does.
+    assert not any(has_probes(pid) for pid in (*honest, talker.pid))
+    bait.assert_untouched()
+    assert talker.ask("end") == "right"
+
+
+@pytest.mark.parametrize("mode", ["behaves", "library-read-only", "session-read-only", "session-unsealed"])
+def test_launched(mode: str, compile_target: Callable[..., Path], bait: Bait) -> None:
+    """A library of the program has turned hostile before its first instruction."""
+    library = compile_target("hostile", *INCLUDES, "-shared", "-fPIC")
+    flags = ("-Wl,--no-as-needed", str(library), f"-Wl,-rpath,{library.parent}")
+    program = compile_target("forks", *flags)
+    environment = {**os.environ, "HOSTILE_MODE": mode, "HOSTILE_PATH": str(bait.file)}
+    words = ("--adapter", "none", "--functions", "forks-*:step", "--ring-size", "64KiB")
+    done = run("run", *words, "--", program, env=environment, stdin=subprocess.DEVNULL)
+    if mode == "behaves":
+        done.assert_told(0, "started")
+    else:
+        done.assert_told(1, "was not run" if "session" not in mode else NO_SESSION)
+    bait.assert_untouched()
