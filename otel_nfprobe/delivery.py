@@ -17,6 +17,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+RETRY_AFTER_MAX_S = 300.0  # of what a receiver may ask for: a wrong number must not end the export
+MESSAGE_CHARACTERS_MAX = 400
 NO_RESPONSE = "The receiver's answer is not an ExportTraceServiceResponse."
 
 
@@ -64,7 +66,7 @@ def read_response(data: bytes) -> Outcome:
         partial = ExportTraceServiceResponse.FromString(data).partial_success
     except DecodeError:
         return Outcome(Verdict.DELIVERED, NO_RESPONSE)
-    return Outcome(Verdict.DELIVERED, partial.error_message, max(0, partial.rejected_spans))
+    return Outcome(Verdict.DELIVERED, make_readable(partial.error_message), max(0, partial.rejected_spans))
 
 
 def read_retry_s(status: bytes) -> float | None:
@@ -79,5 +81,16 @@ def read_retry_s(status: bytes) -> float | None:
     return None
 
 
+def bound_pause_s(asked_s: float) -> float:
+    """What is granted of a pause that a receiver asks for, seconds."""
+    return min(max(0.0, asked_s), RETRY_AFTER_MAX_S)
+
+
+def make_readable(said: str) -> str:
+    """What a receiver said, as it may be shown: one line that a terminal takes for text, of bounded length."""
+    start = said[: 4 * MESSAGE_CHARACTERS_MAX]
+    return " ".join("".join(c if c.isprintable() else " " for c in start).split())[:MESSAGE_CHARACTERS_MAX]
+
+
 def _seconds(duration: Duration) -> float:
-    return float(max(0.0, duration.seconds + duration.nanos / 1e9))
+    return bound_pause_s(duration.seconds + duration.nanos / 1e9)

@@ -18,10 +18,12 @@ import grpc
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
+from otel_nfprobe.delivery import make_readable
 from otel_nfprobe.endpoint import Endpoint
 from otel_nfprobe.metrics import MetricsMaker, Snapshot
 
 POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
+ABANDON_S = 2.0  # a thread that does not end by then is left behind
 # What a receiver answers that takes traces only, as Jaeger.
 NO_METRICS = re.compile(r"UNIMPLEMENTED|\b404\b")
 _GRPC_LOGGER = "opentelemetry.exporter.otlp.proto.grpc"
@@ -72,8 +74,8 @@ class MetricsSender:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        self._exporter.shutdown()  # ends its waits and calls
-        self._thread.join()
+        self._exporter.shutdown()  # ends its waits and calls, but not one of HTTP
+        self._thread.join(ABANDON_S)
         return self._sent
 
     def _run(self) -> None:
@@ -96,7 +98,7 @@ class MetricsSender:
         try:
             result = self._exporter.export(self._maker.make(snapshot))
         except Exception as error:  # the SDK is asked with data of its own: whatever it is, the session goes on
-            result, complaints.last = MetricExportResult.FAILURE, f"{type(error).__name__}: {error}"
+            result, complaints.last = MetricExportResult.FAILURE, make_readable(f"{type(error).__name__}: {error}")
         if result is MetricExportResult.SUCCESS:
             self._maker.confirm()
             self._sent = replace(self._sent, delivered=self._sent.delivered + 1)
@@ -128,11 +130,11 @@ class _Complaints(logging.Handler):
         if not record.name.startswith(_GRPC_LOGGER):
             # The last one says only that there were too many of those before it.
             if "max retries" not in record.msg or not self.last:
-                self.last = " ".join(record.getMessage().split())[:200]
+                self.last = make_readable(record.getMessage())
         elif isinstance(record.args, tuple):
             for code in record.args:
                 if isinstance(code, grpc.StatusCode):
-                    self.last = f"{code.name}: {record.args[-1]}"
+                    self.last = f"{code.name}: {make_readable(str(record.args[-1]))}"
 
 
 def open_exporter(endpoint: Endpoint) -> MetricExporter:
@@ -162,7 +164,10 @@ def _open_http(endpoint: Endpoint) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
 
+    from otel_nfprobe.boundedsession import open_session
+
     return HttpMetricExporter(
+        session=open_session(),
         endpoint=endpoint.url,
         certificate_file=endpoint.root_certificates_file,
         client_key_file=endpoint.client_key_file,

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from otel_nfprobe.delivery import Outcome, Transport, Verdict
+from otel_nfprobe.delivery import Outcome, Transport, Verdict, make_readable
 from otel_nfprobe.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from otel_nfprobe.export_counters import ExportCounters
 from otel_nfprobe.span import EncodedRequest
@@ -32,6 +32,7 @@ DROPPED_DISK_FULL = "disk full"
 DROPPED_DISK_ERROR = "disk error"
 DROPPED_TOO_OLD = "too old in spool"
 DROPPED_DAMAGED = "damaged in spool"
+DROPPED_SENDER_ENDED = "sender has failed"
 DROPPED_KILLED = "monitor was killed"  # in memory only, of an earlier session
 
 _BACKOFF_FIRST_S = 0.25
@@ -88,7 +89,7 @@ class Exporter:
         self._spool_error = ""
         self._changed = threading.Condition()
         self._counters = ExportCounters(recovered=ExportCounters() if spool is not None else None)
-        self._closing = self._abandoned = False
+        self._closing = self._abandoned = self._failed = False
         self._recovering = spool is not None
         self._give_up_at = float("inf")
         self._threads = [threading.Thread(target=self._run, name="nfprobe-otlp", daemon=True)]
@@ -106,13 +107,14 @@ class Exporter:
         """
         size = len(request.data)
         with self._changed:
-            while wait and not self._closing and self._is_full(size):
+            while wait and not self._closing and not self._failed and self._is_full(size):
                 self._changed.wait()
             if self._ledger is not None:
                 self._ledger.count_submitted(request.spans)
             entry = _Waiting(request.spans, size, request.data, settled=self._ledger is None)
             if self._closing or self._is_full(size):
-                self._count_dropped(entry, self._spool_error or DROPPED_QUEUE_FULL)
+                reason = DROPPED_SENDER_ENDED if self._failed else self._spool_error or DROPPED_QUEUE_FULL
+                self._count_dropped(entry, reason)
                 return False
             self._queue.append(entry)
             if self._ledger is not None:
@@ -144,7 +146,7 @@ class Exporter:
             while self._recovering or self._queue:
                 now = time.monotonic()
                 since = now if self._failing_since is None else self._failing_since
-                if now >= until or now - since >= patience_s:
+                if self._failed or now >= until or now - since >= patience_s:
                     return False
                 self._changed.wait(_LOOK_S)
             return True
@@ -178,7 +180,7 @@ class Exporter:
     def _count_rest(self) -> None:
         for entry in self._queue:
             if entry.place is None:
-                self._count_dropped(entry, entry.reason)
+                self._count_dropped(entry, DROPPED_SENDER_ENDED if self._failed else entry.reason)
         self._queue.clear()
         self._unwritten.clear()
         self._ledger = None
@@ -232,6 +234,9 @@ class Exporter:
             return None, DROPPED_SPOOL_FULL
         except OSError as error:
             return None, DROPPED_DISK_FULL if error.errno in NO_ROOM else DROPPED_DISK_ERROR
+        except Exception as error:  # this thread must go on: the one that sends waits for it
+            self._tell(f"The spool cannot be written: {_describe(error)}.")
+            return None, DROPPED_DISK_ERROR
 
     def _evict(self, entry: _Waiting) -> None:
         if entry.data is not None:
@@ -241,7 +246,16 @@ class Exporter:
 
     # The thread that sends.
     def _run(self) -> None:
-        self._recover()
+        try:
+            self._recover()
+            self._send_all()
+        except BaseException as error:  # nobody else would say that nothing is sent any more
+            with self._changed:
+                self._failed = True
+                self._tell(f"Spans are not sent any more, since the sender has failed: {_describe(error)}.")
+                self._changed.notify_all()
+
+    def _send_all(self) -> None:
         while True:
             with self._changed:
                 while not (self._queue and self._queue[0].settled) and not self._is_over():
@@ -292,7 +306,7 @@ class Exporter:
         while (remaining_s := self._give_up_at - time.monotonic()) > 0:
             if entry.place is not None and self._spool is not None and self._spool.is_old(entry.place):
                 return self._end(entry, DROPPED_TOO_OLD)
-            outcome = self._transport.attempt(data, min(self._timeout_s, remaining_s))
+            outcome = self._attempt(data, min(self._timeout_s, remaining_s))
             if outcome.verdict is Verdict.CANCELLED:
                 return False
             if outcome.verdict is Verdict.DELIVERED:
@@ -304,6 +318,13 @@ class Exporter:
             self._sleep(outcome.retry_after_s or backoff_s * random.uniform(1 - _JITTER, 1 + _JITTER))
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
         return False
+
+    # An answer that a transport stumbles over costs its request, not the thread.
+    def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
+        try:
+            return self._transport.attempt(data, timeout_s)
+        except Exception as error:
+            return Outcome(Verdict.REFUSED, _describe(error))
 
     # Returns whether another attempt is worth while for a request that is in memory only.
     def _note_failure(self, error: str) -> bool:
@@ -366,3 +387,7 @@ class Exporter:
     def _finish(self, entry: _Waiting) -> None:
         if self._spool is not None and entry.place is not None:
             self._spool.finish(entry.place)
+
+
+def _describe(error: BaseException) -> str:
+    return make_readable(f"{type(error).__name__}: {error}").rstrip(".: ")

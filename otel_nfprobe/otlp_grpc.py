@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import grpc
 
-from otel_nfprobe.delivery import Outcome, Verdict, read_response, read_retry_s
+from otel_nfprobe.delivery import Outcome, Verdict, make_readable, read_response, read_retry_s
 from otel_nfprobe.endpoint import Endpoint
 
 # What the OTLP specification calls retryable. RESOURCE_EXHAUSTED is so only together with RetryInfo.
@@ -63,7 +63,7 @@ class GrpcTransport:
 
 def _judge(error: grpc.RpcError) -> Outcome:
     code = error.code()
-    message = f"{code.name}: {error.details()}"
+    message = f"{code.name}: {make_readable(str(error.details()))}"
     asked_s = _read_retry_info(error)
     if code in _RETRYABLE or (code == grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None):
         return Outcome(Verdict.RETRY, message, retry_after_s=asked_s or 0.0)

@@ -17,13 +17,12 @@ import urllib3
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
-from otel_nfprobe.delivery import Outcome, Verdict, read_response, read_retry_s
+from otel_nfprobe.delivery import Outcome, Verdict, bound_pause_s, make_readable, read_response, read_retry_s
 from otel_nfprobe.endpoint import Endpoint
+from otel_nfprobe.httpanswer import bound_answers, read_answer
 from otel_nfprobe.resource import SCOPE_NAME, find_version
 
 RETRYABLE = frozenset({429, 502, 503, 504})  # as the OTLP specification says
-ANSWER_BYTES_MAX = 1 << 20  # of what a receiver says; more is not read
-RETRY_AFTER_MAX_S = 3600.0
 _GZIP_LEVEL = 1
 _CONTENT_TYPE = "application/x-protobuf"
 
@@ -54,11 +53,7 @@ class HttpTransport:
                 redirect=False,
                 preload_content=False,
             )
-            answer = response.read(ANSWER_BYTES_MAX)
-            if response.read(1):
-                response.close()
-            else:
-                response.release_conn()
+            answer = read_answer(response)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if self._cancelled:
                 return Outcome(Verdict.CANCELLED)
@@ -96,12 +91,12 @@ def judge(status: int, retry_after: str, answer: bytes) -> Outcome:
 
 def _read_retry_after_s(text: str) -> float:
     if text.strip().isascii() and text.strip().isdigit():
-        return min(float(text), RETRY_AFTER_MAX_S)
+        return bound_pause_s(float(text))
     try:
         wait_s = parsedate_to_datetime(text).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):
         return 0.0
-    return min(max(0.0, wait_s), RETRY_AFTER_MAX_S)
+    return bound_pause_s(wait_s)
 
 
 def _read_message(answer: bytes) -> str:
@@ -109,21 +104,22 @@ def _read_message(answer: bytes) -> str:
         message: str = Status.FromString(answer).message
     except DecodeError:
         message = answer.decode("utf-8", "replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in message).split())[:200]
+    return make_readable(message)
 
 
 # urllib3 puts the object's address into its sentences.
 def _describe(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {re.sub(r'.*object at 0x[0-9a-f]+>: |.*[a-zA-Z]*Connection[^:]*: ', '', text)}"
+    text = re.sub(r".*object at 0x[0-9a-f]+>: |.*[a-zA-Z]*Connection[^:]*: ", "", text)
+    return f"{type(error).__name__}: {make_readable(text)}"
 
 
 def _open_manager(endpoint: Endpoint) -> urllib3.PoolManager:
     context = _make_context(endpoint) if endpoint.secure else None
     proxy = None if endpoint.loopback else _find_proxy(endpoint)
     if proxy is not None:
-        return urllib3.ProxyManager(proxy, num_pools=1, maxsize=1, ssl_context=context)
-    return urllib3.PoolManager(num_pools=1, maxsize=1, ssl_context=context)
+        return bound_answers(urllib3.ProxyManager(proxy, num_pools=1, maxsize=1, ssl_context=context))
+    return bound_answers(urllib3.PoolManager(num_pools=1, maxsize=1, ssl_context=context))
 
 
 def _find_proxy(endpoint: Endpoint) -> str | None:

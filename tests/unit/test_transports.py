@@ -109,7 +109,7 @@ def test_the_answers_of_http() -> None:
     assert judge(503, "7", b"").retry_after_s == 7.0
     assert judge(503, "", b"").retry_after_s == 0.0
     assert judge(503, "soon", b"").retry_after_s == 0.0
-    assert judge(503, "99999999", b"").retry_after_s == 3600.0
+    assert judge(503, "99999999", b"").retry_after_s == 300.0
     assert 20 < judge(503, formatdate(time.time() + 30, usegmt=True), b"").retry_after_s <= 30
     assert judge(503, formatdate(time.time() - 30, usegmt=True), b"").retry_after_s == 0.0
     assert judge(404, "", b"<html>\n404 page not found").message == "HTTP 404: <html> 404 page not found"
