@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from otel_nfprobe.agent.attached import Attached
 from otel_nfprobe.agent.processes import Process, find_processes
 from otel_nfprobe.agent.rules import Configuration, Rule
+from otel_nfprobe.agent.strangers import Strangers
 
 PAUSE_S = 5.0  # before a session that failed is tried again; doubled each time
 PAUSE_MAX_S = 300.0
 STEADY_S = 60.0  # a session that lived so long did not fail to start
+MINUTE_S = 60.0
 END_S = 30.0  # for a detach on a busy machine
 Identity = tuple[int, int, str]  # of a process
 
@@ -27,11 +30,13 @@ class Counts:
     """What the agent has done, by rule.
 
     Attributes:
-        sessions: that run now; started, failed, refused, too_dear: of all that ever were.
+        sessions: that run now; waiting: processes that match now and have none for the bounds of the file.
+        started, failed, refused, too_dear: of all that ever were.
         looked_at: monotonic seconds of the last look.
     """
 
     sessions: dict[str, int]
+    waiting: dict[str, int]
     started: dict[str, int]
     failed: dict[str, int]
     refused: dict[str, int]
@@ -63,7 +68,13 @@ class Agent:
     _attached: dict[Identity, Attached] = field(default_factory=dict)
     _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
     _totals: dict[str, dict[str, int]] = field(default_factory=dict)
+    _waiting: dict[str, int] = field(default_factory=dict)
+    _starts: deque[float] = field(default_factory=deque)  # monotonic seconds, of the last minute
+    _strangers: Strangers = field(init=False)
     _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._strangers = Strangers(self.say)
 
     def run(self, reload: Callable[[], Configuration | None]) -> None:
         """Until `stopping` is set.
@@ -83,16 +94,41 @@ class Agent:
     def look(self) -> None:
         """Compares what runs with what should."""
         self._collect()
-        found = {process.identity: process for process in find_processes() if self._rule_of(process) is not None}
+        processes = list(find_processes())
+        found = {process.identity: process for process in processes if self._rule_of(process) is not None}
         for identity in set(self._trouble) - set(found):
             del self._trouble[identity]
+        self._strangers.tell(self.configuration.rules, processes)
         now = time.monotonic()
+        waiting: Counter[str] = Counter()
         for identity, process in found.items():
             rule = self._rule_of(process)
-            if rule is not None and identity not in self._attached and self._may_start(identity, now):
+            if rule is None or identity in self._attached or not self._may_start(identity, now):
+                continue
+            if self._has_room(now):
+                self._starts.append(now)
                 self._count("started", rule)
                 self._attached[identity] = Attached(process, rule, self.say)
+            else:
+                waiting[rule.name] += 1
+        self._tell_waiting(waiting)
         self._looked_at = time.monotonic()
+
+    def _has_room(self, now: float) -> bool:
+        """Whether the file's bounds let one more session begin."""
+        while self._starts and self._starts[0] <= now - MINUTE_S:
+            self._starts.popleft()
+        bounds = self.configuration
+        return len(self._attached) < bounds.sessions_max and len(self._starts) < bounds.starts_per_minute
+
+    def _tell_waiting(self, waiting: dict[str, int]) -> None:
+        if waiting and not self._waiting:
+            bounds = self.configuration
+            self.say(
+                f"{sum(waiting.values())} processes wait: {bounds.sessions_max} sessions may run at a time"
+                f" (max-sessions), and {bounds.starts_per_minute} begin in a minute (starts-per-minute)."
+            )
+        self._waiting = dict(waiting)
 
     def counts(self) -> Counts:
         """A copy for other threads."""
@@ -102,10 +138,13 @@ class Agent:
             what: {name: self._totals.get(what, {}).get(name, 0) for name in names}
             for what in ("started", "failed", "refused", "too_dear")
         }
-        return Counts({name: running.count(name) for name in names}, **totals, looked_at=self._looked_at)
+        sessions = {name: running.count(name) for name in names}
+        waiting = {name: self._waiting.get(name, 0) for name in names}
+        return Counts(sessions, waiting, **totals, looked_at=self._looked_at)
 
     def _rule_of(self, process: Process) -> Rule | None:
-        return next((rule for rule in self.configuration.rules if rule.matches(process)), None)
+        rules = self.configuration.rules
+        return next((rule for rule in rules if rule.matches(process) and rule.takes(process)), None)
 
     def _may_start(self, identity: Identity, now: float) -> bool:
         trouble = self._trouble.get(identity)

@@ -34,7 +34,7 @@ class Attached:
         self.process, self.rule = process, rule
         self.started_at = time.monotonic()
         self.summary: dict[str, Any] | None = None
-        self._prefix = f"{rule.name}: {process.executable} {process.pid}"
+        self._prefix = f"{rule.name}: {process.shown_name} {process.pid}"
         self._say = say
         words = [sys.executable, "-m", "otel_nfprobe", "attach", str(process.pid), *rule.options, "--json"]
         self._child = subprocess.Popen(

@@ -62,6 +62,7 @@ class _Counts(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = self._agent.counts()
         yield _family("nf_agent_sessions", "Sessions that run", "gauge", counts.sessions)
+        yield _family("nf_agent_waiting", "Processes that wait for a session", "gauge", counts.waiting)
         yield _family("nf_agent_started", "Sessions that were started", "counter", counts.started)
         yield _family("nf_agent_failed", "Sessions that failed", "counter", counts.failed)
         yield _family("nf_agent_refused", "Processes that cannot be probed", "counter", counts.refused)

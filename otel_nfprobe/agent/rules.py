@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import fnmatch
+import pwd
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +17,13 @@ from otel_nfprobe.agent.processes import Process
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.metrics_listener import parse_address
 
-MATCHERS = ("process", "cgroup", "unit", "container")
+MATCHERS = ("process", "executable", "cgroup", "unit", "container")
 SHARE_OF_CORE = "5%"
 LOOK_S = 2.0
+SESSIONS_MAX = 16
+STARTS_PER_MINUTE = 30
+ANY = "any"
+_WILDCARDS = re.compile(r"[*?\[]")
 # What the agent decides itself, or what makes no sense for a session that nobody watches.
 FORBIDDEN = ("json", "for", "metrics-listen")
 
@@ -31,17 +37,24 @@ class Rule:
         match: patterns by matcher; a process must match all of them.
         options: words for `nfprobe attach PID`.
         environment: variables added to the session's.
+        users: numbers of the users whose processes it takes, or None for everybody's.
     """
 
     name: str
     match: Mapping[str, str]
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    users: frozenset[int] | None = frozenset({0})
+
+    def takes(self, process: Process) -> bool:
+        """Whether it takes processes of this one's users, whatever they call themselves."""
+        return self.users is None or process.users <= self.users
 
     def matches(self, process: Process) -> bool:
         """Whether it speaks of this process."""
         values = {
             "process": (process.executable, process.name),
+            "executable": (process.path,),
             "cgroup": (process.cgroup,),
             "unit": (process.unit,),
             "container": (process.container, process.container[:12]),
@@ -60,11 +73,14 @@ class Configuration:
         rules: the first that matches a process holds.
         look_s: how often processes are looked for.
         listen: host and port of health, readiness and metrics, or None.
+        sessions_max: that may run at a time; starts_per_minute: that may begin.
     """
 
     rules: Sequence[Rule]
     look_s: float = LOOK_S
     listen: tuple[str, int] | None = None
+    sessions_max: int = SESSIONS_MAX
+    starts_per_minute: int = STARTS_PER_MINUTE
 
 
 def read_configuration(path: str, check: Callable[[Sequence[str]], None]) -> Configuration:
@@ -96,7 +112,7 @@ class _WrongError(Exception):
 
 
 def _read(content: object, check: Callable[[Sequence[str]], None]) -> Configuration:
-    fields = _fields(content, "the file", ("rules", "look", "listen"))
+    fields = _fields(content, "the file", ("rules", "look", "listen", "max-sessions", "starts-per-minute"))
     rules = fields.get("rules")
     if not isinstance(rules, list) or not rules:
         raise _WrongError("there are no rules")
@@ -111,7 +127,15 @@ def _read(content: object, check: Callable[[Sequence[str]], None]) -> Configurat
     if not isinstance(look_s, int | float) or isinstance(look_s, bool) or not 0.1 <= look_s <= 3600:
         raise _WrongError(f"look is {look_s!r}, not a number of seconds from 0.1 to 3600")
     listen = fields.get("listen")
-    return Configuration(made, float(look_s), None if listen is None else parse_address(str(listen)))
+    bounds = (_count(fields, "max-sessions", SESSIONS_MAX), _count(fields, "starts-per-minute", STARTS_PER_MINUTE))
+    return Configuration(made, float(look_s), None if listen is None else parse_address(str(listen)), *bounds)
+
+
+def _count(fields: Mapping[str, Any], key: str, otherwise: int) -> int:
+    count = fields.get(key, otherwise)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 10_000:
+        raise _WrongError(f"{key} is {count!r}, not a number from 1 to 10000")
+    return count
 
 
 def _fields(content: object, where: str, known: Sequence[str]) -> dict[str, Any]:
@@ -124,7 +148,7 @@ def _fields(content: object, where: str, known: Sequence[str]) -> dict[str, Any]
 
 
 def _read_rule(content: object, where: str) -> Rule:
-    fields = _fields(content, where, ("name", "match", "options", "environment"))
+    fields = _fields(content, where, ("name", "match", "user", "options", "environment"))
     match = _fields(fields.get("match"), f"match of {where}", MATCHERS)
     if not match or not all(isinstance(pattern, str) and pattern for pattern in match.values()):
         raise _WrongError(f"match of {where} needs at least one of {', '.join(MATCHERS)}, each a pattern")
@@ -133,7 +157,32 @@ def _read_rule(content: object, where: str) -> Rule:
         raise _WrongError(f"environment of {where} is no mapping")
     words = _make_words(fields.get("options") or {}, where)
     name = str(fields.get("name") or where)
-    return Rule(name, match, words, {str(key): str(value) for key, value in environment.items()})
+    users = _read_users(fields["user"], where) if "user" in fields else _default_users(match)
+    return Rule(name, match, words, {str(key): str(value) for key, value in environment.items()}, users)
+
+
+def _default_users(match: Mapping[str, str]) -> frozenset[int] | None:
+    """Root's processes; those of a unit that is named are the unit's, whatever user it runs as."""
+    unit = match.get("unit", "")
+    if not unit or _WILDCARDS.search(unit.partition("@")[0]):
+        return frozenset({0})
+    return None
+
+
+def _read_users(value: object, where: str) -> frozenset[int] | None:
+    users = value if isinstance(value, list) else [value]
+    if ANY in users:
+        return None
+    return frozenset(_number_of(user, where) for user in users)
+
+
+def _number_of(user: object, where: str) -> int:
+    if isinstance(user, int) and not isinstance(user, bool) and user >= 0:
+        return user
+    try:
+        return pwd.getpwnam(str(user)).pw_uid
+    except KeyError:
+        raise _WrongError(f"{where} has the user {user!r}, whom this machine does not know") from None
 
 
 def _make_words(options: object, where: str) -> list[str]:

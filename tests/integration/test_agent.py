@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ from otel_nfprobe.target import Target
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 120.0
+NOBODY = 65534
 RULES = """
 listen: 127.0.0.1:0
 look: 0.2
@@ -158,3 +160,19 @@ def test_what_cannot_be_probed_is_tried_once(
     assert agent.shows('nf_agent_refused_total{rule="static"}', 1.0)
     looks = agent.ask("/metrics")[1]
     assert 'nf_agent_started_total{rule="static"} 1.0' in looks
+
+
+def test_who_only_calls_himself_so_is_left_alone(
+    agent: RunningAgent, name: str, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # that another user can look into
+        os.chmod(folder, 0o755)
+        shutil.copy(tmp_path / name, folder)
+        words = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"{folder}/{name}", "600")
+        stranger = spawn(*words)
+        assert agent.has_said(f"long: process {stranger.pid}, which calls itself '{name}', is not attached to")
+        first = start(spawn, tmp_path / name)
+        assert agent.has_said(f"long: {name} {first.pid}: attached to {first.pid}")
+    assert agent.shows('nf_agent_started_total{rule="long"}', 1.0)
+    assert sum(str(stranger.pid) in line for line in agent.said) == 1
+    assert "nfprobe" not in Path(f"/proc/{stranger.pid}/maps").read_text()

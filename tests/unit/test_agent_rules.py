@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.agent.processes import Process, read_process
-from otel_nfprobe.agent.rules import Rule, read_configuration
+from otel_nfprobe.agent.agent import Agent
+from otel_nfprobe.agent.processes import Process, find_container, find_unit, read_process
+from otel_nfprobe.agent.rules import Configuration, Rule, read_configuration
+from otel_nfprobe.agent.strangers import TOLD_MAX, Strangers
 from otel_nfprobe.cli.agent import check_attach_words
 from otel_nfprobe.errors import UsageError
 
@@ -42,7 +44,7 @@ def test_the_example_is_understood() -> None:
         ("[", "no YAML"),
         ("- a", "the file is no mapping"),
         ("rules: []", "there are no rules"),
-        ("rule: []", "'rule', which is none of rules, look, listen"),
+        ("rule: []", "'rule', which is none of rules, look, listen, max"),
         ("rules: [{match: {}}]", "needs at least one of process"),
         ("rules: [{match: {name: x}}]", "'name', which is none of process"),
         ("rules: [{match: {process: 7}}]", "each a pattern"),
@@ -51,6 +53,11 @@ def test_the_example_is_understood() -> None:
         ("rules: [{match: {process: a}, options: {slower-than: fast}}]", "slower-than"),
         ("rules: [{match: {process: a}, options: {json: true}}]", "must not set json"),
         ("rules: [{match: {process: a}, name: x}, {match: {process: b}, name: x}]", "two rules are called 'x'"),
+        ("rules: [{match: {process: a}, user: nobody-knows-me}]", "'nobody-knows-me', whom this machine does not know"),
+        ("rules: [{match: {process: a}, user: -1}]", "user -1"),
+        ("rules: [{match: {process: a}, user: [root, {}]}]", "user {}"),
+        ("{rules: [{match: {process: a}}], max-sessions: 0}", "max-sessions is 0"),
+        ("{rules: [{match: {process: a}}], starts-per-minute: many}", "starts-per-minute is 'many'"),
         ("{rules: [{match: {process: a}}], look: 0}", "look is 0"),
         ("{rules: [{match: {process: a}}], listen: here}", "HOST"),
     ],
@@ -85,4 +92,98 @@ def test_a_process_is_read_from_proc() -> None:
     assert mine is not None
     assert mine.executable == os.path.basename(os.readlink("/proc/self/exe"))
     assert mine == read_process(os.getpid())
+    assert mine.path == os.readlink("/proc/self/exe")
+    assert mine.users == set(os.getresuid())
     assert read_process(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("/system.slice/vpp.service", "vpp.service"),
+        ("/system.slice/system-vpp.slice/vpp@a.service", "vpp@a.service"),
+        ("/system.slice/vpp.service/worker.service", "vpp.service"),
+        (f"/system.slice/docker-{CONTAINER}.scope/system.slice/vpp.service", f"docker-{CONTAINER}.scope"),
+        ("/machine.slice/machine-a.scope/payload", "machine-a.scope"),
+        ("/../../nf.slice/vpp.service", "vpp.service"),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/vpp.service", ""),
+        ("/user.slice/user-1000.slice/session-3.scope", ""),
+        (f"/kubepods/pod1/{CONTAINER}/system.slice/vpp.service", ""),
+        ("/vpp.service", "vpp.service"),
+        ("/", ""),
+    ],
+)
+def test_only_units_of_the_system_count(cgroup: str, unit: str) -> None:
+    assert find_unit(cgroup) == unit
+
+
+def test_a_container_is_what_its_runtime_named() -> None:
+    other = "f" * 64
+    for name in (CONTAINER, f"docker-{CONTAINER}.scope", f"cri-containerd-{CONTAINER}.scope", f"libpod-{CONTAINER}"):
+        assert find_container(f"/a.slice/{name}/docker-{other}.scope") == CONTAINER
+    assert find_container(f"/a.slice/{CONTAINER}0/x{CONTAINER}.service") == ""
+
+
+def rule_of(tmp_path: Path, text: str) -> Rule:
+    file = tmp_path / "agent.yaml"
+    file.write_text(f"rules: [{text}]")
+    (rule,) = read_configuration(str(file), accept).rules
+    return rule
+
+
+def test_whose_processes_a_rule_takes(tmp_path: Path) -> None:
+    eve, mixed = replace(PROCESS, users=frozenset({1000})), replace(PROCESS, users=frozenset({0, 1000}))
+    by_name = rule_of(tmp_path, "{match: {process: vpp}}")
+    assert by_name.takes(PROCESS)
+    assert not by_name.takes(eve)
+    assert not by_name.takes(mixed)  # a set-user-id program that eve has started
+    for match in ("unit: vpp.service", "unit: vpp@*.service"):
+        assert rule_of(tmp_path, f"{{match: {{{match}}}}}").takes(eve)
+    for match in ("unit: '*'", "unit: '*.service'", "container: '*'", "cgroup: '*/vpp.service'"):
+        assert not rule_of(tmp_path, f"{{match: {{{match}}}}}").takes(eve)
+    assert not rule_of(tmp_path, "{match: {unit: vpp.service}, user: root}").takes(eve)
+    assert rule_of(tmp_path, "{match: {process: vpp}, user: any}").takes(eve)
+    assert rule_of(tmp_path, "{match: {process: vpp}, user: [root, 1000]}").takes(mixed)
+    assert not rule_of(tmp_path, "{match: {process: vpp}, user: 1000}").takes(PROCESS)
+
+
+def test_a_stranger_is_told_of_once_and_nobody_fills_the_log() -> None:
+    said: list[str] = []
+    strangers = Strangers(said.append)
+    rules = [Rule("switch", {"process": "ovs-vswitchd"})]
+    eve = replace(PROCESS, name="ovs-vswitchd", executable="sh\x1b[2J", users=frozenset({12345}))
+    for _ in range(3):
+        strangers.tell(rules, [eve, PROCESS])
+    assert len(said) == 1
+    assert "switch: process 7" in said[0]
+    assert "12345" in said[0]
+    assert said[0].isprintable()
+    strangers.tell(rules, [replace(eve, pid=pid) for pid in range(100, 1100)])
+    assert len(said) == TOLD_MAX + 1
+    strangers.tell([*rules, Rule("all", {"process": "*"}, users=None)], [replace(eve, pid=5000)])
+    assert len(said) == TOLD_MAX + 1
+
+
+class NeverEnding:
+    """A session that only goes on."""
+
+    def __init__(self, process: Process, rule: Rule, _: object) -> None:
+        self.process, self.rule, self.status = process, rule, None
+
+
+def test_sessions_and_their_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    processes = [replace(PROCESS, pid=pid) for pid in range(100)]
+    monkeypatch.setattr("otel_nfprobe.agent.agent.find_processes", lambda: iter(processes))
+    monkeypatch.setattr("otel_nfprobe.agent.agent.Attached", NeverEnding)
+    rules = [Rule("all", {"process": "vpp"})]
+    agent = Agent(Configuration(rules, sessions_max=7, starts_per_minute=5), said.append)
+    agent.look()
+    agent.look()
+    counts = agent.counts()
+    assert (counts.sessions["all"], counts.waiting["all"]) == (5, 95)
+    assert len(said) == 1
+    assert "max-sessions" in said[0]
+    monkeypatch.setattr("otel_nfprobe.agent.agent.MINUTE_S", 0.0)
+    agent.look()
+    assert agent.counts().sessions["all"] == 7
