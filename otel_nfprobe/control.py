@@ -9,20 +9,24 @@ thread that drains (`step`), so that draining never waits for a client. Called b
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.timedreader import TimedReader
 
 REQUEST_BYTES_MAX = 1 << 16
 CLIENT_PATIENCE_S = 5.0  # for a client that has connected to say what it wants
+PAUSE_S = 0.1
 SESSION_PATIENCE_S = 60.0  # for the session to do it
 _PEER = struct.Struct("iII")  # pid, uid, gid
 
@@ -93,15 +97,19 @@ class Control:
             try:
                 client, _ = listening.accept()
             except OSError:
-                return
-            with client, suppress(OSError, ValueError):
+                if self._socket is None:
+                    return
+                time.sleep(PAUSE_S)  # no descriptor is free now
+                continue
+            with client, suppress(OSError, ValueError, RecursionError):
+                answer = json.dumps(self._talk(client)).encode() + b"\n"
                 client.settimeout(CLIENT_PATIENCE_S)
-                client.sendall(json.dumps(self._talk(client)).encode() + b"\n")
+                client.sendall(answer)
 
     def _talk(self, client: socket.socket) -> Answer:
         if _peer(client)[1] not in (0, os.geteuid()):
             return {"error": "This session belongs to another user.", "next": "sudo nfprobe counters PID", "status": 1}
-        request = json.loads(_read_line(client))
+        request = json.loads(_read_line(client, CLIENT_PATIENCE_S))
         if not isinstance(request, dict):
             raise ValueError
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -137,26 +145,24 @@ def ask(inode: int, request: Request) -> Answer:
         AnswerError: it says no.
         OSError: nobody listens there, or nobody answers.
     """
+    patience_s = SESSION_PATIENCE_S + CLIENT_PATIENCE_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(SESSION_PATIENCE_S + CLIENT_PATIENCE_S)
+        client.settimeout(patience_s)
         client.connect(socket_name(inode))
         if _peer(client)[1] not in (0, os.geteuid()) and os.geteuid() != 0:
             raise PermissionError(1, "another user listens there")
         client.sendall(json.dumps(request).encode() + b"\n")
-        answer = json.loads(_read_line(client) or b"{}")
+        answer = json.loads(_read_line(client, patience_s) or b"{}")
     if not isinstance(answer, dict) or "error" in answer or not answer:
         raise AnswerError(answer if isinstance(answer, dict) else {})
     return answer
 
 
-def _read_line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < REQUEST_BYTES_MAX:
-        part = connection.recv(REQUEST_BYTES_MAX)
-        if not part:
-            break
-        line += part
-    return line
+def _read_line(connection: socket.socket, patience_s: float) -> bytes:
+    """A line, or what came of it before the connection's end. Raises OSError after this time."""
+    raw = connection.makefile("rb", buffering=0)
+    with io.BufferedReader(TimedReader(connection, raw, patience_s)) as reader:
+        return reader.readline(REQUEST_BYTES_MAX)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
