@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.outputfile import open_output
 from otel_nfprobe.recordingfile import INDEX, refuse
 from otel_nfprobe.recordingframes import (
     FRAME_BYTES_MAX,
@@ -77,13 +78,9 @@ class RecordingFile:
         self.bytes_written = 0
         self._index: list[tuple[int, int, int, int, int]] = []
         try:
-            # Without O_NONBLOCK a pipe that nobody reads would be waited for.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-            self._file = os.open(self.path, flags, 0o600)
+            self._file = open_output(self.path, blocking=False)  # else a pipe that nobody reads would be waited for
         except OSError as error:
             raise refuse("write", self.path, error, os.path.dirname(self.path) or ".") from None
-        if stat.S_ISREG(os.fstat(self._file).st_mode):
-            os.fchmod(self._file, 0o600)  # the file may have been there with another mode
         try:
             self._append(start)
         except NfprobeError:

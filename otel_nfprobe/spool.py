@@ -190,8 +190,13 @@ class Spool:
         return total
 
 
-# A directory that is there already stays as it is (somebody may have named /tmp): what is made in it is private.
+# A directory that is there already stays as it is (somebody may have named /tmp): what is made in it is private. But
+# nobody else may be able to put something else in its place.
 def _make_private(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = directory.stat()
+    is_open = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX
+    if facts.st_uid not in (0, os.geteuid()) or is_open:
+        raise PermissionError(errno.EPERM, "others can write there")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -20,6 +20,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Iterator
@@ -138,6 +139,9 @@ class SpoolSession:
     @classmethod
     def adopt(cls, directory: Path) -> SpoolSession | None:
         """Takes over a directory; None when its session lives, or it is not a spool of this user. Raises OSError."""
+        around = directory.lstat()
+        if not stat.S_ISDIR(around.st_mode) or around.st_uid != os.geteuid():
+            return None
         try:
             ledger = _lock_ledger(directory)
         except (FileNotFoundError, BlockingIOError):

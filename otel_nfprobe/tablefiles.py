@@ -23,6 +23,7 @@ from otel_nfprobe.columns import UNKNOWN, Columns, concatenate, latency_ticks
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.outputfile import open_output
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -126,8 +127,7 @@ class _Files:
         try:
             for table, path in self._paths.items():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                descriptor = os.open(_part(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                file = self._stack.enter_context(os.fdopen(descriptor, "wb"))
+                file = self._stack.enter_context(os.fdopen(open_output(str(_part(path))), "wb"))
                 # Without Arrow's own schema in the file: text is text for all readers.
                 writer = pq.ParquetWriter(file, SCHEMAS[table], compression="zstd", store_schema=False)
                 self._writers[table] = self._stack.enter_context(writer)

@@ -21,6 +21,7 @@ from otel_nfprobe.cli.main import EXIT_DONE
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.flame import fold, render_folded
+from otel_nfprobe.outputfile import open_output
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import read_facts
 from otel_nfprobe.report import SLOWEST, build_report
@@ -104,8 +105,7 @@ def _write_out(path: str | None, text: str) -> None:
 def _write(path: str, text: str) -> None:
     # Private as the recording is: it names addresses.
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(file, "w", encoding="utf-8") as output:
+        with open(open_output(path), "w", encoding="utf-8") as output:
             output.write(text)
     except OSError as error:
         folder = os.path.dirname(path) or "."
