@@ -3,8 +3,7 @@
 
 Order of an attach: check the target, read its files and decide (nothing is touched) -> inject -> trampolines
 -> arm in one batched stop -> open the gates -> drain, and follow what the target loads. Order of a detach: stop
-following -> disarm -> let calls that are inside end -> close the gates -> drain what is left -> the helper
-thread leaves.
+following -> disarm -> let calls that are inside end -> close the gates -> drain the rest -> the helper leaves.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from otel_nfprobe.probed import describe_functions, find_names, find_roles
 from otel_nfprobe.profile import Profile
 from otel_nfprobe.programs import write_programs
 from otel_nfprobe.recording import RecordingWriter
+from otel_nfprobe.reserve import reserves_descriptors
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, Session
 from otel_nfprobe.sessionfacts import FunctionInfo
 from otel_nfprobe.slots import count_stored_pointers
@@ -60,6 +60,7 @@ TRIAL = "trial"  # the purpose of a session that only finds out what is worth a 
 STEP_S = 0.05  # how often the end of the target or of the time is looked for
 
 
+@reserves_descriptors("attach", "detach", "abandon")
 @dataclass
 class Monitor:
     """One session on one target.

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A monitor that has run out of descriptors takes its probes out all the same."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from probed import Probed, wait_until
+
+from otel_nfprobe import reserve
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.patch import text_digests
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+
+def text_of(pid: int) -> list[str]:
+    """Digests of the code of its C library."""
+    target = Target(pid)
+    return list(text_digests(target, [module for module in target.modules() if "libc.so" in module.path]).values())
+
+
+@pytest.fixture
+def sleeping(spawn: Callable[..., subprocess.Popen[str]]) -> int:
+    process = spawn("sleep", "600")
+    assert wait_until(lambda: "/libc.so" in Path(f"/proc/{process.pid}/maps").read_text())
+    return process.pid
+
+
+def _open_one() -> int | None:
+    try:
+        return os.open("/dev/null", os.O_RDONLY)
+    except OSError:
+        return None
+
+
+@contextmanager
+def used_up() -> Iterator[None]:
+    """No descriptor is free: all that may be open are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    leaked: list[int] = []
+    try:
+        while (descriptor := _open_one()) is not None:
+            leaked.append(descriptor)
+        yield
+    finally:
+        for descriptor in leaked:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_probes_are_taken_out(sleeping: int) -> None:
+    before = text_of(sleeping)
+    session = Probed(sleeping, ["libc.so*:mem*"])
+    session.__enter__()
+    assert text_of(sleeping) != before
+    with used_up():
+        session.__exit__(None, None, None)
+    assert session.not_restored == []
+    assert text_of(sleeping) == before
+
+
+def test_an_attach_that_fails_half_way_takes_them_out(sleeping: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = text_of(sleeping)
+    session = Probed(sleeping, ["libc.so*:mem*"])
+    leaking = used_up()
+
+    def leak(*_: object) -> None:
+        leaking.__enter__()
+        raise NfprobeError("Something went wrong.")
+
+    monkeypatch.setattr(session.monitor, "_begin_to_follow", leak)
+    try:
+        with pytest.raises(NfprobeError, match="Something went wrong"):
+            session.__enter__()
+    finally:
+        leaking.__exit__(None, None, None)
+    assert text_of(sleeping) == before
+
+
+def test_without_a_reserve_nothing_is_touched(sleeping: int) -> None:
+    before = text_of(sleeping)
+    session = Probed(sleeping, ["libc.so*:mem*"])
+    while reserve._spares:
+        os.close(reserve._spares.pop())
+    with used_up(), pytest.raises(NfprobeError, match=r"Too few files may be open at once \(512\)"):
+        session.monitor.attach()
+    assert text_of(sleeping) == before
+    assert "nfprobe" not in Path(f"/proc/{sleeping}/maps").read_text()
