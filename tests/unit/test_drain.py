@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from otel_nfprobe._core import ffi, lib
 from synthetic_records import entry
+from written_ring import WrittenRing
 
 from otel_nfprobe.columns import RECORD, THREAD
 
@@ -17,45 +18,39 @@ FILL = 17  # record.h
 
 
 class Ring:
-    """A ring as a probe writes it, and the drain's view of it."""
+    """A ring of numbered records, and what the drain finds in it."""
 
     def __init__(self, position: int = 0) -> None:
-        self.slots = np.zeros(SLOTS, RECORD)
-        self.position = ffi.new("uint64_t *", position)
-        self.head = position
-        if position:  # what the lap before left behind
-            at = np.arange(position - RING_BYTES, position, 16)
-            self.slots["tag"][at // 16 % SLOTS] = [self.low(int(place)) for place in at]
+        self.written = WrittenRing(RING_BYTES, position)
+        self.position = self.written.position
 
-    @staticmethod
-    def low(position: int) -> int:
-        """Low half of a slot's address in the target, as ring.h has it."""
-        return 0x40000000 + position % RING_BYTES + (1 << 31 if position & RING_BYTES else 0)
+    @property
+    def head(self) -> int:
+        return self.written.head
 
     def write(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.put(*entry(3, self.head // 16, 77))
+        first = self.head // 16
+        self.written.write([entry(3, first + number, 77) for number in range(count)])
 
     def fill(self, count: int) -> None:
-        for _ in range(count):
-            self.put(0, FILL << 24, 0)
-
-    def put(self, word: int, tag: int, rsp: int) -> None:
-        self.slots[self.head // 16 % SLOTS] = (word, tag + self.low(self.head) & 0xFFFFFFFF, rsp)
-        self.head += 16
+        self.written.write([(0, FILL << 24, 0)] * count)
 
     def skip(self, count: int = 1) -> None:
-        self.head += 16 * count
+        self.written.head += 16 * count
+
+    def write_at(self, position: int, word: int) -> None:
+        """Fills a hole."""
+        head, self.written.head = self.written.head, position
+        self.written.write([entry(3, word, 77)])
+        self.written.head = head
 
     def drain(self, room: int = 4096, skip_hole: bool = False) -> tuple[list[int], int, int]:
         out = ffi.new("struct nfp_record[]", room)
-        hole = ffi.new("struct nfp_drain_hole *")
-        ring = ffi.from_buffer("uint8_t[]", self.slots)
-        count = lib.nfp_drain(ring, RING_BYTES, self.position, skip_hole, out, room, hole)
+        count, torn, blocked = self.written.drain(out, skip_hole)
         got: Any = np.frombuffer(ffi.buffer(out), RECORD)[:count]
         assert (got["tag"] == 3).all()
         assert (got["rsp"] == 77).all()
-        return got["word"].tolist(), hole.torn, hole.blocked
+        return got["word"].tolist(), torn, blocked
 
 
 def test_empty_ring_gives_nothing() -> None:
@@ -112,7 +107,7 @@ def test_hole_stops_and_is_filled_late() -> None:
     ring.write(3)
     assert ring.drain() == ([0, 1], 0, 1)
     assert ring.drain() == ([], 0, 1)
-    ring.slots[2] = (2, 3 + ring.low(2 * 16), 77)
+    ring.write_at(2 * 16, 2)
     assert ring.drain() == ([2, 3, 4, 5], 0, 0)
 
 
