@@ -296,7 +296,7 @@ class Follower:
         for module in gone:
             lost = [index for index, holder in self._holders.items() if holder is module]
             for index in lost:
-                self.patcher.session.probe(index).armed = 0
+                self.patcher.session.patches.mark(index, False)
                 site = self.placed[index].request.plan.site
                 self._slots.pop(site, None)
                 del self._holders[index], self.placed[index]

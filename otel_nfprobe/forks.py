@@ -133,15 +133,16 @@ class ChildMonitor(Monitor):
         for probe in probes:
             entry = own.probe(probe.id)
             ffi.memmove(entry, source.probe(probe.id), ffi.sizeof("struct nfp_probe"))
-            entry.armed = 0
+            own.patches.mark(probe.id, False)
             if self.patcher.is_in_place(probe.id):
-                entry.armed = 1
+                own.patches.mark(probe.id, True)
                 standing.append(probe)
                 continue
             if self.patcher.is_left_behind(probe.id):
-                entry.armed = 1  # restored with the others
+                own.patches.mark(probe.id, True)  # restored with the others
                 continue
             ffi.memmove(entry, ffi.new("struct nfp_probe *"), ffi.sizeof("struct nfp_probe"))
+            own.patches.publish(probe.id)
             if id(probe.request.plan.module) in present:
                 absent.append(probe)
         return standing, absent
@@ -275,6 +276,8 @@ class Forks:
                     self._monitors[pid] = monitor
                 if self._stopping.is_set():
                     monitor.stopping.set()
+                if self._family.judge(pid) != COPY:  # by now; what it becomes later cannot be changed through `target`
+                    raise NfprobeError(f"Process {pid} is no copy of the one that forked it any more.")
                 monitor.target.check()
                 measured = self._measure(monitor)
                 measured.start()

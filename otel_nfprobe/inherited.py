@@ -2,7 +2,8 @@
 """Inherited: probes that stand in a forked child because they stood in its parent. Called by monitor.py.
 
 They stay silent as long as the child has no session. One of its own would make them write records with the function
-ids of the parent's probe table: they are removed first. That table is read through the child's own memory.
+ids of the parent's probe table: they are removed first. That table is read through the child's own memory, so its
+entries are claims (evidence.py). Children that are followed (forks.py) are restored from their parent's monitor.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ def remove_inherited(session: Session, target: Target, patcher: Patcher) -> int:
     for entry in islice(_inherited(session, target), ENTRIES_MAX):
         if int(entry.site) in sites or len(sites) == PROBE_COUNT or not _stands(entry, target):
             continue
-        ffi.memmove(session.probe(len(sites)), ffi.addressof(entry), ENTRY_BYTES)
-        session.probe(len(sites)).armed = 1
+        index = len(sites)
+        ffi.memmove(session.probe(index), ffi.addressof(entry), ENTRY_BYTES)
+        session.patches.mark(index, True)
+        session.patches.claimed.add(index)
         sites.add(int(entry.site))
         session.probe_count = len(sites)
     if sites:
         patcher.disarm()
-        ffi.memmove(session.probe(0), bytes(ENTRY_BYTES * len(sites)), ENTRY_BYTES * len(sites))
+        for index in range(len(sites)):
+            ffi.memmove(session.probe(index), bytes(ENTRY_BYTES), ENTRY_BYTES)
+            session.patches.mark(index, False)
         session.probe_count = 0
     return len(sites)
 

@@ -25,6 +25,7 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.leftover import find_monitor, refuse_second
 from otel_nfprobe.musl import ThreadWords
 from otel_nfprobe.place import LibraryFile, write_library
+from otel_nfprobe.presence import replaced
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
 from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread, read_status
@@ -201,7 +202,8 @@ def _helper_cpus(threads: Sequence[Thread]) -> list[int]:
 
 
 def _request(target: Target) -> Any:
-    request = ffi.new("struct nfp_inject *", {"pid": target.pid, "patience_ns": PATIENCE_NS})
+    place = {"pid": target.pid, "memory_fd": target.memory.descriptor}
+    request = ffi.new("struct nfp_inject *", {**place, "patience_ns": PATIENCE_NS})
     bootstrap = ffi.from_buffer(_bootstrap())
     _KEPT[request] = bootstrap
     request.bootstrap = ffi.cast("uint8_t *", bootstrap)
@@ -262,6 +264,8 @@ def _run(target: Target, request: Any, boot: Any) -> int:
         reasons.append(f"{thread.name}: {ffi.string(request.message).decode(errors='replace')}")
         if not os.path.exists(f"/proc/{target.pid}"):
             raise NfprobeError(f"Process {target.pid} has ended.")
+        if error == -errno.ESTALE:
+            raise NfprobeError(replaced(target.pid), f"nfprobe attach {target.pid}")
     why = reasons[0] if reasons else "all are blocked where they may hold a lock"
     raise NfprobeError(
         f"No thread of process {target.pid} came to a place where the probe library can be loaded ({why}).",
@@ -358,9 +362,7 @@ def _write_stage(target: Target, boot_address: int, stage: int) -> None:
 
 
 def _write(target: Target, boot_address: int, field: str, content: bytes) -> None:
-    with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
-        memory.seek(boot_address + ffi.offsetof("struct nfp_boot", field))
-        memory.write(content)
+    target.memory.write(boot_address + ffi.offsetof("struct nfp_boot", field), content)
 
 
 def _send_file(target: Target, boot_address: int, content: bytes, files: list[LibraryFile]) -> None:

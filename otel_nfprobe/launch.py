@@ -23,6 +23,7 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.elf import ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.inject import syscall_address
+from otel_nfprobe.memory import has_memory
 from otel_nfprobe.target import Target
 
 AT_ENTRY, AT_SECURE = 9, 23
@@ -62,6 +63,7 @@ class Launch:
         self._launch.arguments = self._arguments
         self._launch.environment = self._environment
         self._status: int | None = None
+        self._target: Target | None = None
         self.released = False
 
     @property
@@ -75,7 +77,7 @@ class Launch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.pid > 0 and not self.released and not self.has_ended():
+        if self.pid > 0 and not self.released and not self.is_replaced and not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
         lib.nfp_forward_end()
@@ -101,7 +103,9 @@ class Launch:
             if error != errno.EAGAIN:
                 break
         self._check(error, "brought to its entry point")
-        self._launch.syscall_address = syscall_address(Target(self.pid))
+        self._target = Target(self.pid)  # keeps the descriptor of its memory
+        self._launch.memory_fd = self._target.memory.descriptor
+        self._launch.syscall_address = syscall_address(self._target)
         self._check(-lib.nfp_launch_hold(self._launch), "held")
 
     def release(self) -> None:
@@ -110,8 +114,17 @@ class Launch:
         Raises:
             EndedError: it was killed meanwhile.
         """
-        self._check(-lib.nfp_launch_release(self._launch), "released")
+        error = -lib.nfp_launch_release(self._launch)
+        if not self.is_replaced:
+            self._check(error, "released")
         self.released = True
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a thread that a constructor of a library has made has started another program: that runs already."""
+        if self._target is None or not self._target.memory.is_gone:
+            return False
+        return not self.has_ended() and has_memory(self.pid)
 
     def _check(self, error: int, what: str) -> None:
         if not error:

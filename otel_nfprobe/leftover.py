@@ -71,7 +71,7 @@ def open_leftover(target: Target) -> Session | None:
         if last is not None:
             last.close()
         last = session
-        if any(session.probe(index).armed for index in range(session.probe_count)):
+        if session.patches.claimed:
             return session
     return last
 

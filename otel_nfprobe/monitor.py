@@ -37,7 +37,7 @@ from otel_nfprobe.latecapture import PACKET_GATES, SLOW, LateCapture, LateWish
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
-from otel_nfprobe.presence import Presence
+from otel_nfprobe.presence import Presence, replaced
 from otel_nfprobe.probed import describe_functions, find_names, find_roles
 from otel_nfprobe.profile import Profile
 from otel_nfprobe.programs import write_programs
@@ -123,7 +123,8 @@ class Monitor:
         self._texts = Texts(self.target)
         try:
             self.injected: Injected = inject(self.target, self.ring_bytes, self._check_same_program)
-        except BaseException:
+        except BaseException as error:
+            self._tell_if_replaced(error)
             self._presence.close()
             raise
         self._abandoned = False
@@ -137,17 +138,21 @@ class Monitor:
         try:
             self._arm()
         except BaseException as error:
-            replaced = self._presence.is_replaced
+            self._tell_if_replaced(error)
             self.abandon()
-            if replaced and isinstance(error, NfprobeError):
-                raise NfprobeError(self._replaced(), f"nfprobe attach {self.target.pid}") from error
             raise
+
+    def _tell_if_replaced(self, error: BaseException) -> None:
+        if isinstance(error, NfprobeError) and self._presence.is_replaced:
+            error.sentence = replaced(self.target.pid)
 
     def _arm(self) -> None:
         remove_inherited(self.session, self.target, self.patcher)
         leftover = self.patcher.disarm()
         if leftover:
             self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
+        for sentence in self.patcher.tell_left():
+            self.say(sentence)
         requests = self.choice.requests()
         for request in requests:
             self._texts.keep(request.plan.module)
@@ -195,10 +200,7 @@ class Monitor:
             return
         program = self.choice.modules[0]
         if not any(module is program for module in self.target.modules()):
-            raise NfprobeError(self._replaced(), f"nfprobe attach {self.target.pid}")
-
-    def _replaced(self) -> str:
-        return f"Process {self.target.pid} has started another program (exec), which has no probes."
+            raise NfprobeError(replaced(self.target.pid), f"nfprobe attach {self.target.pid}")
 
     def _count_uncovered(self) -> None:
         by_slot = [probe.request.plan.function for probe in self.probes if probe.request.plan.is_slot]
@@ -343,7 +345,7 @@ class Monitor:
         if not self.target_ended and self._presence.is_gone:
             self.target_ended = True
             if self._presence.is_replaced:
-                self.say(self._replaced())
+                self.say(replaced(self.target.pid))
         return self.target_ended
 
     def detach(self) -> None:

@@ -89,10 +89,8 @@ class ThreadWords:
                     "the program has loaded a library of its own at the same moment.",
                     f"nfprobe attach {self.target.pid}",
                 )
-        with open(f"/proc/{self.target.pid}/mem", "r+b", buffering=0) as memory:
-            for base in empty.values():
-                memory.seek(base + offset)
-                memory.write(first_value.to_bytes(WORD_BYTES, "little"))
+        for base in empty.values():
+            self.target.memory.write(base + offset, first_value.to_bytes(WORD_BYTES, "little"))
 
     def _is_empty(self, tid: int, address: int) -> bool:
         try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arm and disarm probes: the only writer of a target's code and GOT slots.
 
-Every change goes plan -> check the expected bytes -> write -> read back. The probe table in the session's
-memory is written before the target is, so that a monitor that comes after a killed one can undo everything.
+Every change goes plan -> check the expected bytes -> write -> read back. What was there before stays in the monitor's
+own memory (patchtable.py); the probe table in the session's memory is written before the target is, so that a monitor
+that comes after a killed one can undo everything that the target's files confirm (evidence.py).
 
 Sites where exactly one instruction is displaced are changed while the target runs (native/core/live.h), the
 others in short stops of all threads (native/core/stop.h). docs/patching.md says why.
@@ -10,6 +11,7 @@ others in short stops of all threads (native/core/stop.h). docs/patching.md says
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -20,6 +22,7 @@ from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.evidence import find_doubts
 from otel_nfprobe.session import Session
 from otel_nfprobe.target import Module, Target, read_status
 from otel_nfprobe.trampoline import Probe
@@ -32,6 +35,7 @@ BYTES_DIFFER = "the bytes in memory differ from the file"
 CODE_KINDS = (lib.NFP_SITE_CODE, lib.NFP_SITE_SINGLE)
 NEEDS_STOP = "needs a stop of all threads"
 ISLAND_BYTES = 5
+LEFT_TOLD_MAX = 8
 Moves = Mapping[int, Iterable[tuple[int, int]]]  # by probe: program counters inside displaced bytes -> their copy
 NO_HELPER = "no helper thread is in the target"
 NO_MEMBARRIER = "the kernel or a seccomp filter gives the target no membarrier"
@@ -86,6 +90,7 @@ class Patcher:
     live: Live = field(default_factory=Live)
     no_stop: bool = False
     membarrier: bool | None = None
+    left: dict[int, str] = field(default_factory=dict)  # what an earlier monitor is said to have changed, and why not
     _is_registered: bool = False
 
     def arm(self, probes: Sequence[Probe]) -> tuple[list[Probe], dict[str, int]]:
@@ -97,7 +102,8 @@ class Patcher:
             entry = self.session.probe(probe.id)
             if entry.kind != lib.NFP_SITE_GOT:
                 entry.kind = lib.NFP_SITE_SINGLE if probe.request.plan.single else lib.NFP_SITE_CODE
-            entry.armed = 1
+            self.session.patches.mark(probe.id, True)
+            self.session.patches.claimed.discard(probe.id)
         slots = [probe.id for probe in probes if probe.request.plan.is_slot]
         code = [probe for probe in probes if not probe.request.plan.is_slot]
         single = [probe.id for probe in code if probe.request.plan.single]
@@ -112,17 +118,19 @@ class Patcher:
         reasons |= {index: BYTES_DIFFER for index in slots if not self._change_slot(index, True)}
         refused: dict[str, int] = {}
         for probe_id, reason in reasons.items():
-            self.session.probe(probe_id).armed = 0
+            self.session.patches.mark(probe_id, False)
             refused[reason] = refused.get(reason, 0) + 1
         return [probe for probe in probes if probe.id not in reasons], refused
 
     def disarm(self, only: Iterable[int] | None = None) -> list[int]:
-        """Puts back every byte that the probe table says is changed, or those of some probes.
+        """Puts back every byte that was changed, or those of some probes.
 
-        Returns probes whose bytes were not found.
+        What another monitor has changed, which was killed, is put back where the target's files agree; the rest is in
+        `left`. Returns probes whose bytes were not found.
         """
         indexes = range(self.session.probe_count) if only is None else only
-        armed = [index for index in indexes if self.session.probe(index).armed]
+        armed = [index for index in indexes if index not in self.left and self.session.probe(index).armed]
+        armed = self._leave_doubtful(armed)
         code = [index for index in armed if self.session.probe(index).kind in CODE_KINDS]
         slots = [index for index in armed if self.session.probe(index).kind == lib.NFP_SITE_GOT]
         missing = [index for index in slots if not self._change_slot(index, False) and not self._is_ours_no_more(index)]
@@ -136,8 +144,22 @@ class Patcher:
         missing += failed + self._change_stopped(stopped, False, {})
         self._restore_islands([index for index in code if self._island_stands(index)])
         for index in armed:
-            self.session.probe(index).armed = 0
+            self.session.patches.mark(index, False)
         return missing
+
+    def _leave_doubtful(self, armed: list[int]) -> list[int]:
+        """Those that may be put back."""
+        claimed = [index for index in armed if index in self.session.patches.claimed]
+        standing = [index for index in claimed if self._stands(index, armed=True) or self._island_stands(index)]
+        doubts = find_doubts(self.target, self.session.patches, standing) if standing else {}
+        self.left.update(doubts)
+        return [index for index in armed if index not in doubts]
+
+    def tell_left(self) -> list[str]:
+        """Sentences about what is in `left`, not too many."""
+        told = [f"not restored: {doubt}." for doubt in list(self.left.values())[:LEFT_TOLD_MAX]]
+        more = len(self.left) - len(told)
+        return told + ([f"not restored: {more} more."] if more else [])
 
     # ---- the probe table -----------------------------------------------------------------------------------
 
@@ -207,9 +229,7 @@ class Patcher:
             return list(indexes), []
         indexes = sorted(indexes, key=self._site)
         changes, _ = self._changes(indexes, arm, {})
-        live = ffi.new(
-            "struct nfp_live *", {"pid": self.target.pid, "restores": not arm, "patience_ns": SYNC_PATIENCE_NS}
-        )
+        live = ffi.new("struct nfp_live *", {**self._where(), "restores": not arm, "patience_ns": SYNC_PATIENCE_NS})
         if lib.nfp_change_live(live, self.session.header, changes, len(indexes)) != 0:
             self.live.refusal = ffi.string(live.message).decode(errors="replace")
         self.live.changed += int(live.changed)
@@ -261,17 +281,20 @@ class Patcher:
             ffi.memmove(change.replacement, entry.island_old, 8)
         self._stop_and_change(changes, len(indexes), moves)
 
+    def _where(self) -> dict[str, int]:
+        return {"pid": self.target.pid, "memory_fd": self.target.memory.descriptor}
+
     def _site(self, index: int) -> int:
         return int(self.session.probe(index).site)
 
     def _stop_and_change(self, changes: Any, count: int, moves: Any) -> None:
-        stop = ffi.new("struct nfp_stop *", {"pid": self.target.pid})
+        stop = ffi.new("struct nfp_stop *", self._where())
         for attempt in range(STOP_ATTEMPTS):
             result = lib.nfp_stop_and_change(stop, changes, count, moves, STOP_PATIENCE_NS)
             self.stops.add(int(stop.stopped_ns), int(stop.moved))
             if result == 0:
                 return
-            if not os.path.exists(f"/proc/{self.target.pid}"):
+            if result == -errno.ESTALE or not os.path.exists(f"/proc/{self.target.pid}"):
                 break
             time.sleep(0.001 * (attempt + 1))
         sentence = ffi.string(stop.message).decode(errors="replace")
@@ -281,14 +304,14 @@ class Patcher:
 
     def lead(self, slot: int, expected: int, replacement: int) -> bool:
         """Changes a slot that belongs to no probe, for the life of the target. Whether it held what was expected."""
-        return bool(lib.nfp_change_word(self.target.pid, slot, expected, replacement) == 0)
+        return bool(lib.nfp_change_word(self.target.memory.descriptor, slot, expected, replacement) == 0)
 
     def _change_slot(self, index: int, arm: bool) -> bool:
         entry = self.session.probe(index)
         (old,) = struct.unpack("<Q", bytes(ffi.buffer(entry.old_bytes, 8)))
         (new,) = struct.unpack("<Q", bytes(ffi.buffer(entry.new_bytes, 8)))
         expected, replacement = (old, new) if arm else (new, old)
-        return bool(lib.nfp_change_word(self.target.pid, int(entry.site), expected, replacement) == 0)
+        return bool(lib.nfp_change_word(self.target.memory.descriptor, int(entry.site), expected, replacement) == 0)
 
 
 def text_digests(target: Target, modules: Iterable[Module]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from otel_nfprobe.columns import RECORD
 from otel_nfprobe.descriptors import open_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.namespaces import OuterThreads
+from otel_nfprobe.patchtable import PatchTable
 from otel_nfprobe.threadcounts import LateCounts, ThreadCounts, bound_count
 
 FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
@@ -95,7 +96,7 @@ class Session:
                     f"The session of process {pid} cannot be mapped: {error.strerror}.", f"nfprobe doctor {pid}"
                 ) from error
             raise
-        self._probes = ffi.cast("struct nfp_probe *", self._fixed_buffer + PROBE_TABLE_OFFSET)
+        self.patches = PatchTable(self._fixed_buffer + PROBE_TABLE_OFFSET, PROBE_COUNT, self._probe_count)
         self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
         self._rings: Any = None
         self._positions: dict[int, Any] = {}
@@ -213,10 +214,8 @@ class Session:
         return ffi.cast("struct nfp_program *", self._fixed_buffer + PROGRAM_OFFSET) + index
 
     def probe(self, index: int) -> Any:
-        """The probe table entry at `index`, writable (struct nfp_probe)."""
-        if not 0 <= index < PROBE_COUNT:
-            raise IndexError(index)
-        return self._probes + index
+        """The monitor's own probe table entry at `index`, writable (struct nfp_probe); `patches` publishes it."""
+        return self.patches.entry(index)
 
     @property
     def probe_count(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from otel_nfprobe.elf import PAGE_BYTES, ElfImage, read_image
 from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.memory import Memory
 from otel_nfprobe.modules import Module, without_copies
 
 __all__ = ["Mapping", "Module", "Target", "Thread"]
@@ -84,7 +85,7 @@ class Target:
         self.started_ticks = int(read_stat(pid)[19])  # with the pid, names a process for good
         self._modules: dict[tuple[str, str, int, int], Module] = {}
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
-        self._memory: Any = None
+        self.memory = Memory(pid)  # first: what is looked at later is of this program, or cannot be read
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
         self.counters_forbidden = ""  # why its seccomp filters do not allow COUNTER_CALLS of x86_64/calls.py
@@ -101,22 +102,7 @@ class Target:
         Raises:
             NfprobeError: nothing is mapped there, the process has ended, or this user may not read it.
         """
-        try:
-            if self._memory is None:
-                self._memory = open(f"/proc/{self.pid}/mem", "rb", buffering=0)  # noqa: SIM115
-            content = os.pread(self._memory.fileno(), size, address)
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no such address"
-            raise NfprobeError(
-                f"Memory of process {self.pid} at {address:#x} cannot be read: {reason}.",
-                f"nfprobe doctor {self.pid}",
-            ) from error
-        if len(content) != size:
-            raise NfprobeError(
-                f"Memory of process {self.pid} at {address:#x} holds only {len(content)} of {size} bytes.",
-                f"nfprobe doctor {self.pid}",
-            )
-        return content
+        return self.memory.read(address, size)
 
     def read_word(self, address: int) -> int:
         """An unsigned 64-bit number. Raises as `read`."""

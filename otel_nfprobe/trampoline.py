@@ -110,6 +110,8 @@ class Trampolines:
         self.arenas = Arenas(session, target)
         self.parts: list[CodePart] = []  # all code that was written here
         self._known: dict[_Key, int] | None = None
+        self._own: set[int] = set()  # entries of the probe table that were written, or compared with the target, here
+        self._target = target
         self._values = template_values(session)
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
@@ -188,9 +190,20 @@ class Trampolines:
         start = trampoline - (_exits_bytes(_exits(request.plan)) if _is_relocated(request) else 0)
         try:
             code = self._code(request, start, found)
+            if found not in self._own and not self._take_over(found, request, key, trampoline, start, code):
+                return None
         except NfprobeError:
             return None
         return Probe(found, request, trampoline, code.moves)
+
+    def _take_over(
+        self, index: int, request: ProbeRequest, key: _Key, trampoline: int, start: int, code: _Code
+    ) -> bool:
+        """Whether the trampoline of an earlier attach is what it is said to be, byte for byte."""
+        if index in self._session.patches.claimed or self._target.read(start, len(code.image)) != code.image:
+            return False
+        self._describe(index, request.plan, key, trampoline)
+        return True
 
     # ---- writing -------------------------------------------------------------------------------------------
 
@@ -236,6 +249,8 @@ class Trampolines:
         if plan.island:
             ffi.memmove(entry.island_old, plan.island_bytes, JUMP_BYTES)
             ffi.memmove(entry.island_new, encode_jump(plan.island, trampoline), JUMP_BYTES)
+        self._session.patches.publish(index)
+        self._own.add(index)
         if self._known is not None:
             self._known[key] = index
 

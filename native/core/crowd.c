@@ -2,6 +2,7 @@
 // Finds the threads of a target in /proc and seizes them.
 #define _GNU_SOURCE
 #include "crowd.h"
+#include "address_space.h"
 #include "guard.h"
 #include "signal_frame.h"
 #include <errno.h>
@@ -78,12 +79,23 @@ int nfp_is_traced_here(pid_t tid)
 static int seize(struct nfp_crowd *crowd, pid_t tid)
 {
 	struct nfp_seized thread;
-	int error = nfp_seize_with(tid, crowd->options, &thread);
+	long first = tid == crowd->pid ? PTRACE_O_TRACEEXIT : 0; // address_space.h says why
+	int error = nfp_seize_with(tid, crowd->options | first, &thread);
 	if (error == -ESRCH || (error && is_dead(crowd->pid, tid)))
 		return 0;
 	if (error) // one that a seized thread has made is traced from its birth, and will report itself
-		return crowd->options && nfp_is_traced_here(tid) ? 0 : error;
+		return nfp_is_traced_here(tid) ? 0 : error;
 	return nfp_crowd_add(crowd, tid) ? 1 : -E2BIG;
+}
+
+// One is enough, all threads of a process have the same memory; but one that is ending has none.
+int nfp_crowd_check(const struct nfp_crowd *crowd, int memory)
+{
+	for (uint32_t i = 0; i < crowd->count; i++)
+		if (!crowd->threads[i].gone && !crowd->threads[i].foreign &&
+		    nfp_runs_in(crowd->threads[i].tid, memory))
+			return 0;
+	return -ESTALE;
 }
 
 struct newcomers {
@@ -182,6 +194,8 @@ int nfp_move_out(struct nfp_seized *thread, int memory, const struct nfp_plan *p
 	int moved = nfp_plan_place(plan, thread->registers.rip, &place);
 	if (moved < 0)
 		return moved;
+	if (moved && !nfp_runs_in(thread->tid, memory)) // the same address means something else there
+		return 0;
 	if (moved) {
 		thread->registers.rip = place;
 		if (ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers) != 0)

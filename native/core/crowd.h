@@ -10,7 +10,7 @@
 
 struct nfp_crowd {
 	int32_t pid;
-	long options; // PTRACE_O_*
+	long options; // PTRACE_O_*, at least TRACEEXEC
 	struct nfp_seized *threads;
 	uint32_t count;
 };
@@ -25,6 +25,8 @@ int nfp_crowd_seize_new(struct nfp_crowd *crowd);
 // Seizes other processes that run in the target's memory: children made by vfork or posix_spawn that have not
 // come to their exec. Returns how many.
 int nfp_crowd_seize_sharers(struct nfp_crowd *crowd);
+// Whether the target, all of whose threads are seized, still runs in the memory of the descriptor: 0, or -ESTALE.
+int nfp_crowd_check(const struct nfp_crowd *crowd, int memory);
 // Whether this process traces it.
 int nfp_is_traced_here(pid_t tid);
 // 1 the process runs in the target's memory, 0 in its own, -errno unknown.

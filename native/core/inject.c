@@ -2,6 +2,7 @@
 // The stop of the one chosen thread: save all its state, map two regions, write the bootstrap, run
 // nfp_boot_start, restore all its state. dlopen does not happen here (see bootstrap.c).
 #include "inject.h"
+#include "address_space.h"
 #include "guard.h"
 #include "ptrace.h"
 #include <elf.h>
@@ -140,7 +141,7 @@ static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thre
 	saved->at_entry = !is_blocked_safely(&thread->registers);
 	if (!saved->at_entry)
 		return 0;
-	if (ptrace(PTRACE_SETOPTIONS, thread->tid, 0, PTRACE_O_TRACESYSGOOD) != 0)
+	if (ptrace(PTRACE_SETOPTIONS, thread->tid, 0, PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXEC) != 0)
 		return fail(inject, -errno, "the thread cannot be followed");
 	error = run_to_safe_call(thread, nfp_now_ns() + inject->patience_ns);
 	if (error)
@@ -219,9 +220,11 @@ static int make_regions(struct nfp_inject *inject, struct nfp_boot *boot, struct
 	uint8_t code[CODE_BYTES];
 	memset(code, INT3, sizeof(code)); // what follows the bootstrap is where nfp_boot_start returns to
 	memcpy(code, inject->bootstrap, inject->bootstrap_bytes);
-	if (pwrite(memory, code, sizeof(code), (off_t)inject->code_address) != sizeof(code) ||
-	    pwrite(memory, boot, sizeof(*boot), (off_t)inject->data_address) != sizeof(*boot))
-		return fail(inject, -errno, "writing the bootstrap");
+	int error = nfp_memory_write(memory, inject->code_address, code, sizeof(code));
+	if (!error)
+		error = nfp_memory_write(memory, inject->data_address, boot, sizeof(*boot));
+	if (error)
+		return fail(inject, error, "writing the bootstrap");
 	uint64_t protect[6] = {inject->code_address, CODE_BYTES, PROT_READ | PROT_EXEC, 0, 0, 0};
 	int64_t result = remote_call(inject, thread, saved, SYS_mprotect, protect);
 	return result ? fail(inject, (int)result, "the bootstrap cannot be made executable in the target")
@@ -248,8 +251,10 @@ static int run_bootstrap(struct nfp_inject *inject, struct nfp_boot *boot, struc
 	registers.rax = 0;
 	registers.orig_rax = (uint64_t)-1;
 	registers.eflags &= ~(uint64_t)0x400; // direction flag
-	if (pwrite(memory, &return_to, 8, (off_t)registers.rsp) != 8 ||
-	    ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0 ||
+	int written = nfp_memory_write(memory, registers.rsp, &return_to, sizeof(return_to));
+	if (written)
+		return fail(inject, written, "writing the bootstrap's stack");
+	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0 ||
 	    ptrace(PTRACE_CONT, thread->tid, 0, 0) != 0)
 		return fail(inject, -errno, "starting the bootstrap");
 	uint64_t deadline_ns = nfp_now_ns() + CALL_PATIENCE_NS;
@@ -265,10 +270,10 @@ static int run_bootstrap(struct nfp_inject *inject, struct nfp_boot *boot, struc
 			return fail(inject, -EFAULT, "the bootstrap was stopped by a signal");
 		ptrace(PTRACE_CONT, thread->tid, 0, 0);
 	}
-	if (pread(memory, &boot->created, sizeof(boot->created),
-	          (off_t)(inject->data_address + offsetof(struct nfp_boot, created))) !=
-	    sizeof(boot->created))
-		return fail(inject, -errno, "reading the bootstrap's answer");
+	int read = nfp_memory_read(memory, inject->data_address + offsetof(struct nfp_boot, created),
+	                           &boot->created, sizeof(boot->created));
+	if (read)
+		return fail(inject, read, "reading the bootstrap's answer");
 	return boot->created ? fail(inject, -boot->created, "pthread_create in the target") : 0;
 }
 
@@ -290,28 +295,22 @@ static int inject_stopped(struct nfp_inject *inject, struct nfp_boot *boot, stru
 
 static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 {
-	char path[64];
 	struct nfp_seized thread;
 	struct saved saved = {.at_entry = 0};
-	snprintf(path, sizeof(path), "/proc/%d/mem", inject->pid);
-	int memory = open(path, O_RDWR | O_CLOEXEC);
-	if (memory < 0)
-		return fail(inject, -errno, "opening the target's memory");
-	int error = nfp_seize(inject->tid, &thread);
-	if (error) {
-		close(memory);
+	int error = nfp_seize_with(inject->tid, PTRACE_O_TRACEEXEC, &thread);
+	if (error)
 		return fail(inject, error, "PTRACE_SEIZE");
-	}
 	struct nfp_haste before;
 	nfp_haste_begin(&before);
 	error = come_to_safe_place(inject, &thread, &saved);
+	if (!error && !nfp_runs_in(inject->tid, inject->memory_fd))
+		error = fail(inject, -ESTALE, "the process has started another program");
 	uint64_t start_ns = nfp_now_ns();
 	if (!error)
-		error = inject_stopped(inject, boot, &thread, &saved, memory);
+		error = inject_stopped(inject, boot, &thread, &saved, inject->memory_fd);
 	nfp_release(&thread);
 	inject->stopped_ns = nfp_now_ns() - start_ns;
 	nfp_haste_end(&before);
-	close(memory);
 	return error;
 }
 

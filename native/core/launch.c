@@ -3,6 +3,7 @@
 // done under the guard: a monitor that is killed meanwhile leaves a program that runs or one that is killed.
 #define _GNU_SOURCE
 #include "launch.h"
+#include "address_space.h"
 #include "forward.h"
 #include "guard.h"
 #include "ptrace.h"
@@ -213,6 +214,8 @@ static int release_seized(const struct nfp_launch *launch, struct nfp_seized *th
 		error = nfp_wait_interrupted(thread, nfp_now_ns() + PATIENCE_NS);
 	if (error)
 		return error;
+	if (!nfp_runs_in(launch->pid, launch->memory_fd)) // a thread of a library's constructor has exec'ed
+		return -ESTALE;
 	uint64_t stands = thread->registers.rip;
 	if (stands != launch->syscall_address && stands != launch->syscall_address + NFP_SYSCALL_BYTES)
 		return -EILSEQ;
@@ -232,7 +235,7 @@ static int release_here(void *shared)
 	struct nfp_launch *launch = shared;
 	struct nfp_seized thread;
 	struct nfp_haste before;
-	int error = nfp_seize(launch->pid, &thread);
+	int error = nfp_seize_with(launch->pid, PTRACE_O_TRACEEXEC, &thread);
 	if (error)
 		return error;
 	nfp_haste_begin(&before);

@@ -18,6 +18,8 @@ struct nfp_launch {
 	char *const *arguments; // argv, ending with NULL
 	char *const *environment; // ending with NULL
 	uint64_t entry; // set before nfp_launch_to_entry: AT_ENTRY
+	int32_t
+	    memory_fd; // set before nfp_launch_release: of /proc/PID/mem, opened at the entry point (address_space.h)
 	uint64_t syscall_address; // set before nfp_launch_hold: of a `syscall` instruction in the program
 	// Answers.
 	int32_t pid;

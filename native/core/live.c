@@ -5,6 +5,7 @@
 // busy function is slow for some hundred microseconds only, not as long as thousands of others are changed.
 #define _GNU_SOURCE
 #include "live.h"
+#include "address_space.h"
 #include "guard.h"
 #include "mailbox.h"
 #include "ptrace.h"
@@ -75,14 +76,13 @@ static void mend_at_last(struct patch *patch)
 
 static int put(struct patch *patch, uint64_t address, const uint8_t *bytes, uint32_t count)
 {
-	ssize_t written = pwrite(patch->watch.memory, bytes, count, (off_t)address);
-	return written == (ssize_t)count ? 0 : written < 0 ? -errno : -EIO;
+	return nfp_memory_write(patch->live->memory_fd, address, bytes, count);
 }
 
 static int holds(struct patch *patch, uint64_t address, const uint8_t *bytes, uint32_t count)
 {
 	uint8_t found[32];
-	return pread(patch->watch.memory, found, count, (off_t)address) == (ssize_t)count &&
+	return nfp_memory_read(patch->live->memory_fd, address, found, count) == 0 &&
 	       memcmp(found, bytes, count) == 0;
 }
 
@@ -265,9 +265,11 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 		return -EOPNOTSUPP;
 	}
 	nfp_haste_begin(&before);
-	int error = nfp_watch_begin(&patch.watch, live->pid, changes, count);
+	int error = nfp_watch_begin(&patch.watch, live->pid, live->memory_fd, changes, count);
 	if (error)
-		error = fail(live, error, "a thread of the target cannot be seized");
+		error = fail(live, error,
+		             error == -ESTALE ? "the process has started another program"
+		                              : "a thread of the target cannot be seized");
 	else
 		run(&patch, &error);
 	patch.watch.looks = live->restores || error;
@@ -283,7 +285,6 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 		live->changed +=
 		    changes[i].failed == NFP_CHANGE_MADE || changes[i].failed == NFP_CHANGE_ISLAND_LEFT;
 	live->took_ns = nfp_now_ns() - start_ns;
-	nfp_watch_end(&patch.watch);
 	return error;
 }
 

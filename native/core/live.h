@@ -10,6 +10,7 @@
 // cdef begin
 struct nfp_live {
 	int32_t pid;
+	int32_t memory_fd; // of /proc/PID/mem, opened when the target was checked (address_space.h)
 	uint32_t
 	    restores; // 1: the probes are taken away: islands are put back after the last thread left them
 	uint64_t patience_ns; // for the helper thread's answers

@@ -53,14 +53,25 @@ int nfp_interrupt(struct nfp_seized *thread)
 	return ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) == 0 ? 0 : -errno;
 }
 
+// What has its number from now on is not what was seized: it goes on, and nothing is changed in it.
+static int on_stop(struct nfp_seized *thread, int status)
+{
+	int event = status >> 16;
+	thread->gone = event == PTRACE_EVENT_EXEC || event == PTRACE_EVENT_EXIT;
+	thread->stopped = !thread->gone;
+	if (event == PTRACE_EVENT_EXIT)
+		ptrace(PTRACE_CONT, thread->tid, 0, 0);
+	if (event == PTRACE_EVENT_EXEC)
+		ptrace(PTRACE_DETACH, thread->tid, 0, 0);
+	return event == PTRACE_EVENT_EXEC ? -ESTALE : thread->gone ? -ESRCH : 0;
+}
+
 int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status)
 {
 	for (unsigned int spin = 0;; spin++) {
 		pid_t waited = waitpid(thread->tid, status, __WALL | WNOHANG);
-		if (waited == thread->tid && WIFSTOPPED(*status)) {
-			thread->stopped = 1;
-			return 0;
-		}
+		if (waited == thread->tid && WIFSTOPPED(*status))
+			return on_stop(thread, *status);
 		if (waited == thread->tid || (waited < 0 && errno == ECHILD)) {
 			thread->gone = 1;
 			return -ESRCH;

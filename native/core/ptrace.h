@@ -38,7 +38,7 @@ int nfp_seize_with(pid_t tid, long options, struct nfp_seized *thread);
 int nfp_interrupt(struct nfp_seized *thread);
 // Waits until the thread has stopped for the interrupt and reads its registers. -ETIMEDOUT when it does not.
 int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns);
-// Waits for any stop. `status` as waitpid gives it.
+// Waits for any stop. `status` as waitpid gives it. -ESTALE: the thread has started another program, and was let go.
 int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status);
 // Makes the stopped thread execute the syscall instruction that `registers` stand at, with what is in them, and
 // leaves it stopped behind it. Returns the system call's result, or -errno; patience_ns is for each step.

@@ -3,6 +3,7 @@
 // and forks, its exec and its end; each report stops it until it is answered. Called by watch.c.
 #define _GNU_SOURCE
 #include "reaction.h"
+#include "address_space.h"
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -110,15 +111,19 @@ static void fix_copy(struct nfp_watch *watch, pid_t child)
 	char path[64];
 	snprintf(path, sizeof(path), "/proc/%d/mem", child);
 	int memory = open(path, O_RDWR | O_CLOEXEC);
+	if (memory >= 0 && !nfp_runs_in(child, watch->memory)) { // it stands still, so it is what it is
+		close(memory);
+		memory = -1;
+	}
 	// Of all batches so far: its copy may have been made much earlier than it comes to its first stop.
 	for (uint32_t i = 0; memory >= 0 && i < watch->to; i++) {
 		const struct nfp_change *change = &watch->plan.changes[i];
 		if (change->failed || !watch->stood[i])
 			continue;
 		if (change->island)
-			(void)!pwrite(memory, change->island_replacement, NFP_ISLAND_BYTES,
-			              (off_t)change->island);
-		(void)!pwrite(memory, change->replacement, change->bytes, (off_t)change->address);
+			nfp_memory_write(memory, change->island, change->island_replacement,
+			                 NFP_ISLAND_BYTES);
+		nfp_memory_write(memory, change->address, change->replacement, change->bytes);
 	}
 	if (memory >= 0)
 		close(memory);
@@ -172,6 +177,13 @@ static void on_exec(struct nfp_watch *watch, struct nfp_seized *thread)
 	detach(thread, 0);
 }
 
+// Of the first thread. Until it is answered nobody else gets its number (address_space.h).
+static void on_end(struct nfp_seized *thread)
+{
+	thread->gone = 1;
+	ptrace(PTRACE_CONT, thread->tid, 0, 0);
+}
+
 void nfp_react(struct nfp_watch *watch, pid_t tid, int status)
 {
 	struct nfp_seized *thread = nfp_crowd_find(&watch->crowd, tid);
@@ -189,6 +201,8 @@ void nfp_react(struct nfp_watch *watch, pid_t tid, int status)
 	}
 	if (event == PTRACE_EVENT_EXEC)
 		on_exec(watch, thread);
+	else if (event == PTRACE_EVENT_EXIT)
+		on_end(thread);
 	else if (event == PTRACE_EVENT_STOP && thread->state == NEWBORN && thread->foreign)
 		on_child(watch, thread);
 	else if (event == PTRACE_EVENT_STOP)

@@ -3,16 +3,18 @@
 // all program counters, write, let all go, read back. The plan is made before; nothing here allocates or
 // computes while the target stands still.
 #include "stop.h"
+#include "address_space.h"
 #include "crowd.h"
 #include "guard.h"
 #include "ptrace.h"
 #include "runs.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ptrace.h>
 #include <unistd.h>
+
+#define REPLACED "the process has started another program"
 
 static int fail(struct nfp_stop *stop, int error, const char *what)
 {
@@ -51,11 +53,15 @@ static int stop_all(struct nfp_stop *stop, struct nfp_crowd *crowd, uint64_t dea
 	do {
 		int error = stop_from(crowd, from, deadline_ns);
 		if (error)
-			return fail(stop, error, "a thread of the target did not stop");
+			return fail(stop, error,
+			            error == -ESTALE ? REPLACED : "a thread of the target did not stop");
 		from = crowd->count;
 		found = nfp_crowd_seize_new(crowd);
 	} while (found > 0);
-	return found < 0 ? fail(stop, found, "a new thread of the target cannot be seized") : 0;
+	if (found < 0)
+		return fail(stop, found, "a new thread of the target cannot be seized");
+	int error = nfp_crowd_check(crowd, stop->memory_fd);
+	return error ? fail(stop, error, REPLACED) : 0;
 }
 
 static void release_all(struct nfp_crowd *crowd)
@@ -111,29 +117,24 @@ static int change_stopped(struct nfp_stop *stop, struct nfp_crowd *crowd, int me
 static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                                 const struct nfp_move *moves, uint64_t patience_ns)
 {
-	char path[64];
 	struct nfp_crowd crowd = {0};
 	struct nfp_plan plan = {0};
 	struct nfp_runs runs = {0};
 	stop->threads = stop->moved = stop->changed = 0;
 	stop->stopped_ns = 0;
-	snprintf(path, sizeof(path), "/proc/%d/mem", stop->pid);
-	int memory = open(path, O_RDWR | O_CLOEXEC);
-	int error = memory < 0 ? -errno : nfp_crowd_make(&crowd, stop->pid, 0);
+	int error = nfp_crowd_make(&crowd, stop->pid, PTRACE_O_TRACEEXEC);
 	if (!error)
 		error = nfp_plan_make(&plan, changes, count, moves);
 	if (!error)
 		error = nfp_runs_make(&runs, &plan);
 	if (error)
-		fail(stop, error, "opening the target's memory");
+		fail(stop, error, "laying out the changes");
 	else {
-		nfp_runs_touch(&runs, memory);
-		error = change_stopped(stop, &crowd, memory, &runs, patience_ns);
+		nfp_runs_touch(&runs, stop->memory_fd);
+		error = change_stopped(stop, &crowd, stop->memory_fd, &runs, patience_ns);
 	}
 	for (uint32_t i = 0; !error && i < count; i++)
 		stop->changed += changes[i].failed == NFP_CHANGE_MADE;
-	if (memory >= 0)
-		close(memory);
 	return error;
 }
 
@@ -158,24 +159,15 @@ int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint3
 	return nfp_guard(do_work, &work);
 }
 
-int nfp_change_word(int32_t pid, uint64_t address, uint64_t expected, uint64_t replacement)
+int nfp_change_word(int32_t memory_fd, uint64_t address, uint64_t expected, uint64_t replacement)
 {
-	char path[64];
 	uint64_t found;
 	if (address % 8 != 0)
 		return -EINVAL;
-	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
-	int memory = open(path, O_RDWR | O_CLOEXEC);
-	if (memory < 0)
-		return -errno;
-	int error = 0;
+	int error = nfp_memory_read(memory_fd, address, &found, sizeof(found));
+	if (error)
+		return error;
 	// The kernel copies eight aligned bytes with one store: a thread sees the old pointer or the new one.
-	if (pread(memory, &found, 8, (off_t)address) != 8)
-		error = -errno;
-	else if (found != expected)
-		error = -EILSEQ;
-	else if (pwrite(memory, &replacement, 8, (off_t)address) != 8)
-		error = -errno;
-	close(memory);
-	return error;
+	return found != expected ? -EILSEQ
+	                         : nfp_memory_write(memory_fd, address, &replacement, sizeof(replacement));
 }

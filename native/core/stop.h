@@ -8,6 +8,7 @@
 // cdef begin
 struct nfp_stop {
 	int32_t pid;
+	int32_t memory_fd; // of /proc/PID/mem, opened when the target was checked (address_space.h)
 	uint32_t threads; // out: stopped
 	uint32_t moved; // out: program counters moved
 	uint32_t changed; // out: changes made
@@ -15,11 +16,11 @@ struct nfp_stop {
 	char message[256]; // out: after a negative result
 };
 // Makes all changes whose expected bytes are found, or none: a mismatch is marked and the rest is made.
-// Returns 0 or -errno; on an error nothing was changed.
+// Returns 0 or -errno; on an error nothing was changed. -ESTALE: the process has started another program.
 int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                         const struct nfp_move *moves, uint64_t patience_ns);
 // Writes bytes without stopping anyone: for data such as a GOT slot, one aligned store of eight bytes.
 // Returns 0, -errno, or -EILSEQ when `expected` is not what stands there.
-int nfp_change_word(int32_t pid, uint64_t address, uint64_t expected, uint64_t replacement);
+int nfp_change_word(int32_t memory_fd, uint64_t address, uint64_t expected, uint64_t replacement);
 // cdef end
 #endif

@@ -25,12 +25,6 @@ static void wake(int signal)
 	(void)signal;
 }
 
-void nfp_watch_end(struct nfp_watch *watch)
-{
-	if (watch->memory >= 0)
-		close(watch->memory);
-}
-
 int nfp_watch_has_target(const struct nfp_watch *watch)
 {
 	for (uint32_t i = 0; !watch->replaced && i < watch->crowd.count; i++)
@@ -159,20 +153,16 @@ static int seize_all(struct nfp_watch *watch)
 		if (error)
 			return error;
 	} while (found > 0);
-	return found;
+	return found < 0 ? found : nfp_crowd_check(&watch->crowd, watch->memory);
 }
 
-int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, struct nfp_change *changes, uint32_t count)
+int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp_change *changes,
+                    uint32_t count)
 {
-	char path[64];
-	*watch = (struct nfp_watch){.memory = -1};
+	*watch = (struct nfp_watch){.memory = memory};
 	// Only so that a sleep ends when a thread of the target reports something.
 	struct sigaction action = {.sa_handler = wake};
 	sigaction(SIGCHLD, &action, NULL);
-	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
-	watch->memory = open(path, O_RDWR | O_CLOEXEC);
-	if (watch->memory < 0)
-		return -errno;
 	watch->stood = nfp_guard_room(count + 1);
 	int error = nfp_plan_make(&watch->plan, changes, count, NULL);
 	if (!error)

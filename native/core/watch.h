@@ -15,7 +15,7 @@ enum nfp_watch_mode {
 struct nfp_watch {
 	struct nfp_crowd crowd;
 	struct nfp_plan plan;
-	int memory; // /proc/PID/mem
+	int memory; // /proc/PID/mem, the caller's
 	enum nfp_watch_mode mode;
 	uint32_t from, to; // the changes under way
 	uint8_t *stood; // by change: an int3 has stood at its site
@@ -25,8 +25,9 @@ struct nfp_watch {
 	uint32_t left; // threads that could not be visited
 };
 
-// Seizes all threads. Returns 0 or -errno; nfp_watch_end is called in either case.
-int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, struct nfp_change *changes, uint32_t count);
+// Seizes all threads. Returns 0 or -errno, -ESTALE when the process has started another program.
+int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp_change *changes,
+                    uint32_t count);
 // Answers to everything that has happened, and returns whether anything has. Never waits.
 int nfp_watch_events(struct nfp_watch *watch);
 // The same, and sleeps for some microseconds when nothing has happened.
@@ -38,5 +39,4 @@ void nfp_watch_hold(struct nfp_watch *watch, uint64_t patience_ns);
 void nfp_watch_resume(struct nfp_watch *watch);
 // Visits every thread singly and lets it go. None may meet an int3 any more.
 void nfp_watch_release(struct nfp_watch *watch, uint64_t patience_ns);
-void nfp_watch_end(struct nfp_watch *watch);
 #endif

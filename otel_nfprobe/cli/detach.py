@@ -76,10 +76,14 @@ def _clean_up(target: Target) -> int:
         return 0
     try:
         armed = len(_armed(session))
-        missing = _restore(session, target)
-        if missing:
+        patcher = Patcher(session, target)
+        missing = _restore(session, target, patcher)
+        for sentence in patcher.tell_left():
+            print(sentence, file=sys.stderr)
+        if missing or patcher.left:
             raise NfprobeError(
-                f"{len(missing)} of {armed} probes were not found as they were written; they were left alone.",
+                f"{len(missing) + len(patcher.left)} of {armed} probes were not found as they were written; they were"
+                " left alone.",
                 f"nfprobe doctor {target.pid}",
             )
         return armed
@@ -87,13 +91,13 @@ def _clean_up(target: Target) -> int:
         session.close()
 
 
-def _restore(session: Session, target: Target) -> list[int]:
+def _restore(session: Session, target: Target, patcher: Patcher) -> list[int]:
     """Restores a process's code. A forked child may have its parent's session, whose code stays as it is."""
     armed = _armed(session)
-    missing = Patcher(session, target).disarm()
+    missing = patcher.disarm()
     if int(session.header.target_pid) != namespace_ids(Path(f"/proc/{target.pid}"))[-1]:
         for index in armed:
-            session.probe(index).armed = 1
+            session.patches.mark(index, True)
     return missing
 
 

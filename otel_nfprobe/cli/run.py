@@ -56,7 +56,7 @@ class RunCommand:
                 launch.start()
                 summary = _Run(arguments, command, launch, destination).measure()
             except Exception as error:
-                if not (launch.released or launch.has_ended()):
+                if not (launch.released or launch.is_replaced or launch.has_ended()):
                     raise _not_run(error, launch) from error
                 tell_error(error)  # the program goes on, and how it ends is what counts
             code = launch.wait()

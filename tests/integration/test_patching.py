@@ -75,7 +75,8 @@ class Sites:
 
     def change(self, arm: bool, patience_ns: int = PATIENCE_NS) -> Any:
         """All sites, live. Returns struct nfp_live, with the function's result in `result`."""
-        live = ffi.new("struct nfp_live *", {"pid": self.target.pid, "restores": not arm, "patience_ns": patience_ns})
+        where = {"pid": self.target.pid, "memory_fd": self.target.memory.descriptor}
+        live = ffi.new("struct nfp_live *", {**where, "restores": not arm, "patience_ns": patience_ns})
         changes = self.new if arm else self.old
         self.result = lib.nfp_change_live(live, self.session.header, changes, self.count)
         self.failed = [int(change.failed) for change in changes]
