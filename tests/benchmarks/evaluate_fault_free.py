@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a target into which nobody has put a fault: how often is a function named for a packet later than
+p99.9, and can it be true?
+
+The oracle is the kernel's own trace of the target's CPU, taken by perf beside the session: interrupts and softirqs, who
+ran instead, and run times. Where paravirtual time accounting is on, a thread's run time leaves out what the host of a
+virtual machine stole, so wall time between two updates minus run time is steal time; an update comes with each tick, so
+a theft is known to a tick (4 ms at 250 Hz), not to the microsecond.
+
+A name is *contradicted* when that noise, inside the batch that is blamed, explains at least half of the excess which the
+function is blamed for; where theft is part of it, as far as one tick can tell. What is not contradicted may be true, or
+be something that the kernel does not see either (the host's exits, firmware, a neighbour's use of the caches).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from busy_testpmd import busy_testpmd
+
+from otel_nfprobe.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.rawclock import RawClock
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.tail import CauseKind, find_causes
+from otel_nfprobe.typical import BatchSample
+
+ROOT = Path(__file__).resolve().parents[2]
+FIREWALL = ROOT / "examples" / "firewall"
+LATE = 0.999
+START_S = 0.3  # attaching stops the target, and its first records meet memory that was never touched
+HALF = 0.5
+VECTORS = ("local_timer", "reschedule", "call_function", "call_function_single", "irq_work")
+EVENTS = (
+    *(f"irq_vectors:{vector}_{end}" for vector in VECTORS for end in ("entry", "exit")),
+    "irq:irq_handler_entry",
+    "irq:irq_handler_exit",
+    "irq:softirq_entry",
+    "irq:softirq_exit",
+    "sched:sched_switch",
+    "sched:sched_stat_runtime",
+)
+LINE = re.compile(r"\s*(\d+)\s+\[\d+\]\s+(\d+)\.(\d{9}):\s+\w+:(\w+):\s(.*)")
+RUNTIME = re.compile(r"pid=(\d+) runtime=(\d+)")
+SWITCH = re.compile(r"prev_pid=(\d+) .* next_pid=(\d+) ")
+
+
+@dataclass
+class Noise:
+    """What the kernel saw on the target's CPU: per kind start and end (raw ns), and how much of that was noise (ns)."""
+
+    spans: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def add(self, kind: str, start_ns: int, end_ns: int, noise_ns: int) -> None:
+        self.spans.setdefault(kind, []).append((start_ns, end_ns, noise_ns))
+
+    def during(self, kind: str, start: int, end: int) -> int:
+        """ns of noise in [start, end]; of a span that is not all noise, as much of it as can lie in there."""
+        rows = self._rows(kind)
+        inside = np.minimum(rows[:, 1], end) - np.maximum(rows[:, 0], start)
+        return int(np.minimum(inside[inside > 0], rows[inside > 0, 2]).sum())
+
+    def _rows(self, kind: str) -> NDArray[np.int64]:
+        if kind not in self.__dict__:
+            self.__dict__[kind] = np.array(self.spans.get(kind, []), np.int64).reshape(-1, 3)
+        rows: NDArray[np.int64] = self.__dict__[kind]
+        return rows
+
+
+class TraceReader:
+    """Lines of `perf script` in, noise of one thread out."""
+
+    def __init__(self, tid: int) -> None:
+        self.noise = Noise()
+        self._tid = tid
+        self._open: dict[str, int] = {}
+        self._out_ns = 0
+        self._updated_ns = 0  # when the thread's run time was counted last; 0: it has been away since
+
+    def take(self, line: str) -> None:
+        found = LINE.match(line)
+        if found is None:
+            return
+        at_ns = int(found[2]) * 1_000_000_000 + int(found[3])
+        event, rest = found[4], found[5]
+        if event == "sched_switch":
+            self._switch(at_ns, rest)
+        elif event == "sched_stat_runtime":
+            self._runtime(at_ns, rest)
+        elif event.endswith("_entry"):
+            self._open[event.removesuffix("_entry")] = at_ns
+        elif (start := self._open.pop(event.removesuffix("_exit"), 0)) and int(found[1]) == self._tid:
+            self.noise.add("interrupt", start, at_ns, at_ns - start)
+
+    def _switch(self, at_ns: int, rest: str) -> None:
+        found = SWITCH.search(rest)
+        if found is None:
+            return
+        if int(found[1]) == self._tid:
+            self._out_ns, self._updated_ns = at_ns, 0
+        elif int(found[2]) == self._tid:
+            if self._out_ns:
+                self.noise.add("switched out", self._out_ns, at_ns, at_ns - self._out_ns)
+            self._updated_ns = at_ns
+
+    def _runtime(self, at_ns: int, rest: str) -> None:
+        found = RUNTIME.search(rest)
+        if found is None or int(found[1]) != self._tid:
+            return
+        if self._updated_ns:
+            stolen_ns = at_ns - self._updated_ns - int(found[2])
+            if stolen_ns > 0:
+                self.noise.add("steal", self._updated_ns, at_ns, stolen_ns)
+            self._updated_ns = at_ns
+
+
+@contextmanager
+def kernel_trace(cpu: int, path: Path) -> Iterator[None]:
+    """perf's records of one CPU, until the block ends."""
+    words = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC_RAW", "-C", str(cpu), "-m", "4M", "-o", str(path)]
+    words += ["-e", ",".join(EVENTS)]
+    perf = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    try:
+        yield
+    finally:
+        perf.terminate()
+        _, errors = perf.communicate()
+    if not path.exists():
+        raise SystemExit(f"perf recorded nothing: {errors}")
+
+
+def read_trace(path: Path, tid: int) -> Noise:
+    """Noise of one thread in perf's records."""
+    reader = TraceReader(tid)
+    words = ["perf", "script", "-i", str(path), "--ns", "-F", "tid,cpu,time,event,trace"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
+        assert script.stdout is not None
+        for line in script.stdout:
+            reader.take(line)
+    return reader.noise
+
+
+class Names:
+    """What was said of the late packets of some runs, and what the kernel's trace says of that."""
+
+    def __init__(self) -> None:
+        self.late = self.named = self.contradicted = 0
+        self.kinds: Counter[str] = Counter()
+        self.functions: Counter[str] = Counter()
+        self.noises: Counter[str] = Counter()
+        self.wrong_batches: set[tuple[int, int]] = set()  # packets of one batch share their fate
+        self.seconds = 0.0
+
+    def add(self, recording: Path, noise: Noise, run: int) -> None:
+        """What the report says of packets later than p99.9 of all, as the report finds them."""
+        reader = RecordingReader(recording)
+        facts = read_facts(reader)
+        statistics, sample, takes = LatenessStatistics(), BatchSample(), []
+        with Pipeline(facts.roles) as pipeline:
+            for taken in replay(reader, facts, pipeline):
+                statistics.add(taken)
+                sample.add(taken)
+                takes.append(taken)
+        columns, clock = concatenate(takes), facts.make_clock()
+        begin = int(columns.batches["start_ticks"].min())
+        self.seconds += float(np.ptp(columns.batches["start_ticks"])) / clock.ticks_per_second
+        known = columns.packets["disposition"] != UNKNOWN
+        is_late = (latency_ticks(columns) >= statistics.find_late_ticks(LATE)) & known
+        late = np.flatnonzero(is_late & (life_start_ticks(columns) > begin + START_S * clock.ticks_per_second))
+        to_raw = RawTimes(RawClock(clock), clock.ticks_per_second)
+        for cause in find_causes(columns, late, sample.typical(), facts.switches):
+            self.late += 1
+            self.kinds[CauseKind(int(cause["kind"])).name.lower()] += 1
+            if cause["function"] == NONE:
+                continue
+            self.named += 1
+            self.functions[facts.function_names[cause["function"]]] += 1
+            batch = columns.batches[cause["batch"]]
+            span = to_raw.ns(int(batch["start_ticks"])), to_raw.ns(int(batch["end_ticks"]))
+            excess_ns = int(cause["excess_ticks"]) / clock.ticks_per_second * 1e9
+            parts = {kind: noise.during(kind, *span) for kind in noise.spans}
+            if sum(parts.values()) >= HALF * min(excess_ns, span[1] - span[0]):
+                self.contradicted += 1
+                self.noises[max(parts, key=lambda kind: parts[kind])] += 1
+                self.wrong_batches.add((run, int(cause["batch_id"])))
+
+    def facts(self) -> dict[str, Any]:
+        hours = self.seconds / 3600
+        return {
+            "seconds": round(self.seconds, 1),
+            "late_packets": self.late,
+            "kinds": dict(self.kinds.most_common()),
+            "named": self.named,
+            "functions": dict(self.functions.most_common(6)),
+            "contradicted": self.contradicted,
+            "contradicted_by": dict(self.noises.most_common()),
+            "wrong_batches_per_hour": round(len(self.wrong_batches) / hours) if hours else 0,
+        }
+
+
+class RawTimes:
+    """Ticks as CLOCK_MONOTONIC_RAW ns, by the rate of the session's clock."""
+
+    def __init__(self, clock: RawClock, ticks_per_second: float) -> None:
+        self._rate = 1e9 / ticks_per_second
+        self._raw_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+        self._ticks = int(clock.ticks(np.array([self._raw_ns], np.uint64))[0])
+
+    def ns(self, ticks: int) -> int:
+        return self._raw_ns + round((ticks - self._ticks) * self._rate)
+
+
+@contextmanager
+def testpmd_worker(cpu: int) -> Iterator[tuple[int, int, list[str]]]:
+    """A testpmd that forwards what its driver plays for ever: process, worker thread, options of attach."""
+    with busy_testpmd() as testpmd:
+        tasks = [path for path in Path(f"/proc/{testpmd.pid}/task").iterdir() if "worker" in (path / "comm").read_text()]
+        os.sched_setaffinity(int(tasks[0].name), {cpu})
+        yield testpmd.pid, int(tasks[0].name), ["--packets", "slow"]
+
+
+@contextmanager
+def firewall_worker(cpu: int) -> Iterator[tuple[int, int, list[str]]]:
+    """examples/firewall at 60,000 packets/s without its faults."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["make", "-s", "-C", str(FIREWALL), f"BUILD={folder}"], check=True)
+        words = [f"{folder}/firewall", "--rate", "60000", "--slow-every", "0", "--worker-cpu", str(cpu)]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            while not (tids := worker_tids(process.pid)):
+                time.sleep(0.01)
+            yield process.pid, tids[0], ["--adapter", str(FIREWALL / "firewall.yaml"), "--packets", "all"]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def worker_tids(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(task.name) for task in tasks if "worker" in (task / "comm").read_text()]
+
+
+TARGETS = {"testpmd": testpmd_worker, "firewall": firewall_worker}
+
+
+def measure(name: str, cpu: int, seconds: float, runs: int) -> dict[str, Any]:
+    """So many sessions on one target, each beside the kernel's trace."""
+    names = Names()
+    with TARGETS[name](cpu) as (pid, tid, options), tempfile.TemporaryDirectory() as folder:
+        for run in range(runs):
+            recording, trace = Path(folder, f"{run}.nfprobe"), Path(folder, f"{run}.perf")
+            words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--for", f"{seconds}s", *options]
+            words += ["--record", str(recording), "--ring-size", "64MiB", "--trial", "0s"]
+            with kernel_trace(cpu, trace):
+                subprocess.run(words, check=True, capture_output=True)
+            names.add(recording, read_trace(trace, tid), run)
+            recording.unlink()
+    return {"target": name} | names.facts()
+
+
+def steal_share(before: list[int]) -> float:
+    """Of the processors' time since then, what the host took."""
+    spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
+    return spent[7] / max(1, sum(spent))
+
+
+def cpu_times() -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal of all CPUs, hundredths of a second."""
+    return [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="one session of a second, to see that it works")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    runs, seconds = (1, 1.0) if arguments.short else (arguments.runs, arguments.seconds)
+    cpu, found = max(os.sched_getaffinity(0)), []
+    for name in TARGETS:
+        before = cpu_times()
+        found.append(measure(name, cpu, seconds, runs) | {"host_took": round(steal_share(before), 4)})
+        print(json.dumps(found[-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
