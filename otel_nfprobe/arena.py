@@ -53,8 +53,19 @@ class Arenas:
         """What is known of it."""
         return self._entries[arena]
 
+    def write(self, arena: int, start: int, content: bytes) -> None:
+        """Puts bytes into it.
+
+        Raises:
+            NfprobeError: there is no room for them.
+        """
+        if arena in self._files:
+            self._files[arena].write(start, content)
+        else:
+            self.mapping(arena)[start : start + len(content)] = content
+
     def mapping(self, arena: int) -> Any:
-        """Its bytes, writable."""
+        """Its bytes, writable, where it is memory and no file."""
         if arena not in self._mapped:
             entry = self.entry(arena)
             self._mapped[arena] = self._session.map_arena(entry.offset, entry.bytes)
@@ -105,7 +116,6 @@ class Arenas:
             return False
         self._entries.append(add_arena(self._session, index, address, 0, size_bytes, HEAD_BYTES))
         self._files[index] = file
-        self._mapped[index] = file.memory
         return True
 
     def finish(self, arena: int, code: CodeObject, start: int) -> None:
@@ -113,7 +123,7 @@ class Arenas:
         if arena in self._files:
             entry = self.entry(arena)
             used_bytes = -(-entry.used // HEAD_BYTES) * HEAD_BYTES
-            self._files[arena].memory[:HEAD_BYTES] = build_head(code, start, (entry.address, used_bytes))
+            self.write(arena, 0, build_head(code, start, (entry.address, used_bytes)))
             self._files.pop(arena).finish(used_bytes)
             entry.used = entry.bytes
 

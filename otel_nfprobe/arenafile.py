@@ -9,16 +9,18 @@ ended left behind is removed at the next attach. Called by arena.py.
 
 from __future__ import annotations
 
-import mmap
+import ctypes
 import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 
+from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.place import DIRECTORIES, directories
 from otel_nfprobe.target import Target
 
 PREFIX = "libnfprobe-arena-"  # modules of such names are never probed
+PUNCH_HOLE = 0x3  # FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
 FILE_MODE = 0o644  # profilers of other users read it
 
 
@@ -30,29 +32,49 @@ class ArenaFile:
         path: as the target sees it.
         directory: open descriptor of its directory.
         name: in that directory.
-        memory: its bytes, writable.
+        file: its own open descriptor.
+        size_bytes: its length.
     """
 
     path: str
     directory: int
     name: str
-    memory: mmap.mmap
+    file: int
+    size_bytes: int
+
+    def write(self, start: int, content: bytes) -> None:
+        """Puts bytes into the file, which is not mapped here: a target that may truncate it would end the monitor.
+
+        Raises:
+            NfprobeError: there is no room for them any more.
+        """
+        try:
+            written = os.pwrite(self.file, content, start)
+            reason = "there is no room"
+        except OSError as error:
+            written, reason = -1, error.strerror or str(error)
+        if written != len(content):
+            raise NfprobeError(f"Trampolines cannot be written to {self.path}: {reason}.")
 
     def remove(self) -> None:
         """Removes the file, which the target has not mapped."""
         with suppress(OSError):
             os.unlink(self.name, dir_fd=self.directory)
-        os.close(self.directory)
+        self._close()
 
     def finish(self, used_bytes: int) -> None:
         """Gives back the memory behind the first `used_bytes`, whole pages; the file keeps its length.
 
         A target that reads its own mappings would be ended by a file that is shorter than its mapping.
         """
-        behind_bytes = len(self.memory) - used_bytes
+        behind_bytes = self.size_bytes - used_bytes
         if behind_bytes:
-            with suppress(OSError):
-                self.memory.madvise(mmap.MADV_REMOVE, used_bytes, behind_bytes)
+            mode, start, length = ctypes.c_int(PUNCH_HOLE), ctypes.c_long(used_bytes), ctypes.c_long(behind_bytes)
+            ctypes.CDLL(None).fallocate(self.file, mode, start, length)  # where that cannot be, it stays
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self.file)
         os.close(self.directory)
 
 
@@ -68,14 +90,13 @@ def make_file(target: Target, size_bytes: int) -> ArenaFile | None:
             continue
         try:
             os.fchmod(file, FILE_MODE)
-            # Writing to a mapping of a file system that is full would end the monitor.
+            # A target that runs where the file system is full would be ended.
             os.posix_fallocate(file, 0, size_bytes)
-            return ArenaFile(f"{path}/{name}", directory, name, mmap.mmap(file, size_bytes))
+            return ArenaFile(f"{path}/{name}", directory, name, file, size_bytes)
         except OSError:
             with suppress(OSError):
                 os.unlink(name, dir_fd=directory)
             os.close(directory)
-        finally:
             os.close(file)
     return None
 

@@ -233,6 +233,8 @@ class Session:
             NfprobeError: it cannot be mapped.
         """
         try:
+            if offset < ARENA_OFFSET or offset + size_bytes > ARENA_OFFSET + ARENA_BYTES:
+                raise ValueError("they lie elsewhere")
             return mmap.mmap(self._fd, size_bytes, offset=offset)
         except (OSError, ValueError, OverflowError) as error:
             raise NfprobeError(

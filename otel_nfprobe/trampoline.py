@@ -218,7 +218,7 @@ class Trampolines:
         if start + len(code.image) > int(entry.bytes):
             raise NfprobeError("no room for trampolines")
         self._session.probe_count = index + 1
-        self.arenas.mapping(arena)[start : start + len(code.image)] = code.image
+        self.arenas.write(arena, start, code.image)
         entry.used = start + len(code.image)
         frames.function = request.plan.name
         code.describe(frames)
@@ -265,7 +265,7 @@ class Trampolines:
         described = build_object(frames.parts, rows, address)
         if start + len(described.image) > int(entry.bytes):
             return
-        self.arenas.mapping(arena)[start : start + len(described.image)] = described.image
+        self.arenas.write(arena, start, described.image)
         entry.used = start + len(described.image)
         self.arenas.finish(arena, described, start)
         publish(self._session, address, described)

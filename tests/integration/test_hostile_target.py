@@ -233,9 +233,9 @@ def test_arena_table(mode: str, start: Callable[..., Talker]) -> None:
     assert_lives(talker)
 
 
-@pytest.mark.parametrize("mode", ["arena-unmapped", "arena-overfull"])
+@pytest.mark.parametrize("mode", ["arena-unmapped", "arena-overfull", "arena-file-cut"])
 def test_arena_that_takes_no_code(mode: str, start: Callable[..., Talker]) -> None:
-    """Code is written only to room that the kernel says is mapped; another arena is made."""
+    """Code is written only to room that the kernel says is mapped, and to files without mapping them."""
     talker = start(mode)
     attach(talker).assert_told(0)
     assert_lives(talker)

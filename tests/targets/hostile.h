@@ -24,6 +24,8 @@ struct hostile_session {
 	uint8_t *memory; // header and tables
 	struct nfp_session_header *header;
 	int (*count)(void); // answers NFP_COMMAND_COUNTERS
+	int (*map_file)(
+	    const struct nfp_session_header *header); // answers NFP_COMMAND_MAP_FILE; NULL: with an error
 };
 
 // What trampolines read: a thread whose gate is closed.
@@ -40,8 +42,10 @@ static inline int32_t word_offset(void)
 // With so many bytes, and so many in its header.
 static inline struct hostile_session make_session(uint64_t bytes, int seals)
 {
-	struct hostile_session session = {.fd = memfd_create("nfprobe-session", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-	if (session.fd < 0 || ftruncate(session.fd, (off_t)bytes) != 0 || (seals && fcntl(session.fd, F_ADD_SEALS, seals)))
+	struct hostile_session session = {
+	    .fd = memfd_create("nfprobe-session", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+	if (session.fd < 0 || ftruncate(session.fd, (off_t)bytes) != 0 ||
+	    (seals && fcntl(session.fd, F_ADD_SEALS, seals)))
 		_exit(7);
 	session.memory = mmap(NULL, NFP_ARENA_OFFSET, PROT_READ | PROT_WRITE, MAP_SHARED, session.fd, 0);
 	if (session.memory == MAP_FAILED)
@@ -97,10 +101,12 @@ static inline int32_t carry_out(struct hostile_session *session)
 	uint64_t address = header->argument[0], offset = header->argument[1], bytes = header->argument[2];
 	switch (header->command) {
 	case NFP_COMMAND_MAP_ARENA:
-		return mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE, session->fd,
-		            (off_t)offset) == (void *)address
+		return mmap((void *)address, bytes, PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE,
+		            session->fd, (off_t)offset) == (void *)address
 		           ? 0
-		           : -1;
+			   : -1;
+	case NFP_COMMAND_MAP_FILE:
+		return session->map_file ? session->map_file(session->header) : -1;
 	case NFP_COMMAND_OPEN:
 		session->header->state = NFP_STATE_ARMED;
 		return 0;
