@@ -2,7 +2,8 @@
 """A file of the probe library in the target's own root directory, for targets that see no /proc.
 
 The target loads the library from a memory file, which takes /proc in its mount namespace. Without that the
-library is written to a directory that the target can see, and removed again when it is loaded.
+library is written to a directory that the target can see, and removed again when it is loaded. Only directories count
+in which nobody but root, this user and the target's own can put another file in its place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,15 +84,20 @@ def no_place(target: Target) -> str:
     """The sentence that says so."""
     return (
         f"Process {target.pid} ({target.name}) sees no /proc and no directory from which a library can be loaded: "
-        f"{', '.join(DIRECTORIES)} and its working directory are missing, read-only or mounted noexec."
+        f"{', '.join(DIRECTORIES)} and its working directory are missing, read-only, mounted noexec, or other users"
+        " can replace files there."
     )
 
 
 def directories(target: Target, places: Sequence[str] = (*DIRECTORIES, WORKING_DIRECTORY)) -> Iterator[tuple[str, int]]:
     """Directories that may take a file: path as the target sees it, and an open descriptor for the caller."""
+    try:
+        owners = _find_owners(target.pid)
+    except (OSError, KeyError):
+        return  # it has ended
     for path in places:
         try:
-            directory = _open_directory(target.pid, path)
+            directory = _open_directory(target.pid, path, owners)
         except OSError:
             continue
         flags = os.fstatvfs(directory).f_flag
@@ -104,19 +111,47 @@ def _may_write(directory: int) -> bool:
     return os.access(f"/proc/self/fd/{directory}", os.W_OK | os.X_OK, effective_ids=True)
 
 
-def _open_directory(pid: int, path: str) -> int:
-    """Opens a directory below the target's root. A link in the path would lead into the monitor's own root."""
+def _find_owners(pid: int) -> frozenset[int]:
+    """Users who may have the target run what they like anyway: root, also of its user namespace, this one, its own."""
+    users = {0, os.geteuid(), *map(int, read_status(pid)["Uid"].split())}
+    with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
+        users.update(int(outside) for inside, outside, _ in map(str.split, file) if inside == "0")
+    return frozenset(users)
+
+
+def _open_directory(pid: int, path: str, owners: frozenset[int]) -> int:
+    """Opens a directory below the target's root. A link in the path would lead into the monitor's own root.
+
+    Raises:
+        OSError: it is not there, or others can replace what is in it, or in one above it.
+    """
     start = f"/proc/{pid}/cwd" if path == WORKING_DIRECTORY else f"/proc/{pid}/root"
     directory = os.open(start, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in path.strip("./").split("/"):
-        if part:
+    try:
+        _check_owner(directory, owners)
+        for part in filter(None, path.strip("./").split("/")):
             above = directory
             try:
-                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                directory = os.open(part, flags, dir_fd=above)
+                directory = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            except OSError:
+                directory = -1
+                raise
             finally:
                 os.close(above)
+            _check_owner(directory, owners)
+    except OSError:
+        if directory >= 0:
+            os.close(directory)
+        raise
     return directory
+
+
+def _check_owner(directory: int, owners: frozenset[int]) -> None:
+    """In a sticky directory only the owners of a file and of the directory can replace the file."""
+    status = os.fstat(directory)
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if status.st_uid not in owners or others_write:
+        raise PermissionError(errno.EPERM, "others can replace files there")
 
 
 def _write(target: Target, directory: int, name: str, content: bytes) -> bool:
