@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.cli.main import VERBS
+from otel_nfprobe.delivery import RETRY_AFTER_MAX_S
+from otel_nfprobe.httplistener import CONNECTIONS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
@@ -60,3 +62,15 @@ def test_make_targets_in_documents_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"`make ([a-z-]+)`", page.read_text()):
             assert target in targets, f"{page.name}: make {target}"
+
+
+def test_security_is_found_and_names_no_address() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "docs/limits.md"):
+        assert "SECURITY.md" in (ROOT / page).read_text(), page
+    text = (ROOT / "SECURITY.md").read_text()
+    assert "@" not in text  # weaknesses are reported on the repository's page
+    limits = (ROOT / "docs" / "limits.md").read_text()
+    assert f"{CONNECTIONS_MAX} times at once" in limits
+    assert f"{CONNECTIONS_MAX} clients at a time" in text
+    for page in (text, limits):
+        assert f"{RETRY_AFTER_MAX_S / 60:.0f} minutes of peace" in page
