@@ -9,7 +9,7 @@ TESTS ?= tests
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build bench-readme test test-long lint bench demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -52,24 +52,35 @@ format: build ## let the formatters have their way
 	$(BIN)/ruff format .
 	find native examples -name '*.[ch]' | xargs $(BIN)/clang-format -i
 
-bench: build ## the cost of a probe and of a probed network function, beside the floor
-	scripts/set-up test
-	mkdir -p build/bench
-	$(BIN)/python tests/benchmarks/bench_pipeline.py --json build/bench/pipeline.json
-	$(BIN)/python tests/benchmarks/bench_recording.py --json build/bench/recording.json
-	$(BIN)/python tests/benchmarks/bench_export.py --json build/bench/export.json
-	$(BIN)/python tests/benchmarks/bench_readers.py --json build/bench/readers.json
-	$(BIN)/python tests/benchmarks/bench_probe.py --json build/bench/probe.json
-	$(BIN)/python tests/benchmarks/bench_calibration.py --json build/bench/calibration.json
-	$(BIN)/python tests/benchmarks/bench_counters.py --json build/bench/counters.json
-	$(BIN)/python tests/benchmarks/bench_attach.py --json build/bench/attach.json
-	$(BIN)/python tests/benchmarks/bench_snippet.py
-	$(BIN)/python tests/benchmarks/bench_poll.py --json build/bench/poll.json
-	$(BIN)/python tests/benchmarks/bench_forwarder.py --json build/bench/forwarder.json
-	$(BIN)/python tests/benchmarks/bench_testpmd.py --json build/bench/testpmd.json
-	$(BIN)/python tests/benchmarks/cost_table.py build/bench
+# Each is a program of tests/benchmarks. One that fails ends the command.
+BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_tiers bench_visible bench_soak pmu_agreement
 
-bench-readme: bench ## the same, and the README's cost table is written from it
+# $(1): folder of the figures, $(2): options
+define run_benchmarks
+@rm -rf $(1) && mkdir -p $(1)
+$(foreach name,$(BENCHMARKS),$(call run_benchmark,$(name),$(1),$(2)))
+$(BIN)/python tests/benchmarks/cost_table.py $(1)
+endef
+# The empty line ends a command.
+define run_benchmark
+@echo; echo "$(1) $$(date +%H:%M:%S)"
+$(BIN)/python tests/benchmarks/$(1).py $(3) --json $(2)/$(1).json
+
+endef
+
+bench-set-up: build
+	scripts/set-up test
+	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
+		else echo "go is missing: nothing is measured with Jaeger and the Collector"; fi
+
+bench: bench-set-up ## the cost of a probe and of a probed network function, beside the floor
+	$(call run_benchmarks,build/bench,)
+
+bench-short: bench-set-up ## the same for a second or two each, to see that all benchmarks run
+	$(call run_benchmarks,build/bench-short,--short)
+
+bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
 	$(BIN)/python tests/benchmarks/cost_table.py build/bench --write
 
 demo: build ## attach to a running network function and see what made its packets late

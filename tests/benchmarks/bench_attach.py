@@ -3,9 +3,10 @@
 
 Target: Debian's python3 with libcrypto. 20,000 functions of the program, libcrypto and libc are analysed and get
 trampolines, by a monitor that has never seen these files and by one that has: on an idle target, since processor time
-is longer where a busy one shares its caches. The stops are those of a target of which two threads hash without pause,
-one for each CPU: all 20,000 and 1,000 of libcrypto are armed. Then `nfprobe attach` runs as a user runs it, for its
-memory.
+is longer where a busy one shares its caches. Processor time is the monitor's and that of the children that patch for
+it. The stops are those of a target of which two threads hash without pause, one for each CPU: all 20,000 and 1,000 of
+libcrypto are armed. `nfprobe attach` runs as a user runs it, for its memory. Medians of several rounds, each with
+targets of its own.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rounds import Spread, make_parser, spent_s, spread, write_figures
 
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.target import Target
 
@@ -41,74 +46,93 @@ for _ in range(2):
 print("ready", flush=True)
 input()
 """
-MODULES = ("python3*:*", "libcrypto.so*:*", "libc.so*:*")
-ALL_FUNCTIONS = 20_000
-ARMED = 1_000
+ROUNDS = 5
+ARMED_EACH = 8  # of so many functions of libcrypto one is armed
 
 
-def start_target(program: str) -> subprocess.Popen[str]:
+@dataclass(frozen=True)
+class Extent:
+    """How much is attached to.
+
+    Attributes:
+        globs: what functions are chosen from.
+        functions: how many of these.
+        armed_globs: what functions for a few probes are chosen from.
+        armed: how many of these.
+        seconds: that `nfprobe attach` stays.
+    """
+
+    globs: Sequence[str]
+    functions: int
+    armed_globs: Sequence[str]
+    armed: int
+    seconds: float
+
+
+FULL = Extent(("python3*:*", "libcrypto.so*:*", "libc.so*:*"), 20_000, ("libcrypto.so*:*",), 1_000, 2.0)
+SHORT = Extent(("libcrypto.so*:EVP_*",), 500, ("libcrypto.so*:EVP_*",), 50, 0.2)
+
+
+@contextmanager
+def running(program: str) -> Iterator[int]:
+    """The target's process id."""
     process = subprocess.Popen(
         ["/usr/bin/python3", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
-
-
-def measure_all(pid: int) -> dict[str, float]:
-    """Seconds of the clock and of processor time for 20,000 functions: their analysis, then everything else."""
-    target = Target(pid)
-    target.modules()
-    began = time.monotonic(), time.process_time()
-    choice = choose(target, None, MODULES, [], None, False)
-    choice.plans = choice.plans[:ALL_FUNCTIONS]
-    planned = time.monotonic(), time.process_time()
-    monitor = Monitor(target, choice, 1 << 20, "none", lambda sentence: None)
-    monitor.attach()
-    attached = time.monotonic(), time.process_time()
-    monitor.start(Clock.start(), None, None)
-    monitor.detach()
-    monitor.close()
-    return {
-        "functions": len(choice.plans),
-        "analysis_s": planned[0] - began[0],
-        "analysis_processor_s": planned[1] - began[1],
-        "attach_s": attached[0] - planned[0],
-        "attach_processor_s": attached[1] - planned[1],
-        "stops": monitor.patcher.stops.count,
-        "longest_stop_ms": monitor.patcher.stops.longest_ns / 1e6,
-    }
-
-
-def measure_in_child(pid: int, cache_folder: str) -> dict[str, float]:
-    """As measure_all, by a process of its own, which knows of the files what it finds in a folder."""
-    environment = {**os.environ, "XDG_CACHE_HOME": cache_folder}
-    words = [sys.executable, __file__, "--measure", str(pid)]
-    answer = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    figures: dict[str, float] = json.loads(answer)
-    return figures
-
-
-def measure_idle() -> tuple[dict[str, float], dict[str, float]]:
-    """The figures of the first monitor that sees these files, and of the next one."""
-    process = start_target(IDLE)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return measure_in_child(process.pid, folder), measure_in_child(process.pid, folder)
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
     finally:
         process.kill()
         process.wait()
 
 
-def measure_armed(pid: int) -> dict[str, float]:
-    """Seconds to inject, make trampolines for and arm 1,000 functions, and the longest stop."""
+def measure_all(pid: int, extent: Extent) -> dict[str, float]:
+    """Seconds of the clock and of processor time for all functions: their analysis, then everything else."""
     target = Target(pid)
-    choice = choose(target, None, ["libcrypto.so*:*"], [], None, False)
-    choice.plans = [plan for plan in choice.plans if plan.strategy is not None][::8][:ARMED]
-    monitor = Monitor(target, choice, 1 << 20, "none", lambda sentence: None)
-    clock = time.monotonic()
+    target.modules()
+    began = time.monotonic(), spent_s()
+    choice = choose(target, None, list(extent.globs), [], None, False)
+    choice.plans = choice.plans[: extent.functions]
+    planned = time.monotonic(), spent_s()
+    monitor = Monitor(target, choice, 1 << 20, NONE, lambda sentence: None)
     monitor.attach()
-    seconds = time.monotonic() - clock
+    attached = time.monotonic(), spent_s()
+    monitor.start(Clock.start(), None, None)
+    monitor.detach()
+    monitor.close()
+    analysis, rest = planned[1] - began[1], attached[1] - planned[1]
+    return {
+        "functions": len(choice.plans),
+        "analysis_processor_s": analysis,
+        "attach_processor_s": rest,
+        "processor_s": analysis + rest,
+        "attach_s": attached[0] - planned[0],
+        "clock_s": attached[0] - began[0],
+        "stops": monitor.patcher.stops.count,
+        "longest_stop_ms": monitor.patcher.stops.longest_ns / 1e6,
+    }
+
+
+def measure_in_child(pid: int, cache_folder: str, is_short: bool) -> dict[str, float]:
+    """As measure_all, by a process of its own, which knows of the files what it finds in a folder."""
+    environment = {**os.environ, "XDG_CACHE_HOME": cache_folder}
+    words = [sys.executable, __file__, "--measure", str(pid), *(["--short"] if is_short else [])]
+    answer = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    figures: dict[str, float] = json.loads(answer)
+    return figures
+
+
+def measure_armed(pid: int, extent: Extent) -> dict[str, float]:
+    """Seconds to inject, make trampolines for and arm some functions of libcrypto, and the longest stop."""
+    target = Target(pid)
+    choice = choose(target, None, list(extent.armed_globs), [], None, False)
+    choice.plans = [plan for plan in choice.plans if plan.strategy is not None][::ARMED_EACH][: extent.armed]
+    monitor = Monitor(target, choice, 1 << 20, NONE, lambda sentence: None)
+    began_s = time.monotonic()
+    monitor.attach()
+    seconds = time.monotonic() - began_s
     monitor.start(Clock.start(), None, None)
     monitor.detach()
     monitor.close()
@@ -120,57 +144,76 @@ def measure_armed(pid: int) -> dict[str, float]:
     }
 
 
-def measure_memory(pid: int) -> float:
-    """MiB that `nfprobe attach` has resident at most, with 1,000 functions and defaults else."""
+def measure_memory(pid: int, extent: Extent) -> dict[str, float]:
+    """MiB that `nfprobe attach` has resident at most, with some hundred functions and defaults else."""
     words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--functions", "libcrypto.so*:EVP_*"]
-    subprocess.run([*words, "--for", "2s"], check=True, capture_output=True)
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-
-
-def print_processor_time(what: str, figures: dict[str, float]) -> None:
-    analysis, rest = figures["analysis_processor_s"], figures["attach_processor_s"]
-    print(
-        f"{figures['functions']:,} functions, {what}: analysis {analysis:.2f} s of processor time, trampolines, arming "
-        f"and all else {rest:.2f} s, together {analysis + rest:.2f} s "
-        f"({figures['analysis_s'] + figures['attach_s']:.2f} s of the clock)"
+    process = subprocess.Popen(
+        [*words, "--for", f"{extent.seconds}s"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)  # of this one alone: RUSAGE_CHILDREN has the largest of all
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"nfprobe attach ended with status {process.returncode}: {said.decode(errors='replace')}")
+    return {"mib": usage.ru_maxrss / 1024}
+
+
+def measure_round(extent: Extent, is_short: bool) -> dict[str, dict[str, float]]:
+    """One of everything."""
+    found = {}
+    with running(HASHING) as pid:
+        found["memory"] = measure_memory(pid, extent)
+    with running(IDLE) as pid, tempfile.TemporaryDirectory() as folder:
+        found["first"] = measure_in_child(pid, folder, is_short)
+        found["kept"] = measure_in_child(pid, folder, is_short)
+    with running(HASHING) as pid:
+        found["all"], found["armed"] = measure_all(pid, extent), measure_armed(pid, extent)
+    return found
+
+
+def show(figures: dict[str, dict[str, Spread]]) -> None:
+    """Prints the figures."""
+    everything, armed, memory = figures["all"], figures["armed"], figures["memory"]["mib"]
+    for name, what in (("first", "files never seen before"), ("kept", "files known from an earlier attach")):
+        found = figures[name]
+        whole = found["processor_s"]
+        print(
+            f"{found['functions'].median:,.0f} functions, {what}: analysis"
+            f" {found['analysis_processor_s'].median:.2f} s of processor time, trampolines, arming and all else"
+            f" {found['attach_processor_s'].median:.2f} s, together {whole.median:.2f} s ({whole.low:.2f} .. "
+            f"{whole.high:.2f}; {found['clock_s'].median:.2f} s of the clock)"
+        )
+    stop, armed_s = everything["longest_stop_ms"], armed["armed_s"]
+    print(
+        f"the same with two busy threads: {everything['attach_s'].median:.2f} s of the clock for trampolines, arming"
+        f" and all else, {everything['stops'].median:.0f} stops, the longest {stop.median:.2f} ms"
+        f" ({stop.low:.2f} .. {stop.high:.2f})"
+    )
+    stop = armed["longest_stop_ms"]
+    print(
+        f"{armed['armed'].median:,.0f} probes in place after {armed_s.median:.2f} s ({armed_s.low:.2f} .."
+        f" {armed_s.high:.2f}), {armed['changed_live'].median:,.0f} changes without a stop, longest stop"
+        f" {stop.median:.2f} ms ({stop.low:.2f} .. {stop.high:.2f})"
+    )
+    print(f"memory of the monitor: {memory.median:.0f} MiB ({memory.low:.0f} .. {memory.high:.0f})")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--measure", type=int, metavar="PID", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    extent = SHORT if arguments.short else FULL
     if arguments.measure:
-        print(json.dumps(measure_all(arguments.measure)))
+        print(json.dumps(measure_all(arguments.measure, extent)))
         return
-    process = start_target(HASHING)
-    try:
-        memory_mib = measure_memory(process.pid)  # first: it counts the largest of all children until then
-    finally:
-        process.kill()
-        process.wait()
-    first, kept = measure_idle()
-    process = start_target(HASHING)
-    try:
-        everything, armed = measure_all(process.pid), measure_armed(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-    print_processor_time("files never seen before", first)
-    print_processor_time("files known from an earlier attach", kept)
-    print(
-        f"the same with two busy threads: {everything['attach_s']:.2f} s of the clock for trampolines, arming and all "
-        f"else, {everything['stops']} stops, the longest {everything['longest_stop_ms']:.2f} ms"
-    )
-    print(
-        f"{armed['armed']:,} probes in place after {armed['armed_s']:.2f} s, {armed['changed_live']:,} changes "
-        f"without a stop, longest stop {armed['longest_stop_ms']:.2f} ms"
-    )
-    print(f"memory of the monitor: {memory_mib:.0f} MiB")
-    if arguments.json:
-        figures = {"first": first, "kept": kept, "all": everything, "armed": armed, "memory_mib": memory_mib}
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    rounds = [measure_round(extent, arguments.short) for _ in range(1 if arguments.short else arguments.rounds)]
+    figures = {
+        part: {name: spread(found[part][name] for found in rounds) for name in rounds[0][part]} for part in rounds[0]
+    }
+    show(figures)
+    write_figures(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -8,77 +8,64 @@ and with the cost of the probes taken off, and by how many ticks a level the lat
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import tempfile
-from pathlib import Path
-
-from bench_probe import MEASURE_S, Leaves
+from bench_probe import MEASURE_S, Leaves, running_leaves
+from measured_session import Session, attached
+from rounds import NO_FIGURE, Spread, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.target import Target
 
 LEVELS = 20
+RING_BYTES = 64 << 20
 PRINTED_SCALE = 20  # the target divides by calls of leaves; a chain stands for so many of them
 STRATEGIES = ("in-stack", "relocated")
 
 
-def measure_chain(leaves: Leaves, strategy: str) -> dict[int, tuple[float, float]]:
-    """Mean ticks of each level's calls: as measured, and with the cost of the probes taken off."""
+def measure_chain(leaves: Leaves, strategy: str) -> tuple[float, float]:
+    """Mean ticks of the outermost call: as measured, and with the cost of the probes taken off.
+
+    Not numbers where records were lost.
+    """
     target = Target(leaves.process.pid)
-    monitor = Monitor(target, choose(target, None, ["leaves:chain*"], [], strategy), 64 << 20, "none", print)
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    leaves.ask("chain")
-    monitor.run(MEASURE_S, lambda: None)
-    leaves.read_ticks()
-    monitor.detach()
-    names = monitor.names_by_id()
-    rows = monitor.drain.statistics.functions()
-    monitor.close()
-    return {
-        int(names[row["function"]].removeprefix("chain")): (
-            float(row["raw_total_ticks"] / row["count"]),
-            float(row["total_ticks"] / row["count"]),
-        )
-        for row in rows
-    }
+    choice = choose(target, None, ["leaves:chain*"], [], strategy)
+    with attached(target, choice, Session(RING_BYTES, NONE)) as monitor:
+        leaves.ask("chain")
+        monitor.run(MEASURE_S, lambda: None)
+        leaves.read_ticks()
+        monitor.drain.run_dry()
+        if lost(monitor):
+            return NO_FIGURE, NO_FIGURE
+        outermost = monitor.names_by_id().index("chain1")
+        (row,) = (row for row in monitor.drain.statistics.functions() if row["function"] == outermost)
+        return float(row["raw_total_ticks"] / row["count"]), float(row["total_ticks"] / row["count"])
+
+
+def measure(leaves: Leaves, strategy: str, rounds: int) -> dict[str, Spread]:
+    """Ticks of the outermost call: true, as measured, without the probes, and by how much the last is wrong."""
+    found: dict[str, list[float]] = {"true_ticks": [], "raw_ticks": [], "net_ticks": [], "wrong_ticks_per_level": []}
+    for _ in range(rounds):
+        true = leaves.ticks("chain") * PRINTED_SCALE
+        raw, net = measure_chain(leaves, strategy)
+        for name, value in zip(found, (true, raw, net, (net - true) / LEVELS), strict=True):
+            found[name].append(value)
+    return {name: spread(values) for name, values in found.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[0]})
-    figures: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        leaves = Leaves(folder, cpus[-1])
-        for strategy in STRATEGIES:
-            true, raw, net = [], [], []
-            for _ in range(arguments.rounds):
-                true.append(leaves.ticks("chain") * PRINTED_SCALE)
-                levels = measure_chain(leaves, strategy)
-                raw.append(levels[1][0])
-                net.append(levels[1][1])
-            expected = statistics.median(true)
-            wrong = (statistics.median(net) - expected) / LEVELS
-            figures[strategy] = {"true_ticks": expected, "raw_ticks": statistics.median(raw)}
-            figures[strategy] |= {"net_ticks": statistics.median(net), "wrong_ticks_per_level": wrong}
-            print(
-                f"{strategy:10} outermost of {LEVELS} calls: true {expected:6.1f} ticks, measured "
-                f"{statistics.median(raw):7.1f}, without the probes {statistics.median(net):6.1f}: "
-                f"{wrong:+.2f} ticks a level"
-            )
-        leaves.ask("quit")
-        leaves.process.wait()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    with running_leaves(arguments.short) as leaves:
+        figures = {name: measure(leaves, name, 1 if arguments.short else arguments.rounds) for name in STRATEGIES}
+    for strategy, found in figures.items():
+        wrong = found["wrong_ticks_per_level"]
+        print(
+            f"{strategy:10} outermost of {LEVELS} calls: true {found['true_ticks'].median:6.1f} ticks, measured "
+            f"{found['raw_ticks'].median:7.1f}, without the probes {found['net_ticks'].median:6.1f}: "
+            f"{wrong.median:+.2f} ticks a level ({wrong.low:+.2f} .. {wrong.high:+.2f}){wrong.describe_dropped()}"
+        )
+    write_figures(arguments.json, figures)
 
 
 if __name__ == "__main__":

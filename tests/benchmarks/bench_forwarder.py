@@ -4,24 +4,26 @@
 Target: tests/targets/forwarders.c, one forwarder three times in one process: alone; with bare trampolines around its
 receive, engine and transmit functions; with ours. They take turns of a tenth of a millisecond, so that what neighbours
 do happens to all three. Rounds in which the first one was slower than usual are left out. Each setting in several
-processes, for where memory happens to lie counts, too. Prints nanoseconds per batch of 32: medians over the processes.
+processes, for where memory happens to lie counts, too. Prints nanoseconds per batch of 32, medians over the processes,
+and beside them the CPU time that the monitor spends on such a batch on its own CPU: every session makes statistics,
+some a recording besides, or spans for a receiver on this machine. Sessions in which records were lost are dropped.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from bench_poll import build, start
-from bench_testpmd import BareChoice, attached
+from measured_session import EXPORT, RECORDING, STATISTICS, BareChoice, Session, attached
+from receiver import receiver
+from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
@@ -32,6 +34,8 @@ from otel_nfprobe.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "forwarders.c"
 BATCH, BATCHES, ROUNDS = 32, 64, 4096  # as in the target
+WARM_BATCHES = 8  # before them, which write records, too
+ROUNDS_SHORT = 400
 RESULTS = np.dtype([("rounds", "<u8"), ("ticks", "<u8", (ROUNDS, 3))])
 RING_BYTES = 16 << 20
 SETTLE_S, DRAIN_S = 0.3, 0.05
@@ -39,7 +43,13 @@ UNDISTURBED = 1.1  # a round whose forwarder without probes took at most so many
 ROUNDS_MIN = 50
 COPIES = "copied"  # slow, as if packets did not stay readable
 Ticks = np.ndarray[tuple[int, int], np.dtype[np.float64]]  # per batch, by round and copy
-KINDS = (NONE, SLOW, COPIES)
+KINDS = {  # which packets are identified, and where the records go
+    NONE: (NONE, STATISTICS),
+    SLOW: (SLOW, STATISTICS),
+    COPIES: (SLOW, STATISTICS),
+    RECORDING: (SLOW, RECORDING),
+    EXPORT: (SLOW, EXPORT),
+}
 NAMES = ("bare", "probed")
 DESCRIPTION = {
     "name": "forwarders",
@@ -86,13 +96,29 @@ class Forwarders:
     def rounds(self) -> int:
         return int(self._results["rounds"][0])
 
-    def batch_ticks(self) -> Ticks:
+    def batch_ticks(self, rounds: int) -> Ticks:
         """The last rounds."""
-        ticks: Ticks = self._results["ticks"][0] / BATCHES
+        last = np.arange(self.rounds() - rounds, self.rounds()) % ROUNDS
+        ticks: Ticks = self._results["ticks"][0][last] / BATCHES
         return ticks
 
 
-def measure(forwarders: Forwarders, kind: str) -> Ticks:
+@dataclass(frozen=True)
+class Measured:
+    """One session.
+
+    Attributes:
+        ticks: of its rounds; empty where records were lost.
+        monitor_ns: CPU time of the monitor for a probed batch.
+        monitor_cores: the same in a second.
+    """
+
+    ticks: Ticks
+    monitor_ns: float
+    monitor_cores: float
+
+
+def measure(forwarders: Forwarders, kind: str, rounds: int, port: int) -> Measured:
     """What the last rounds took while a monitor drains the probes."""
     target = Target(forwarders.process.pid)
     adapter = TrustedAdapter("forwarders.yaml", DESCRIPTION)
@@ -100,66 +126,84 @@ def measure(forwarders: Forwarders, kind: str) -> Ticks:
     chosen = choose(target, adapter, [], [])
     choice = HalfBareChoice(chosen.adapter, chosen.roles, chosen.plans)
     assert len(choice.requests()) == 6, choice.refused
-    packets = NONE if kind == NONE else SLOW
-    with attached(target, choice, RING_BYTES, packets) as monitor:
+    packets, way = KINDS[kind]
+    with attached(target, choice, Session(RING_BYTES, packets, way=way, port=port)) as monitor:
         monitor.run(SETTLE_S, lambda: None)
-        until = forwarders.rounds() + ROUNDS
-        while forwarders.rounds() < until:
+        watch, begun = Watch(monitor), forwarders.rounds()
+        while forwarders.rounds() < begun + rounds:
             monitor.drain.run_until(time.monotonic() + DRAIN_S)
-        return forwarders.batch_ticks()
+        spent_ns, cores = watch.spent_ns(), watch.cores()
+        batches = (forwarders.rounds() - begun) * (WARM_BATCHES + BATCHES)
+        ticks = forwarders.batch_ticks(rounds)
+        return Measured(ticks[:0] if watch.has_lost() else ticks, spent_ns / batches, cores)
 
 
-def run_process(binary: Path, cpus: Sequence[int]) -> dict[str, Ticks]:
+def run_process(binary: Path, cpus: tuple[int, int], rounds: int, port: int) -> dict[str, Measured]:
     os.sched_setaffinity(0, set(cpus))
-    forwarders = Forwarders(binary, cpus[-1])
+    forwarders = Forwarders(binary, cpus[1])
     while not forwarders.rounds():
         time.sleep(0.01)
     os.sched_setaffinity(0, {cpus[0]})
     try:
-        return {kind: measure(forwarders, kind) for kind in random.sample(KINDS, len(KINDS))}
+        return {kind: measure(forwarders, kind, rounds, port) for kind in random.sample(list(KINDS), len(KINDS))}
     finally:
         forwarders.process.kill()
         forwarders.process.wait()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = make_parser(__doc__)
+    parser.add_argument("--processes", type=int, default=10)
     arguments = parser.parse_args()
-    cpus = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder:
+    cpus = find_cpus(arguments.short)
+    os.sched_setaffinity(0, {cpus[0]})  # for the receiver, too
+    rounds, processes = (ROUNDS_SHORT, 1) if arguments.short else (ROUNDS, arguments.processes)
+    with tempfile.TemporaryDirectory() as folder, receiver() as port:
         binary = build(SOURCE, Path(folder))
-        measured = [run_process(binary, cpus) for _ in range(arguments.processes)]
+        measured = [run_process(binary, cpus, rounds, port) for _ in range(processes)]
     figures = summarise(measured, Clock.start().ticks_per_second / 1e9)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    write_figures(arguments.json, figures)
 
 
-def summarise(measured: Sequence[dict[str, Ticks]], ticks_per_ns: float) -> dict[str, float]:
+def find_added(measured: Measured, usual: float, ticks_per_ns: float) -> tuple[float, float]:
+    """What bare trampolines and probes add to a batch, in ns. Not numbers: records were lost, or it was never quiet."""
+    ticks = measured.ticks[measured.ticks[:, 0] <= UNDISTURBED * usual] / ticks_per_ns
+    if len(ticks) < ROUNDS_MIN:
+        return NO_FIGURE, NO_FIGURE
+    bare, probed = np.median(ticks[:, 1:] - ticks[:, :1], axis=0)
+    return float(bare), float(probed)
+
+
+def summarise(measured: Sequence[dict[str, Measured]], ticks_per_ns: float) -> dict[str, object]:
     """Prints and returns the figures."""
-    alone = np.concatenate([ticks[:, 0] for process in measured for ticks in process.values()])
-    usual = float(np.percentile(alone, 1))
-    kept = alone <= UNDISTURBED * usual
-    print(f"one batch of {BATCH} without probes: {usual / ticks_per_ns:,.0f} ns; {kept.mean():.0%} of all rounds count")
-    figures = {"batch_ns": usual / ticks_per_ns}
+    alone = np.concatenate([found.ticks[:, 0] for process in measured for found in process.values()])
+    usual = float(np.percentile(alone, 1)) if len(alone) else NO_FIGURE
+    kept = float(np.mean(alone <= UNDISTURBED * usual)) if len(alone) else 0.0
+    print(f"one batch of {BATCH} without probes: {usual / ticks_per_ns:,.0f} ns; {kept:.0%} of all rounds count")
+    figures: dict[str, object] = {"batch_ns": usual / ticks_per_ns, "rounds_kept": kept}
+    probed_ns: dict[str, Spread] = {}
     for kind in KINDS:
-        rows = []
-        for process in measured:
-            ticks = process[kind][process[kind][:, 0] <= UNDISTURBED * usual] / ticks_per_ns
-            if len(ticks) >= ROUNDS_MIN:
-                rows.append(np.median(ticks[:, 1:] - ticks[:, :1], axis=0))
-        if not rows:
-            raise SystemExit(f"The machine was never quiet for {ROUNDS_MIN} rounds of one session: try again.")
-        bare, probed = np.median(rows, axis=0)
-        low, high = np.percentile([row[1] for row in rows], [25, 75])
-        figures |= {f"{kind}_bare_ns": float(bare), f"{kind}_ns": float(probed)}
-        print(
-            f"  {kind:7} {probed:+7.1f} ns a batch (quartiles of {len(rows)} sessions {low:+.1f} .. {high:+.1f}),"
-            f" bare trampolines in the same rounds {bare:+.1f}: {probed / bare:.2f} x"
+        added = [find_added(process[kind], usual, ticks_per_ns) for process in measured]
+        bare, probed = (spread(column) for column in zip(*added, strict=True))
+        spent, cores = (
+            spread(getattr(process[kind], name) if len(process[kind].ticks) else NO_FIGURE for process in measured)
+            for name in ("monitor_ns", "monitor_cores")
         )
+        probed_ns[kind] = probed
+        figures[kind] = {"bare_ns": bare, "probed_ns": probed, "monitor_ns": spent, "monitor_cores": cores}
+        print(
+            f"  {kind:9} {probed.median:+7.1f} ns a batch (quartiles of {probed.rounds} sessions {probed.low:+.1f} .. "
+            f"{probed.high:+.1f}), bare trampolines in the same rounds {bare.median:+.1f}:"
+            f" {probed.median / bare.median:.2f} x; monitor {spent.median:.0f} ns a batch, {cores.median:.2f} cores"
+        )
+        if probed.dropped:
+            restless = probed.dropped - spent.dropped
+            print(
+                f"{'':12}dropped: {spent.dropped} sessions in which records or spans were lost,"
+                f" {restless} that were never quiet"
+            )
     for kind, name in ((SLOW, "from pools"), (COPIES, "by copying")):
-        figures[f"{kind}_packet_ns"] = (figures[f"{kind}_ns"] - figures[f"{NONE}_ns"]) / BATCH
+        figures[f"{kind}_packet_ns"] = (probed_ns[kind].median - probed_ns[NONE].median) / BATCH
         print(f"  a packet that is not identified, {name}: {figures[f'{kind}_packet_ns']:+.2f} ns")
     return figures
 

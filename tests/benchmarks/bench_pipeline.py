@@ -1,125 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast one core drains, pairs and batches: records per second, median of several runs.
+"""How fast one core drains, pairs and batches: records per second of CPU time, medians.
 
-The stream is that of a forwarder: an engine call around receive, work and transmit, with or without packets.
-Run it by hand or by `make bench`; no test depends on what it prints.
+The streams are those of a forwarder: an engine call around receive, work and transmit, with or without packets, in a
+ring that is written as the tests write theirs. The first run of each stream is not counted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 from otel_nfprobe._core import ffi, lib
+from rounds import make_parser, spent_s, spread, write_figures
 
-from otel_nfprobe.columns import RECORD
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+from synthetic_records import Row, entry, leave, poll, record, value
+from written_ring import WrittenRing
+
+from otel_nfprobe.columns import RECORD, Rows
 from otel_nfprobe.pipeline import Pipeline
 
-ENTRY, EXIT, POLL_ENTRY, POLL_EXIT, VALUE, PACKET, PACKET_ID, PACKET_V4 = 0, 1, 2, 3, 4, 8, 9, 10
+PACKET, PACKET_ID, PACKET_V4, TIMED_LAST = 8, 9, 10, 3
 ENGINE, RECEIVE, TRANSMIT, WORK = 0, 1, 2, 3
-RING_BYTES = 16 << 20
+ROLES = (0, 1, 2, 0)
+RING_BYTES, RING_BYTES_SHORT = 16 << 20, 1 << 20
 CHUNK = 16384
 BURST = 32
+TICKS_APART, TURN_TICKS = 10, 5000
 RUNS = 7
+STREAMS = {  # calls of the work function in a turn, and whether packets are described
+    "calls: engine, receive, transmit, 32 inner": (32, False),
+    "calls: engine, receive, transmit": (0, False),
+    "packets: the same, 32 x 3 records twice": (0, True),
+}
 
 
-def batch_records(work_calls: int, packets: bool) -> list[tuple[int, int, int]]:
-    """One iteration of the engine: (word, tag, rsp); words of time are offsets from its start."""
-    tick = iter(range(0, 1 << 20, 10))
-    rows = [(next(tick), ENTRY << 24 | ENGINE, 9000), (next(tick), POLL_ENTRY << 24 | RECEIVE, 8000)]
-    rows.append((next(tick), POLL_EXIT << 24 | RECEIVE, BURST | BURST << 16))
+def turn_records(work_calls: int, packets: bool) -> list[Row]:
+    """One turn of the engine; times are offsets from its start."""
+    tick = iter(range(0, 1 << 20, TICKS_APART))
+    rows = [entry(ENGINE, next(tick), 9000), *poll(RECEIVE, next(tick), next(tick), 8000, BURST, BURST)]
     if packets:
         rows += packet_records(RECEIVE)
     for _ in range(work_calls):
-        rows += [(next(tick), ENTRY << 24 | WORK, 8000), (next(tick), EXIT << 24 | WORK, 8000)]
-    rows.append((next(tick), ENTRY << 24 | TRANSMIT, 8000))
+        rows += [entry(WORK, next(tick), 8000), leave(WORK, next(tick), 8000)]
+    rows.append(entry(TRANSMIT, next(tick), 8000))
     if packets:
         rows += packet_records(TRANSMIT)
-    rows.append((BURST | BURST << 32, VALUE << 24 | TRANSMIT, 8000))
-    rows += [(next(tick), EXIT << 24 | TRANSMIT, 8000), (next(tick), EXIT << 24 | ENGINE, 9000)]
-    return rows
+    rows.append(value(TRANSMIT, BURST | BURST << 32, 8000))
+    return [*rows, leave(TRANSMIT, next(tick), 8000), leave(ENGINE, next(tick), 9000)]
 
 
-def packet_records(function: int) -> list[tuple[int, int, int]]:
+def packet_records(function: int) -> list[Row]:
     rows = []
     for i in range(BURST):
-        rows.append((0x10000 + i * 2304, PACKET << 24 | function, 64 | i << 16))
-        rows.append((0x1234567 * (i + 1), PACKET_ID << 24 | function, i | 17 << 16 | 4 << 24))
-        rows.append((0x0A000001 | 0x0A000002 << 32, PACKET_V4 << 24 | function, 1000 | 2000 << 16))
+        rows.append(record(PACKET, function, 0x10000 + i * 2304, 64 | i << 16))
+        rows.append(record(PACKET_ID, function, 0x1234567 * (i + 1), i | 17 << 16 | 4 << 24))
+        rows.append(record(PACKET_V4, function, 0x0A000001 | 0x0A000002 << 32, 1000 | 2000 << 16))
     return rows
 
 
-def full_ring(work_calls: int, packets: bool) -> np.ndarray:
-    """A ring of lap 0, filled with whole batches and then zeros."""
-    one = np.array(batch_records(work_calls, packets), RECORD)
-    count = RING_BYTES // 16 // len(one)
-    ring = np.zeros(RING_BYTES // 16, RECORD)
-    body = np.tile(one, count)
-    batch = np.repeat(np.arange(count, dtype=np.uint64), len(one))
-    kind = body["tag"] >> 24
-    timed = kind <= POLL_EXIT
-    body["word"][timed] += batch[timed] * np.uint64(5000) + np.uint64(1000)
-    buffers = kind == PACKET
-    body["word"][buffers] += (batch[buffers] % np.uint64(512)) * np.uint64(BURST * 2304)
-    body["tag"] |= np.uint32(0x80000000)
-    ring[: len(body)] = body
-    return ring
+def stream(work_calls: int, packets: bool, ring_bytes: int = RING_BYTES) -> Rows:
+    """Whole turns, as many as a ring holds."""
+    one = np.array(turn_records(work_calls, packets), RECORD)
+    count = ring_bytes // RECORD.itemsize // len(one)
+    records = np.tile(one, count)
+    turn = np.repeat(np.arange(count, dtype=np.uint64), len(one))
+    kind = records["tag"] >> 24
+    timed, buffers = kind <= TIMED_LAST, kind == PACKET
+    records["word"][timed] += turn[timed] * np.uint64(TURN_TICKS) + np.uint64(1000)
+    records["word"][buffers] += (turn[buffers] % np.uint64(512)) * np.uint64(BURST * 2304)
+    return records
 
 
-def run_once(ring: np.ndarray) -> tuple[float, int, int]:
-    roles = np.array([0, 1, 2, 0], np.uint8)
-    staging = ffi.new("struct nfp_record[]", CHUNK)
-    columns = ffi.new("struct nfp_columns *")
-    hole = ffi.new("struct nfp_drain_hole *")
-    position = ffi.new("uint64_t *")
-    base = ffi.from_buffer("uint8_t[]", ring)
-    records = batches = 0
-    with Pipeline(roles) as pipeline:
-        begin = time.perf_counter()
-        while True:
-            count = lib.nfp_drain(base, RING_BYTES, position, 0, staging, CHUNK, hole)
-            if not count:
-                break
+def run_once(records: Rows, ring_bytes: int) -> tuple[float, int]:
+    """Writes a ring and takes all that is in it. Returns CPU seconds of the latter, and batches."""
+    ring = WrittenRing(ring_bytes)
+    ring.write(records)
+    staging, columns = ffi.new("struct nfp_record[]", CHUNK), ffi.new("struct nfp_columns *")
+    taken = batches = 0
+    with Pipeline(np.array(ROLES, np.uint8)) as pipeline:
+        begin_s = spent_s()
+        while count := ring.drain(staging)[0]:
             pipeline.feed_raw(0, staging, count)
             lib.nfp_pipeline_take(pipeline._pipeline, columns)
-            records, batches = records + count, batches + columns.batch_count
-        seconds = time.perf_counter() - begin
+            taken, batches = taken + count, batches + columns.batch_count
+        seconds = spent_s() - begin_s
         counts = pipeline.counts()
-    assert batches == counts.batches - 1 or batches == counts.batches
-    assert counts.unpaired_entries == counts.unpaired_exits == counts.invalid == counts.generated == 0
-    assert counts.discarded == counts.unknown == 0
-    return seconds, records, batches
+    assert taken == len(records), f"{taken} of {len(records)} records were taken"
+    assert batches in (counts.batches - 1, counts.batches), (batches, counts)
+    wrong = [counts.unpaired_entries, counts.unpaired_exits, counts.invalid, counts.generated]
+    assert not any([*wrong, counts.discarded, counts.unknown]), counts
+    return seconds, batches
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figure of the second stream there")
-    arguments = parser.parse_args()
-    medians = []
-    print("drain + pair + batch, one core, 16 MiB ring, taken every 16,384 records")
-    for name, work_calls, packets in (
-        ("calls: engine, receive, transmit, 32 inner", 32, False),
-        ("calls: engine, receive, transmit", 0, False),
-        ("packets: the same, 32 x 3 records twice", 0, True),
-    ):
-        ring = full_ring(work_calls, packets)
-        rates = []
-        for _ in range(RUNS):
-            seconds, records, batches = run_once(ring)
-            rates.append(records / seconds / 1e6)
-        low, high = min(rates), max(rates)
-        medians.append(statistics.median(rates))
+    arguments = make_parser(__doc__).parse_args()
+    ring_bytes, runs = (RING_BYTES_SHORT, 1) if arguments.short else (RING_BYTES, RUNS)
+    figures = {}
+    print(f"drain + pair + batch, one core, {ring_bytes >> 20} MiB ring, taken every {CHUNK:,} records; CPU time")
+    for name, (work_calls, packets) in STREAMS.items():
+        records = stream(work_calls, packets, ring_bytes)
+        run_once(records, ring_bytes)
+        found = [run_once(records, ring_bytes) for _ in range(runs)]
+        rate = figures[name] = spread(len(records) / seconds for seconds, _ in found)
         print(
-            f"{name:46s} {statistics.median(rates):7.1f} M records/s"
-            f"  (of {RUNS} runs: {low:.1f} to {high:.1f}; {records:,} records, {batches:,} batches)"
+            f"{name:46s} {rate.median / 1e6:7.1f} M records/s (quartiles of {runs} runs: {rate.low / 1e6:.1f} .. "
+            f"{rate.high / 1e6:.1f}; {len(records):,} records, {found[0][1]:,} batches)"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"records_per_second": medians[1] * 1e6}) + "\n")
+    write_figures(arguments.json, figures)
     return 0
 
 

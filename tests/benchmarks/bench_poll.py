@@ -8,19 +8,19 @@ closes. Prints ns per turn of its loop, which is one poll and one call of each i
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_testpmd import BareChoice, attached
+from measured_session import BareChoice, Session, attached
+from rounds import NO_FIGURE, find_cpus, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.choice import Choice, choose
@@ -72,13 +72,28 @@ class Poller:
         return float(np.median(self._ticks)) / TURNS
 
 
-def measure(poller: Poller, target: Target, choice: Choice | None, packets: str, detail: Detail | None) -> float:
+@contextmanager
+def running_poller(is_short: bool) -> Iterator[Poller]:
+    """The target on a CPU of its own; what runs here from now on is on another one."""
+    own, theirs = find_cpus(is_short)
+    with tempfile.TemporaryDirectory() as folder:
+        poller = Poller(Path(folder), theirs)
+        os.sched_setaffinity(0, {own})
+        try:
+            yield poller
+        finally:
+            poller.process.kill()
+            poller.process.wait()
+
+
+def measure(poller: Poller, target: Target, choice: Choice | None, session: Session) -> float:
+    """Not a number where records were lost."""
     if choice is None:
         time.sleep(SETTLE_S + MEASURE_S)
         return poller.turn_ticks()
-    with attached(target, choice, RING_BYTES, packets, detail=detail) as monitor:
+    with attached(target, choice, session) as monitor:
         monitor.run(SETTLE_S + MEASURE_S, lambda: None)
-        return poller.turn_ticks()
+        return NO_FIGURE if lost(monitor) else poller.turn_ticks()
 
 
 def run(poller: Poller, rounds: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -89,41 +104,35 @@ def run(poller: Poller, rounds: int) -> np.ndarray[tuple[int, int], np.dtype[np.
     inner = choose(target, adapter, ["poller:inner*"], [])
     assert len(inner.requests()) == len(ends.requests()) + INNER, inner.refused
     bare = BareChoice(ends.adapter, ends.roles, ends.plans)
-    kinds: Sequence[tuple[Choice | None, str, Detail | None]] = (
-        (None, NONE, None),
-        (bare, NONE, None),
-        (ends, NONE, None),
-        (ends, SLOW, None),
-        (inner, NONE, Detail(None)),
+    kinds: Sequence[tuple[Choice | None, Session]] = (
+        (None, Session(RING_BYTES, NONE)),
+        (bare, Session(RING_BYTES, NONE)),
+        (ends, Session(RING_BYTES, NONE)),
+        (ends, Session(RING_BYTES, SLOW)),
+        (inner, Session(RING_BYTES, NONE, detail=Detail(None))),
     )
     return np.array([[measure(poller, target, *kind) for kind in kinds] for _ in range(rounds)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
-    cpus = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder:
-        poller = Poller(Path(folder), cpus[-1])
-        os.sched_setaffinity(0, {cpus[0]})
-        try:
-            ticks = run(poller, arguments.rounds)
-        finally:
-            poller.process.kill()
-            poller.process.wait()
-    ns = ticks / Clock.start().ticks_per_second * 1e9
-    bare, none, slow = (float(np.median(ns[:, kind] - ns[:, 0])) for kind in (1, 2, 3))
-    closed = float(np.median(ns[:, 4] - ns[:, 2])) / INNER
-    print(f"a turn without probes: {np.median(ns[:, 0]):.1f} ns, one poll in it; of 128 polls one returns packets")
-    print(f"  bare trampolines              {bare:+6.1f} ns a poll")
-    print(f"  --packets none                {none:+6.1f} ns a poll   {none / bare:5.2f} x bare")
-    print(f"  --packets slow                {slow:+6.1f} ns a poll   {slow / bare:5.2f} x bare")
-    print(f"  --detail auto, a closed probe {closed:+6.2f} ns a call")
-    if arguments.json:
-        figures = {"bare_ns": bare, "none_ns": none, "slow_ns": slow, "closed_ns": closed}
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    with running_poller(arguments.short) as poller:
+        ticks = run(poller, 1 if arguments.short else arguments.rounds)
+    turn, *kinds = (ticks / Clock.start().ticks_per_second * 1e9).T
+    closed = spread((kinds[3] - kinds[1]) / INNER)
+    alone = spread(turn)
+    bare, none, slow = (spread(kind - turn) for kind in kinds[:3])
+    print(f"a turn without probes: {alone.median:.1f} ns, one poll in it; of 128 polls one returns packets")
+    for name, added in (("bare trampolines", bare), ("--packets none", none), ("--packets slow", slow)):
+        ratio = "" if added is bare else f"   {added.median / bare.median:5.2f} x bare"
+        quartiles = f"({added.low:+.1f} .. {added.high:+.1f})"
+        print(f"  {name:20} {added.median:+6.1f} ns a poll {quartiles}{ratio}{added.describe_dropped()}")
+    quartiles = f"({closed.low:+.2f} .. {closed.high:+.2f})"
+    print(f"  --detail auto, a closed probe {closed.median:+6.2f} ns a call {quartiles}{closed.describe_dropped()}")
+    figures = {"turn_ns": alone, "bare_ns": bare, "none_ns": none, "slow_ns": slow, "closed_ns": closed}
+    write_figures(arguments.json, figures)
 
 
 if __name__ == "__main__":

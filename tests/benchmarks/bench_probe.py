@@ -4,34 +4,34 @@
 Target: tests/targets/leaves.c on one CPU: 100 leaf functions of ten instructions, called in turn. Floor: the
 same functions with two time stamps and two 16-byte records written by hand, undrained. Ours: the unmodified
 functions, probed while they run, drained by a real monitor on another CPU, by each strategy. Peer: eBPF at the same
-functions (uprobe_peer.py). Prints ticks per call (medians of interleaved rounds) and writes them as JSON for the
-README's cost table.
+functions (uprobe_peer.py). Prints ticks per call: medians of interleaved rounds, with quartiles.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from measured_session import Session, attached
+from rounds import NO_FIGURE, Spread, find_cpus, lost, make_parser, spread, write_figures
 from uprobe_peer import find_offsets, uprobes
 
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.strategies import STRATEGIES
-from otel_nfprobe.summary import summarise
 from otel_nfprobe.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "leaves.c"
 MEASURE_S = 0.4
-PEER_ROUNDS = 3
+RING_BYTES = 16 << 20
+ROUNDS, PEER_ROUNDS = 7, 3
+PEER_FUNCTIONS, PEER_FUNCTIONS_SHORT = 100, 5  # putting a uprobe in place takes the kernel long
 
 
 # What eBPF costs depends on how a function begins: the kernel does a push by itself; for most other instructions it has
@@ -77,38 +77,46 @@ class Leaves:
         return float(self._answer())
 
 
+@contextmanager
+def running_leaves(is_short: bool) -> Iterator[Leaves]:
+    """The target on a CPU of its own; what runs here from now on is on another one."""
+    own, theirs = find_cpus(is_short)
+    os.sched_setaffinity(0, {own})
+    with tempfile.TemporaryDirectory() as folder:
+        leaves = Leaves(folder, theirs)
+        try:
+            yield leaves
+        finally:
+            leaves.process.kill()
+            leaves.process.wait()
+
+
 def measure_probed(leaves: Leaves, strategy: str) -> float:
-    """Median ticks of a call while its functions are probed."""
+    """Median ticks of a call while its functions are probed; not a number where records were lost."""
     family, glob = FAMILIES[strategy]
     target = Target(leaves.process.pid)
-    monitor = Monitor(target, choose(target, None, [glob], [], strategy), 16 << 20, "none", print)
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    leaves.ask(family)
-    monitor.run(MEASURE_S, lambda: None)
-    ticks = leaves.read_ticks()
-    monitor.detach()
-    summary = summarise(monitor)
-    monitor.close()
-    lost, unpaired = summary["records"]["lost"], summary["unpaired"]  # type: ignore[index]
-    if any(lost.values()) or any(unpaired.values()):
-        print(f"note: lost {lost}, unpaired {unpaired}", file=sys.stderr)
-    return ticks
+    choice = choose(target, None, [glob], [], strategy)
+    with attached(target, choice, Session(RING_BYTES, NONE)) as monitor:
+        leaves.ask(family)
+        monitor.run(MEASURE_S, lambda: None)
+        ticks = leaves.read_ticks()
+        monitor.drain.run_dry()
+        return NO_FIGURE if lost(monitor) else ticks
 
 
-def measure_peer(leaves: Leaves, family: str) -> float:
+def measure_peer(leaves: Leaves, family: str, functions: int) -> float:
     """Median ticks of a call with eBPF at its entry and exit; not a number where the kernel has no uprobes."""
-    offsets = find_offsets(leaves.binary, "leaf" if family == "bare" else family)
+    offsets = find_offsets(leaves.binary, "leaf" if family == "bare" else family)[:functions]
     try:
         with uprobes(leaves.process.pid, leaves.binary, offsets):
             return leaves.ticks(family)
     except OSError as error:
         print(f"note: no uprobes: {error.strerror}", file=sys.stderr)
-        return float("nan")
+        return NO_FIGURE
 
 
-def measure(leaves: Leaves, rounds: int) -> dict[str, float]:
-    """Ticks that each strategy, the floor and the peer add to a call."""
+def measure(leaves: Leaves, rounds: int, peer_rounds: int, peer_functions: int) -> dict[str, Spread]:
+    """Ticks of a call without probes, and what each strategy, the floor and the peer add to it."""
     peers = {family: f"peer {family}" for family in PEERS}
     added: dict[str, list[float]] = {name: [] for name in ("bare", "floor", *FAMILIES, *peers.values())}
     for _ in range(rounds):
@@ -117,44 +125,39 @@ def measure(leaves: Leaves, rounds: int) -> dict[str, float]:
         added["floor"].append(leaves.ticks("floor") - without["bare"])
         for strategy, (family, _) in FAMILIES.items():
             added[strategy].append(measure_probed(leaves, strategy) - without[family])
-    for _ in range(PEER_ROUNDS):  # at the end: what the kernel leaves behind in these functions costs our probes 15 %
+    for _ in range(peer_rounds):  # at the end: what the kernel leaves behind in these functions costs our probes 15 %
         for family, name in peers.items():
-            added[name].append(measure_peer(leaves, family) - without[family])
-    return {name: statistics.median(values) for name, values in added.items()}
+            added[name].append(measure_peer(leaves, family, peer_functions) - without[family])
+    return {name: spread(values) for name, values in added.items()}
+
+
+def show(name: str, ticks: Spread, ns_per_tick: float, floor: Spread | None) -> None:
+    """Prints one row."""
+    ratio = f" {ticks.median / floor.median:7.3f} x the floor" if floor else ""
+    print(
+        f"{name:60} {ticks.median:7.1f} ticks ({ticks.low:.1f} .. {ticks.high:.1f})"
+        f"  {ticks.median * ns_per_tick:6.1f} ns{ratio}{ticks.describe_dropped()}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[0]})
-    with tempfile.TemporaryDirectory() as folder:
-        leaves = Leaves(folder, cpus[-1])
-        added = measure(leaves, arguments.rounds)
-        leaves.ask("quit")
-        leaves.process.wait()
-    ns_per_tick = 1e9 / Clock.start().ticks_per_second
-    rows = {"unprobed call": added["bare"], "floor: two time stamps, two records, by hand, undrained": added["floor"]}
-    rows |= {f"{STRATEGIES[name]}, unmodified running code, drained": added[name] for name in FAMILIES}
-    peers = {about: added[f"peer {family}"] for family, about in PEERS.items()}
-    peers = {about: ticks for about, ticks in peers.items() if not math.isnan(ticks)}
-    rows |= {f"peer: eBPF, uprobe and uretprobe, {about}": ticks for about, ticks in peers.items()}
-    for name, ticks in rows.items():
-        is_ratio = name.endswith("drained") or name.startswith("peer")
-        ratio = f"{ticks / added['floor']:7.3f} x the floor" if is_ratio else ""
-        print(f"{name:60} {ticks:7.1f} ticks  {ticks * ns_per_tick:6.1f} ns {ratio}")
-    if arguments.json:
-        strategies = {name: added[name] for name in FAMILIES}
-        figures = {
-            "floor_ticks": added["floor"],
-            "probe_ticks": added["in-stack"],
-            "strategies": strategies,
-            "peers": peers,
-            "ns_per_tick": ns_per_tick,
-        }
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    extent = (1, 1, PEER_FUNCTIONS_SHORT) if arguments.short else (arguments.rounds, PEER_ROUNDS, PEER_FUNCTIONS)
+    with running_leaves(arguments.short) as leaves:
+        added = measure(leaves, *extent)
+    ns_per_tick, floor = 1e9 / Clock.start().ticks_per_second, added["floor"]
+    show("unprobed call", added["bare"], ns_per_tick, None)
+    show("floor: two time stamps, two records, by hand, undrained", floor, ns_per_tick, None)
+    for name in FAMILIES:
+        show(f"{STRATEGIES[name]}, unmodified running code, drained", added[name], ns_per_tick, floor)
+    peers = {about: added[f"peer {family}"] for family, about in PEERS.items() if added[f"peer {family}"].rounds}
+    for about, ticks in peers.items():
+        show(f"peer: eBPF, uprobe and uretprobe, {about}", ticks, ns_per_tick, floor)
+    strategies = {name: added[name] for name in FAMILIES}
+    figures = {"bare": added["bare"], "floor": floor, "strategies": strategies, "peers": peers}
+    write_figures(arguments.json, {**figures, "ns_per_tick": ns_per_tick})
 
 
 if __name__ == "__main__":

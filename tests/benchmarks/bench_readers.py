@@ -2,26 +2,29 @@
 """How fast a trace is read: nfprobe beside babeltrace2 and uftrace, where they are installed, with equally many events.
 
 nfprobe reads a recording of calls; babeltrace2 a CTF trace of the same entries and exits (clock, kind, function);
-uftrace what it recorded of a program that makes as many calls. CPU time of each reader as a process, start included.
+uftrace what it recorded of a program that makes as many calls. CPU time of each reader as a process, start included;
+the first run of each is not counted.
 Debian: apt-get install babeltrace2 uftrace.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from bench_recording import stream, write
+from bench_pipeline import RING_BYTES, RING_BYTES_SHORT
+from bench_recording import varied_stream, write
+from rounds import make_parser, spread, write_figures
 
-RUNS = 3
+from otel_nfprobe.columns import Rows
+
+RUNS = 5
 LAPS = 3  # of the stream of bench_recording.py: more than that does not fit into its queue at once
 METADATA = """/* CTF 1.8 */
 typealias integer { size = 32; align = 8; signed = false; } := uint32_t;
@@ -38,16 +41,16 @@ int main(void) { int x = 0; for (int i = 0; i < CALLS; i++) x = leaf(x); return 
 """
 
 
-def make_records() -> np.ndarray:
+def make_records(ring_bytes: int) -> Rows:
     """Entries and exits only, in order of time."""
-    lap = stream(32, False)
+    lap = varied_stream(32, False, ring_bytes)
     lap = lap[(lap["tag"] >> 24) <= 3]
     records = np.tile(lap, LAPS)
     records["word"] += np.repeat(np.arange(LAPS, dtype=np.uint64) * (lap["word"].max() + np.uint64(1000)), len(lap))
     return records
 
 
-def write_ctf(folder: Path, records: np.ndarray) -> None:
+def write_ctf(folder: Path, records: Rows) -> None:
     """The records as events of a common trace format, one stream without packets' headers."""
     folder.mkdir()
     events = np.zeros(len(records), dtype=[("id", "<u4"), ("timestamp", "<u8"), ("function", "<u4")])
@@ -75,7 +78,7 @@ def cpu_seconds(command: list[str | Path]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def find_commands(folder: Path, records: np.ndarray) -> dict[str, list[str | Path]]:
+def find_commands(folder: Path, records: Rows) -> dict[str, list[str | Path]]:
     """What reads what, by name; says which reader is missing."""
     write(folder / "recording.nfp", records)
     commands: dict[str, list[str | Path]] = {
@@ -97,19 +100,18 @@ def find_commands(folder: Path, records: np.ndarray) -> dict[str, list[str | Pat
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    arguments = parser.parse_args()
-    records = make_records()
-    figures = {}
-    print(f"{len(records):,} entries and exits; million a second of one core (CPU time, median of {RUNS})")
+    arguments = make_parser(__doc__).parse_args()
+    records = make_records(RING_BYTES_SHORT if arguments.short else RING_BYTES)
+    runs = 1 if arguments.short else RUNS
+    figures: dict[str, Any] = {"events": len(records)}
+    print(f"{len(records):,} entries and exits; million a second of one core (CPU time, median of {runs}, quartiles)")
     with tempfile.TemporaryDirectory() as folder:
         for name, command in find_commands(Path(folder), records).items():
-            seconds = statistics.median(cpu_seconds(command) for _ in range(RUNS))
-            figures[name] = len(records) / seconds
-            print(f"{name:24s} {figures[name] / 1e6:7.1f}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures) + "\n")
+            seconds = [cpu_seconds(command) for _ in range(runs + 1)][1:]
+            rate = figures[name] = spread(len(records) / spent for spent in seconds)
+            shown = f"{rate.median / 1e6:7.1f} ({rate.low / 1e6:.1f} .. {rate.high / 1e6:.1f})"
+            print(f"{name:24s} {shown}", flush=True)
+    write_figures(arguments.json, figures)
     return 0
 
 

@@ -2,54 +2,51 @@
 """How fast a recording is written and read, and how large it is: records per second of one core, bytes per record.
 
 The streams are those of bench_pipeline.py. Written is by `RecordingWriter` with its thread; times of one core are CPU
-times of this process, so that a busy disk or machine does not count. Run it by hand or by `make bench`.
+times of this process, so that a busy disk or machine does not count. The first run of each is not counted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from bench_pipeline import full_ring
+from bench_pipeline import RING_BYTES, RING_BYTES_SHORT, ROLES, STREAMS, stream
+from rounds import Spread, make_parser, spent_s, spread, write_figures
 
 from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.columns import RECORD
+from otel_nfprobe.columns import Rows
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RECORDS, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.sessionfacts import FunctionInfo
 
-ROLES = (0, 1, 2, 0)
 ROUND = 16384  # records of one drain
 RUNS = 5
 
 
-def stream(work_calls: int, packets: bool) -> np.ndarray:
-    """Records as they come out of the drain; time stamps vary as they do on a machine, by some dozens of ticks."""
-    records = full_ring(work_calls, packets).view(RECORD)
-    records = records[records["tag"] != 0]
-    records["tag"] &= 0x7FFFFFFF
-    timed = (records["tag"] >> 24) <= 3
-    timed &= (records["tag"] >> 24) != 3
+def varied_stream(work_calls: int, packets: bool, ring_bytes: int = RING_BYTES) -> Rows:
+    """As they come out of the drain; time stamps vary as they do on a machine: by some ticks."""
+    records = stream(work_calls, packets, ring_bytes)
+    timed = (records["tag"] >> 24) <= 2
     records["word"][timed] += np.random.default_rng(1).integers(0, 9, timed.sum()).astype(np.uint64)
     return records
 
 
-def cpu_seconds(do: Callable[[], object]) -> float:
-    begin = time.process_time()
-    do()
-    return time.process_time() - begin
+def rate(records: int, runs: int, do: Callable[[], object]) -> Spread:
+    """Records per second of CPU time. The first run is not counted."""
+    rates = []
+    for _ in range(runs + 1):
+        begin_s = spent_s()
+        do()
+        rates.append(records / (spent_s() - begin_s))
+    return spread(rates[1:])
 
 
-def write(path: Path, records: np.ndarray) -> None:
+def write(path: Path, records: Rows) -> None:
     writer = RecordingWriter(path, RecordingHeader(ticks_per_second=2.6e9))
     writer.functions([FunctionInfo(id, role, "", id, 0, "", "", "") for id, role in enumerate(ROLES)])
     writer.clock(np.array([(0, 0, 1 << 31)], ANCHOR))
@@ -72,32 +69,26 @@ def run(path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures of the second stream there")
-    arguments = parser.parse_args()
-    print("recording, one core, CPU time, medians; in M records/s")
-    print(f"{'':46s} bytes/record   write    read    read + pair + batch")
-    figures = []
-    for name, work_calls, packets in (
-        ("calls: engine, receive, transmit, 32 inner", 32, False),
-        ("calls: engine, receive, transmit", 0, False),
-        ("packets: the same, 32 x 3 records twice", 0, True),
-    ):
-        records = stream(work_calls, packets)
+    arguments = make_parser(__doc__).parse_args()
+    ring_bytes, runs = (RING_BYTES_SHORT, 1) if arguments.short else (RING_BYTES, RUNS)
+    print(f"recording, one core, CPU time, medians of {runs} runs with quartiles; in M records/s")
+    print(f"{'':46s} bytes/record                 write                  read   read + pair + batch")
+    figures = {}
+    for name, (work_calls, packets) in STREAMS.items():
+        records = varied_stream(work_calls, packets, ring_bytes)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "r.nfp")
-            writes = [cpu_seconds(lambda: write(path, records)) for _ in range(RUNS)]  # noqa: B023
-            reads = [cpu_seconds(lambda: read(path)) for _ in range(RUNS)]  # noqa: B023
-            runs = [cpu_seconds(lambda: run(path)) for _ in range(RUNS)]  # noqa: B023
+            rates = {
+                "write": rate(len(records), runs, lambda: write(path, records)),  # noqa: B023
+                "read": rate(len(records), runs, lambda: read(path)),  # noqa: B023
+                "replay": rate(len(records), runs, lambda: run(path)),  # noqa: B023
+            }
             assert read(path) == len(records)
             size = os.path.getsize(path) / len(records)
-        rates = [len(records) / statistics.median(seconds) / 1e6 for seconds in (writes, reads, runs)]
-        figures.append(
-            {"bytes_per_record": round(size, 2)} | dict(zip(("write", "read", "replay"), rates, strict=True))
-        )
-        print(f"{name:46s} {size:12.2f} {rates[0]:7.1f} {rates[1]:7.1f} {rates[2]:22.1f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures[1]) + "\n")
+        figures[name] = {"bytes_per_record": size, **rates}
+        shown = (f"{r.median / 1e6:7.1f} ({r.low / 1e6:5.1f} .. {r.high / 1e6:5.1f})" for r in rates.values())
+        print(f"{name:46s} {size:12.2f} {' '.join(shown)}", flush=True)
+    write_figures(arguments.json, figures)
     return 0
 
 

@@ -7,21 +7,20 @@ adds. Target and method are those of bench_probe.py. The figures of docs/capture
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import tempfile
-
-from bench_probe import FAMILIES, MEASURE_S, Leaves
+import numpy as np
+from bench_probe import FAMILIES, MEASURE_S, RING_BYTES, Leaves, running_leaves
+from measured_session import Session, attached
+from rounds import NO_FIGURE, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.snippet import Capture, assemble
 from otel_nfprobe.target import Target
 
+PLAIN = "no snippet"
 SNIPPETS = {
-    "no snippet": "",
+    PLAIN: "",
     "an argument: 1 instruction": "mov rax, rdi",
     "a word on the stack: 3 instructions": "mov rax, [rsp]; shr rax, 4; and eax, 0xffff",
 }
@@ -29,48 +28,55 @@ STRATEGIES = ("in-stack", "relocated")
 
 
 def measure_probed(leaves: Leaves, strategy: str, snippet: str) -> tuple[float, float]:
-    """Median ticks of a call while its functions are probed, and of those the ones between its time stamps."""
+    """Median ticks of a call while its functions are probed, and of those the ones between its time stamps.
+
+    Not numbers where records were lost.
+    """
     family, glob = FAMILIES[strategy]
     target = Target(leaves.process.pid)
     captures = [Capture(glob, assemble(snippet))] if snippet else []
     choice = choose(target, None, [] if captures else [glob], [], strategy, captures=captures)
-    monitor = Monitor(target, choice, 16 << 20, "none", print)
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    leaves.ask(family)
-    monitor.run(MEASURE_S, lambda: None)
-    ticks = leaves.read_ticks()
-    monitor.detach()
-    rows = monitor.drain.statistics.functions()
-    inside = statistics.median(row["raw_total_ticks"] / row["count"] for row in rows)
-    monitor.close()
-    return ticks, float(inside)
+    with attached(target, choice, Session(RING_BYTES, NONE)) as monitor:
+        leaves.ask(family)
+        monitor.run(MEASURE_S, lambda: None)
+        ticks = leaves.read_ticks()
+        monitor.drain.run_dry()
+        if lost(monitor):
+            return NO_FIGURE, NO_FIGURE
+        rows = monitor.drain.statistics.functions()
+        return ticks, float(np.median(rows["raw_total_ticks"] / rows["count"]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[0]})
     added: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        leaves = Leaves(folder, cpus[-1])
-        for _ in range(arguments.rounds):
+    with running_leaves(arguments.short) as leaves:
+        for _ in range(1 if arguments.short else arguments.rounds):
             without = leaves.ticks("bare")
             for strategy in STRATEGIES:
                 for name, snippet in SNIPPETS.items():
                     ticks, inside = measure_probed(leaves, strategy, snippet)
                     added.setdefault((strategy, name), []).append((ticks - without, inside))
-        leaves.ask("quit")
-        leaves.process.wait()
     ns_per_tick = 1e9 / Clock.start().ticks_per_second
-    medians = {key: [statistics.median(column) for column in zip(*rows, strict=True)] for key, rows in added.items()}
-    for (strategy, name), (whole, inside) in medians.items():
-        pairs = zip((whole, inside), medians[strategy, "no snippet"], strict=True)
-        more = [f"{(ticks - before) * ns_per_tick:+5.1f} ns" for ticks, before in pairs]
-        figures = f"{whole:6.1f} ticks {more[0]}, between the stamps {inside:6.1f} ticks {more[1]}"
-        print(f"{strategy:10} {name:36} {figures}")
+    figures: dict[str, object] = {"ns_per_tick": ns_per_tick}
+    for (strategy, name), rows in added.items():
+        plain = np.array(added[strategy, PLAIN])
+        whole, inside = (spread(column) for column in np.array(rows).T)
+        more, more_inside = (spread(column).scaled(ns_per_tick) for column in (np.array(rows) - plain).T)
+        figures[f"{strategy}, {name}"] = {
+            "ticks": whole,
+            "inside": inside,
+            "more_ns": more,
+            "more_inside_ns": more_inside,
+        }
+        print(
+            f"{strategy:10} {name:36} {whole.median:6.1f} ticks {more.median:+5.1f} ns"
+            f" ({more.low:+.1f} .. {more.high:+.1f}), between the stamps {inside.median:6.1f} ticks"
+            f" {more_inside.median:+5.1f} ns{more.describe_dropped()}"
+        )
+    write_figures(arguments.json, figures)
 
 
 if __name__ == "__main__":

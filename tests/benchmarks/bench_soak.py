@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory over time: a monitor of a busy testpmd that exports to a Collector, by the minute.
 
-Prints packets and spans a second, the monitor's resident memory and CPU, and at the end what was lost and dropped, and
-the packets that the monitor has counted beside testpmd's own count. The Collector and Jaeger are the stack's
-(`make stack-build`). The hour of the requirements is `--minutes 60`.
+Prints packets a second, the monitor's resident memory and CPU, and at the end what was lost and dropped, and the
+packets that the monitor has counted beside testpmd's own count. The Collector and Jaeger are the stack's
+(`make stack-build`). `make bench` runs it for some minutes; the hour of the requirements is `--minutes 60`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from bench_tiers import start_stack
+from busy_stack import say_if_missing, start_stack
 from busy_testpmd import Session, busy_testpmd, cpu_seconds, resident_mib
+from rounds import make_parser, write_figures
 from testpmd import Testpmd
+
+SHORT_MINUTES, SHORT_INTERVAL_S = 1 / 30, 1.0
 
 
 def watch(session: Session, testpmd: Testpmd, minutes: float, interval_s: float) -> list[dict[str, float]]:
@@ -27,8 +27,9 @@ def watch(session: Session, testpmd: Testpmd, minutes: float, interval_s: float)
     rows = []
     pid, end = session.process.pid, time.monotonic() + 60 * minutes
     packets, cpu, begun = testpmd.telemetry()[1], cpu_seconds(pid), time.monotonic()
-    while time.monotonic() < end and session.process.poll() is None:
+    while time.monotonic() < end:
         time.sleep(min(interval_s, max(0.1, end - time.monotonic())))
+        session.check()
         seconds = time.monotonic() - begun
         rows.append(
             {
@@ -49,13 +50,15 @@ def watch(session: Session, testpmd: Testpmd, minutes: float, interval_s: float)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--interval", type=float, default=60, metavar="SECONDS", help="of one row (default 60)")
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--interval", type=float, default=30, metavar="SECONDS", help="of one row (default 30)")
     parser.add_argument("--sample", default="0.0001", help="share of packets that become spans (default 0.0001)")
     parser.add_argument("--packets", default="slow", choices=("slow", "all"), help="as of nfprobe attach")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
+    if say_if_missing():
+        return 0
+    extent = (SHORT_MINUTES, SHORT_INTERVAL_S) if arguments.short else (arguments.minutes, arguments.interval)
     with ExitStack() as stop:
         stack, _ = start_stack(stop.enter_context(tempfile.TemporaryDirectory()), stop, "jaeger", "collector")
         testpmd = stop.enter_context(busy_testpmd())
@@ -63,14 +66,13 @@ def main() -> int:
         options = ["--packets", arguments.packets, "--sample", arguments.sample, "--endpoint", endpoint]
         before = testpmd.telemetry()
         session = Session(testpmd.pid, *options)
-        rows = watch(session, testpmd, arguments.minutes, arguments.interval)
+        rows = watch(session, testpmd, *extent)
         summary: dict[str, Any] = session.end()
         own = [now - then for now, then in zip(testpmd.telemetry(), before, strict=True)]
     spans = summary["spans"]
     print(f"spans exported {spans['exported']:,}, dropped {spans['dropped']:,}; lost {summary['records']['lost']}")
     print(f"packets by the monitor {summary['packets']}, by testpmd itself, a moment longer: received and sent {own}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows, "summary": summary, "own": own}) + "\n")
+    write_figures(arguments.json, {"interval_s": extent[1], "rows": rows, "summary": summary, "own": own})
     return 0
 
 

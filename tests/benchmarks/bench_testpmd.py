@@ -1,73 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed, and Open
-vSwitch (bench_ovs.py) with those that nfprobe chooses by itself.
+vSwitch (busy_ovs.py) with those that nfprobe chooses by itself; and what CPU time the monitor spends meanwhile.
 
 Short interleaved rounds in several processes: nothing; bare trampolines on the same sites (two time
 stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
 (with its defaults; and as if packets did not stay readable) and all, and none with `--counters auto`, drained by a real
-monitor on the other CPU. Prints nanoseconds of CPU time per batch of 32, as paired differences with quartiles: the
-rounds of a shared machine differ by more than the probes cost.
+monitor on the other CPU; slow with a recording, and with spans for a receiver beside the monitor. Prints nanoseconds of
+CPU time per batch of 32, as paired differences with quartiles: the rounds of a shared machine differ by more than the
+probes cost. What a round measured in which records were lost is dropped.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-from bench_ovs import OvsForwarder
-from otel_nfprobe._core import lib
+from busy_ovs import OvsForwarder
+from measured_session import EXPORT, RECORDING, BareChoice, Session, attached
+from receiver import receiver
+from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
 from otel_nfprobe.adapters.base import FREE, choose_adapter
-from otel_nfprobe.analysis import FunctionPlan
 from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.clock import Clock
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
-from otel_nfprobe.detail import Detail
-from otel_nfprobe.latecapture import ALL, NONE, SLOW, LateWish
+from otel_nfprobe.latecapture import ALL, NONE, SLOW
 from otel_nfprobe.modules import Module
-from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.symbols import function_at
 from otel_nfprobe.target import Target
-from otel_nfprobe.trampoline import ProbeRequest
 
 BATCH = 32
 SETTLE_S = 0.05
 ENGINE_WORDS = 5
-BATCHES_MIN = 20_000
+BATCHES_MIN, BATCHES_MIN_SHORT = 20_000, 500
 OVS = "ovs"
 MODES = ("macswap", "csum", OVS)
+MODES_SHORT = ("macswap", OVS)  # csum is testpmd, too
+NOTHING, BARE, COPIED, COUNTERS = "nothing", "bare", "copied", "counters"
+LABELS = {
+    BARE: "bare trampolines",
+    NONE: "--packets none",
+    SLOW: "--packets slow",
+    COPIED: "slow, copies",
+    ALL: "--packets all",
+    COUNTERS: "none, --counters auto",
+    RECORDING: "slow, --record",
+    EXPORT: "slow, --endpoint",
+}
 
 
-@dataclass
-class BareChoice(Choice):
-    """The same sites with the reference trampolines, or those of them whose functions' names begin so."""
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured of each forwarder."""
 
-    bare = ""
-
-    def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
-        return [
-            replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF)
-            if request.plan.name.startswith(self.bare)
-            else request
-            for request in super().requests(plans)
-        ]
+    restarts: int
+    rounds: int
+    seconds: float
+    batches_min: int
 
 
 def find_engine(target: Target, mode: str) -> str:
@@ -94,10 +96,10 @@ def starts_function(module: Module, offset: int) -> bool:
     return function is not None and function.offset == offset
 
 
-def worker_ns(pid: int) -> int:
-    """CPU time of the thread that forwards, which is the only one that is ever busy."""
+def threads_ns(pid: int) -> dict[str, int]:
+    """CPU time of each thread."""
     paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return max(int(path.read_text().split()[0]) for path in paths)
+    return {path.parent.name: int(path.read_text().split()[0]) for path in paths}
 
 
 class Forwarder(Protocol):
@@ -132,21 +134,39 @@ class TestpmdForwarder:
         return choose(target, choose_adapter("dpdk", target), [find_engine(target, self._mode)], [])
 
 
-def start(mode: str, number: int, capture: Path, cpus: Sequence[int]) -> Forwarder:
+def start(mode: str, number: int, capture: Path, cpus: tuple[int, int]) -> Forwarder:
     if mode == OVS:
         return OvsForwarder(capture)
     prefix = f"bench{os.getpid()}{mode}{number}"
-    return TestpmdForwarder(mode, prefix, capture, f"0@{cpus[0]},1@{cpus[-1]}")
+    return TestpmdForwarder(mode, prefix, capture, f"0@{cpus[0]},1@{cpus[1]}")
 
 
-def batch_ns(forwarder: Forwarder, seconds: float, wait: Callable[[float], None]) -> float:
-    """Nanoseconds of CPU time per batch, by the forwarder's own counter: others may want the CPU, too."""
-    start, before = worker_ns(forwarder.pid), forwarder.packets()
+class Measured(NamedTuple):
+    """One round of one kind; not numbers where records were lost.
+
+    Attributes:
+        batch_ns: CPU time of the forwarding thread for a batch.
+        monitor_ns: of the monitor for a batch.
+        monitor_cores: of the monitor in a second.
+    """
+
+    batch_ns: float
+    monitor_ns: float = NO_FIGURE
+    monitor_cores: float = NO_FIGURE
+
+
+def forward(forwarder: Forwarder, extent: Extent, wait: Callable[[float], None]) -> tuple[float, float]:
+    """Nanoseconds of CPU time per batch, by the forwarder's own counter: others may want the CPU, too. And batches.
+
+    The thread that forwards is the one that has worked most meanwhile.
+    """
+    begun_ns, before = threads_ns(forwarder.pid), forwarder.packets()
     packets = 0
-    while packets < BATCHES_MIN * BATCH:
-        wait(seconds)
-        elapsed, packets = worker_ns(forwarder.pid) - start, forwarder.packets() - before
-    return elapsed / (packets / BATCH)
+    while packets < extent.batches_min * BATCH:
+        wait(extent.seconds)
+        spent_ns = max(ns - begun_ns.get(tid, 0) for tid, ns in threads_ns(forwarder.pid).items())
+        packets = forwarder.packets() - before
+    return spent_ns / (packets / BATCH), packets / BATCH
 
 
 @dataclass(frozen=True)
@@ -155,22 +175,26 @@ class Kind:
 
     label: str
     choice: Choice | None
-    packets: str = NONE
-    counters: tuple[Counter, ...] = ()
+    session: Session
 
 
-def make_kinds(ours: Choice, every: Choice) -> list[Kind]:
-    """In the order of the figures. `every` probes functions that free packets, too."""
+def make_kinds(ours: Choice, every: Choice, ring_bytes: int, port: int) -> list[Kind]:
+    """`every` probes functions that free packets, too."""
     bare = BareChoice(ours.adapter, ours.roles, ours.plans)
-    return [
-        Kind("nothing", None),
-        Kind("bare", bare),
-        Kind(NONE, ours, NONE),
-        Kind(SLOW, ours, SLOW),
-        Kind("copied", copying(ours), SLOW),
-        Kind(ALL, every, ALL),
-        Kind("counters", ours, NONE, find_counters()),
+    none, slow = Session(ring_bytes, NONE), Session(ring_bytes, SLOW)
+    kinds = [
+        Kind(NOTHING, None, none),
+        Kind(BARE, bare, none),
+        Kind(NONE, ours, none),
+        Kind(SLOW, ours, slow),
+        Kind(COPIED, copying(ours), slow),
+        Kind(ALL, every, Session(ring_bytes, ALL)),
+        Kind(RECORDING, ours, replace(slow, way=RECORDING)),
+        Kind(EXPORT, ours, replace(slow, way=EXPORT, port=port)),
     ]
+    if counters := find_counters():
+        kinds.append(Kind(COUNTERS, ours, replace(none, counters=counters)))
+    return kinds
 
 
 def copying(choice: Choice) -> Choice:
@@ -180,132 +204,112 @@ def copying(choice: Choice) -> Choice:
 
 
 def find_counters() -> tuple[Counter, ...]:
-    """What `--counters auto` reads here."""
+    """What `--counters auto` reads here. None: the probes are the same bytes as without it."""
     choice = choose_counters("auto")
     return () if find_refusal(choice) else choice.hardware
 
 
-@contextmanager
-def attached(
-    target: Target,
-    choice: Choice,
-    ring_bytes: int,
-    packets: str,
-    counters: Sequence[Counter] = (),
-    detail: Detail | None = None,
-) -> Iterator[Monitor]:
-    """A monitor with the probes of a choice, and the thresholds that sessions have by default."""
-    wish = LateWish.choose(None, None, None)
-    monitor = Monitor(target, choice, ring_bytes, packets, print, wish=wish, detail=detail)
-    monitor.counters = tuple(counters)
-    monitor.attach()
-    monitor.start(Clock.start(), None, None)
-    yield monitor
-    monitor.detach()
-    monitor.close()
-
-
-def measure(forwarder: Forwarder, target: Target, kind: Kind, seconds: float, ring_bytes: int) -> float:
+def measure(forwarder: Forwarder, target: Target, kind: Kind, extent: Extent) -> Measured:
     if kind.choice is None:
         time.sleep(SETTLE_S)
-        return batch_ns(forwarder, seconds, time.sleep)
-    with attached(target, kind.choice, ring_bytes, kind.packets, kind.counters) as monitor:
+        return Measured(forward(forwarder, extent, time.sleep)[0])
+    with attached(target, kind.choice, kind.session) as monitor:
         monitor.run(SETTLE_S, lambda: None)
-        return batch_ns(forwarder, seconds, lambda wanted: monitor.drain.run_until(time.monotonic() + wanted))
+        watch = Watch(monitor)
+        batch_ns, batches = forward(
+            forwarder, extent, lambda wanted: monitor.drain.run_until(time.monotonic() + wanted)
+        )
+        spent_ns, cores = watch.spent_ns(), watch.cores()
+        if watch.has_lost():
+            return Measured(NO_FIGURE)
+        return Measured(batch_ns, spent_ns / batches, cores)
 
 
-def run_mode(mode: str, arguments: argparse.Namespace, capture: Path) -> dict[str, float]:
-    cpus = sorted(os.sched_getaffinity(0))
-    times: list[list[float]] = []
-    probed: list[int] = []
-    for number in range(arguments.restarts):
+@dataclass
+class Rounds:
+    """What was measured of one forwarder in all its processes."""
+
+    measured: dict[str, list[Measured]] = field(default_factory=dict)
+    functions: list[int] = field(default_factory=list)  # probed, by process
+
+    def column(self, label: str, name: str = "batch_ns") -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([getattr(found, name) for found in self.measured[label]])
+
+    def add(self, label: str, without: str = NOTHING) -> Spread:
+        """What a kind adds to a batch that has another one, in pairs of the same round."""
+        return spread(self.column(label) - self.column(without))
+
+
+def run_mode(mode: str, extent: Extent, ring_bytes: int, port: int, capture: Path, cpus: tuple[int, int]) -> Rounds:
+    """All rounds of a forwarder, in several processes: where its memory happens to lie moves the figures by 100 ns."""
+    found = Rounds()
+    for number in range(extent.restarts):
         os.sched_setaffinity(0, set(cpus))
-        rows, functions = run_process(mode, number, arguments, capture, cpus)
-        times += rows
-        probed.append(functions)
-    os.sched_setaffinity(0, set(cpus))
-    nothing, bare_ns, none_ns, slow_ns, copied_ns, all_ns, counted_ns = np.array(times).T
-    functions = round(float(np.median(probed)))
-    print(f"{mode}: {np.median(nothing):,.0f} ns per batch of {BATCH}; {functions} functions probed")
-    bare = show("bare trampolines", bare_ns - nothing)
-    none = show("--packets none", none_ns - nothing, bare)
-    slow = show("--packets slow", slow_ns - nothing, bare)
-    every = show("--packets all", all_ns - nothing)
-    show("none, --counters auto", counted_ns - nothing, bare)
-    counted = show(f"auto ({len(find_counters())} counters) - none", counted_ns - none_ns)
-    late = show("slow - none", slow_ns - none_ns)
-    copied = show("slow, copies - none", copied_ns - none_ns)
-    print(f"  a packet that is not identified: from pools {late / BATCH:+.2f} ns, by copying {copied / BATCH:+.2f} ns")
-    shares = {
-        name: 100 * value / np.median(nothing) for name, value in (("none", none), ("slow", slow), ("all", every))
-    }
-    print("  of the batch's time: " + ", ".join(f"--packets {name} {share:+.1f} %" for name, share in shares.items()))
-    return {
-        "functions": functions,
-        "batch_ns": float(np.median(nothing)),
-        "bare_ns": bare,
-        "nfprobe_ns": none,
-        "slow_ns": slow,
-        "all_ns": every,
-        "counters_auto_ns": counted,
-        "late_packet_ns": late / BATCH,
-        "copied_packet_ns": copied / BATCH,
-    }
+        forwarder = start(mode, number, capture, cpus)
+        os.sched_setaffinity(0, {cpus[0]})
+        try:
+            target = Target(forwarder.pid)
+            every = forwarder.choose(target)
+            ours = Choice(every.adapter, every.roles, every.plans)
+            ours.leave_out(FREE)  # as `nfprobe attach` does, but for --packets all
+            found.functions.append(len(ours.requests()))
+            for _ in range(extent.rounds):
+                for kind in make_kinds(ours, every, ring_bytes, port):
+                    found.measured.setdefault(kind.label, []).append(measure(forwarder, target, kind, extent))
+                forwarder.drain_output()
+        finally:
+            forwarder.stop()
+    return found
 
 
-def run_process(
-    mode: str, number: int, arguments: argparse.Namespace, capture: Path, cpus: list[int]
-) -> tuple[list[list[float]], int]:
-    """Rounds in one process: where its memory and ours happen to lie moves the figures by a hundred ns.
-
-    Returns:
-        nanoseconds per batch, by round and kind; and how many functions are probed.
-    """
-    forwarder = start(mode, number, capture, cpus)
-    os.sched_setaffinity(0, {cpus[0]})
-    try:
-        target = Target(forwarder.pid)
-        every = forwarder.choose(target)
-        ours = Choice(every.adapter, every.roles, every.plans)
-        ours.leave_out(FREE)  # as `nfprobe attach` does, but for --packets all
-        kinds = make_kinds(ours, every)
-        times = []
-        for _ in range(arguments.rounds):
-            times.append([measure(forwarder, target, kind, arguments.seconds, arguments.ring_size) for kind in kinds])
-            forwarder.drain_output()
-        return times, len(ours.requests())
-    finally:
-        forwarder.stop()
-
-
-def show(name: str, difference_ns: np.ndarray[tuple[int], np.dtype[np.float64]], bare_ns: float = 0.0) -> float:
-    """Prints the median with its quartiles, and its ratio to the bare trampolines'; returns it."""
-    low, middle, high = np.percentile(difference_ns, [25, 50, 75])
-    ratio = f"   {middle / bare_ns:5.2f} x bare" if bare_ns else ""
-    print(f"  {name:24} {middle:+6.0f} ns per batch (quartiles {low:+.0f} .. {high:+.0f}){ratio}")
-    return float(middle)
+def summarise(mode: str, found: Rounds) -> dict[str, object]:
+    """Prints and returns the figures."""
+    nothing, functions = spread(found.column(NOTHING)), round(float(np.median(found.functions)))
+    quartiles = f"quartiles {nothing.low:,.0f} .. {nothing.high:,.0f}"
+    print(f"{mode}: {nothing.median:,.0f} ns per batch of {BATCH} ({quartiles}); {functions} functions probed")
+    figures: dict[str, object] = {"functions": functions, "batch_ns": nothing}
+    bare = found.add(BARE)
+    for label in found.measured:
+        if label == NOTHING:
+            continue
+        added = found.add(label)
+        spent, cores = (spread(found.column(label, name)) for name in ("monitor_ns", "monitor_cores"))
+        figures[label] = {"added_ns": added, "monitor_ns": spent, "monitor_cores": cores}
+        print(
+            f"  {LABELS[label]:22} {added.median:+6.0f} ns per batch (quartiles {added.low:+.0f} .. {added.high:+.0f}),"
+            f" {100 * added.median / nothing.median:+.1f} %, {added.median / bare.median:5.2f} x bare;"
+            f" monitor {spent.median:.0f} ns a batch, {cores.median:.2f} cores{added.describe_dropped()}"
+        )
+    for label, name in ((SLOW, "from pools"), (COPIED, "by copying")):
+        packet = figures[f"{label}_packet_ns"] = found.add(label, NONE).scaled(1 / BATCH)
+        print(f"  a packet that is not identified, {name}: {packet.median:+.2f} ns")
+    return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--restarts", type=int, default=7, help="of each forwarder")
+    parser = make_parser(__doc__)
+    parser.add_argument("--restarts", type=int, default=4, help="of each forwarder")
     parser.add_argument("--only", choices=MODES, help="one forwarder")
-    parser.add_argument("--rounds", type=int, default=5, help="in each")
+    parser.add_argument("--rounds", type=int, default=6, help="in each")
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--ring-size", type=int, default=16 << 20, help="bytes")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    extent, modes = Extent(arguments.restarts, arguments.rounds, arguments.seconds, BATCHES_MIN), MODES
+    if arguments.short:
+        extent, modes = Extent(1, 1, 0.02, BATCHES_MIN_SHORT), MODES_SHORT
+    figures = {}
+    cpus = find_cpus(arguments.short)
+    os.sched_setaffinity(0, {cpus[0]})  # for the receiver, too
+    with tempfile.TemporaryDirectory() as folder, receiver() as port:
         capture = Path(folder) / "bench.pcap"
         write_pcap(capture, make_frames(1024))
-        figures = {}
-        for mode in [arguments.only] if arguments.only else MODES:
+        for mode in [arguments.only] if arguments.only else modes:
             if mode == OVS and not OvsForwarder.is_installed():
                 print("Open vSwitch with DPDK is not installed: scripts/set-up test")
                 continue
-            figures[mode] = run_mode(mode, arguments, capture)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures) + "\n")
+            found = run_mode(mode, extent, arguments.ring_size, port, capture, cpus)
+            figures[mode] = summarise(mode, found)
+    write_figures(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 """How many spans a second one core of each tier takes: edge Collector, broker, gateway, Jaeger; and bytes per span.
 
 Real Collectors with the files of examples/collector/gateway, a real Jaeger with its store in memory, on loopback.
-Rates are by CPU time of each process, so a busy machine counts little. The broker is that of the tests.
-Needs `make stack-build`. Run it by hand: figures of docs/fleet.md are its.
+Rates are by CPU time of each process, so a busy machine counts little. What is sent first is not counted. The broker is
+that of the tests. Needs `make stack-build`, and go for the paths with a broker.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,10 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stack"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+from busy_stack import OTELCOL, say_if_missing, start_stack
 from busy_testpmd import cpu_seconds, resident_mib
 from gateway_tier import GATEWAY, Tier, await_shares, build_broker, start_broker
 from jaeger_client import await_true
-from stack_services import EXAMPLES, PORT_VARIABLES, Stack, find_free_ports
+from rounds import make_parser, spread, write_figures
+from stack_services import EXAMPLES, Stack
 from synthetic_columns import make_columns, move_columns
 
 from otel_nfprobe.clock import Clock, sample_pair
@@ -38,6 +38,8 @@ from otel_nfprobe.span import SpanEncoder
 BASE = EXAMPLES / "collector.yaml"
 NAMES = ["pcap_rx", "macswap", "lookup", "pcap_tx"]
 ROUND_PACKETS = 2000
+PACKETS, ROUNDS = 40_000, 3
+WARM_PACKETS = 3 * ROUND_PACKETS
 PATHS = {
     "otlp": ([], [BASE]),
     "otlp, all kept": ([], [BASE, GATEWAY / "keep-all.yaml"]),
@@ -47,6 +49,8 @@ PATHS = {
         [BASE, GATEWAY / "gateway-kafka.yaml", GATEWAY / "keep-all.yaml"],
     ),
 }
+PATHS_SHORT = ("kafka",)
+CLOCK_TICK_S = 0.01  # what cpu_seconds counts in
 
 
 def send(port: int, service: str, packets: int) -> tuple[int, int]:
@@ -70,7 +74,7 @@ def send(port: int, service: str, packets: int) -> tuple[int, int]:
     return spans, size
 
 
-def run(path: str, packets: int, stack: Stack, jaeger_pid: int, stop: ExitStack) -> dict[str, Any]:
+def run(path: str, packets: int, rounds: int, stack: Stack, jaeger_pid: int, stop: ExitStack) -> dict[str, Any]:
     def spawn(*words: object, **options: Any) -> subprocess.Popen[Any]:
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("text", True)
@@ -86,10 +90,9 @@ def run(path: str, packets: int, stack: Stack, jaeger_pid: int, stop: ExitStack)
     if edge_files:
         port = start_broker(spawn, build_broker(folder))
         environment |= {"NFPROBE_KAFKA_BROKER": f"127.0.0.1:{port}", "NFPROBE_KAFKA_INSECURE": "true"}
-    otelcol = Path(os.environ.get("NFPROBE_STACK_DIR") or Path.home() / ".cache/nfprobe/stack") / "otelcol"
-    tiers = {"gateway": Tier(spawn, otelcol, folder / "gateway", gateway_files, environment)}
+    tiers = {"gateway": Tier(spawn, OTELCOL, folder / "gateway", gateway_files, environment)}
     if edge_files:
-        tiers["edge"] = Tier(spawn, otelcol, folder / "edge", edge_files, environment)
+        tiers["edge"] = Tier(spawn, OTELCOL, folder / "edge", edge_files, environment)
     for name, tier in tiers.items():
         tier.start()
         assert tier.process is not None
@@ -97,50 +100,66 @@ def run(path: str, packets: int, stack: Stack, jaeger_pid: int, stop: ExitStack)
     if edge_files:
         await_shares([tiers["gateway"]])
     processes |= {"jaeger": jaeger_pid}
-    before = {name: cpu_seconds(pid) for name, pid in processes.items()}
-    begun = time.monotonic()
-    spans, size = send(tiers.get("edge", tiers["gateway"]).port("OTLP"), f"tiers-{time.time_ns()}", packets)
-    await_true(lambda: tiers["gateway"].count("otelcol_exporter_sent_spans") >= spans, 300, 0.5)
-    seconds = time.monotonic() - begun
-    assert tiers["gateway"].count("otelcol_exporter_sent_spans") >= spans
-    used = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
-    result: dict[str, Any] = {"path": path, "spans": spans, "bytes_per_span": size / spans, "seconds": seconds}
-    result["spans_per_core_second"] = {name: spans / used[name] for name in processes}
-    result["resident_mib"] = {name: resident_mib(pid) for name, pid in processes.items()}
-    return result
+    port, sent = tiers.get("edge", tiers["gateway"]).port("OTLP"), 0
+
+    def send_all(count: int) -> tuple[int, int]:
+        nonlocal sent
+        spans, size = send(port, f"tiers-{time.time_ns()}", count)
+        sent += spans
+        await_true(lambda: tiers["gateway"].count("otelcol_exporter_sent_spans") >= sent, 300, 0.1)
+        assert tiers["gateway"].count("otelcol_exporter_sent_spans") >= sent
+        return spans, size
+
+    send_all(min(WARM_PACKETS, packets))
+    rates: dict[str, list[float]] = {name: [] for name in processes}
+    for _ in range(rounds):
+        before = {name: cpu_seconds(pid) for name, pid in processes.items()}
+        spans, size = send_all(packets)
+        for name, pid in processes.items():
+            rates[name].append(spans / max(CLOCK_TICK_S, cpu_seconds(pid) - before[name]))
+    return {
+        "path": path,
+        "spans": spans,
+        "bytes_per_span": size / spans,
+        "spans_per_core_second": {name: spread(values) for name, values in rates.items()},
+        "resident_mib": {name: resident_mib(pid) for name, pid in processes.items()},
+    }
 
 
-def start_stack(folder: str, stop: ExitStack, *services: str) -> tuple[Stack, int]:
-    """Starts these services on ports of their own. Returns them and the process id of Jaeger."""
-    ports = dict(zip(PORT_VARIABLES, map(str, find_free_ports(len(PORT_VARIABLES))), strict=True))
-    stack = Stack({**os.environ, **ports, "NFPROBE_STACK_RUN_DIR": folder})
-    for service in services:
-        stack.run("up", service)
-        stop.callback(stack.run, "down", service)
-    return stack, int(Path(folder, "jaeger.pid").read_text())
+def find_paths(wanted: list[str] | None, is_short: bool) -> list[str]:
+    """What is measured here; says what is not."""
+    paths = wanted or (list(PATHS_SHORT) if is_short else list(PATHS))
+    if not shutil.which("go"):
+        print("the broker of the paths with Kafka is not measured: go is not installed")
+        paths = [path for path in paths if not PATHS[path][0]]
+    return paths
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--packets", type=int, default=40_000, help="traces to send by each path (default 40,000)")
+    parser = make_parser(__doc__)
+    parser.add_argument("--packets", type=int, default=PACKETS, help="traces to send in a round (default 40,000)")
     parser.add_argument("--path", choices=PATHS, action="append", help="only these")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
+    if say_if_missing():
+        return 0
+    packets, rounds = (ROUND_PACKETS, 1) if arguments.short else (arguments.packets, ROUNDS)
     results = []
     with ExitStack() as stop:
         stack, pid = start_stack(stop.enter_context(tempfile.TemporaryDirectory()), stop, "jaeger")
-        for path in arguments.path or PATHS:
+        for path in find_paths(arguments.path, arguments.short):
             with ExitStack() as stop_tiers:
-                result = run(path, arguments.packets, stack, pid, stop_tiers)
+                result = run(path, packets, rounds, stack, pid, stop_tiers)
             results.append(result)
-            rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in result["spans_per_core_second"].items())
+            rates = ", ".join(
+                f"{name} {rate.median:,.0f} ({rate.low:,.0f} .. {rate.high:,.0f})"
+                for name, rate in result["spans_per_core_second"].items()
+            )
             sizes = ", ".join(f"{name} {size:,.0f}" for name, size in result["resident_mib"].items())
             print(
                 f"{path:16s} {result['spans']:,} spans of {result['bytes_per_span']:.0f} B: spans/s per core: {rates}"
             )
             print(f"{'':16s} resident, MiB: {sizes}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results) + "\n")
+    write_figures(arguments.json, results)
     return 0
 
 

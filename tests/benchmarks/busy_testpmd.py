@@ -43,20 +43,41 @@ def packets_per_second(testpmd: Testpmd, seconds: float = 1.0) -> float:
     return (testpmd.telemetry()[1] - before) / (time.monotonic() - begun)
 
 
+ATTACH_PATIENCE_S = 120.0
+
+
 class Session:
-    """`nfprobe attach` with these options."""
+    """`nfprobe attach` with these options, from when its probes are in place.
+
+    Raises:
+        SystemExit: it has ended instead, and said why.
+    """
 
     def __init__(self, pid: int, *options: object) -> None:
         words = [sys.executable, "-m", "otel_nfprobe", "attach", pid, "--json", "--trial", "0s", *options]
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe would be full after some minutes
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  a pipe would be full after some minutes
         self.process = subprocess.Popen(list(map(str, words)), stdout=self._output, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + ATTACH_PATIENCE_S
+        while f"attached to {pid}:" not in self._read():
+            self.check()
+            if time.monotonic() > deadline:
+                self.process.kill()
+                raise SystemExit(f"nfprobe attach has not attached in {ATTACH_PATIENCE_S:.0f} s:\n{self._read()}")
+            time.sleep(0.05)
+
+    def _read(self) -> str:
+        return os.pread(self._output.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def check(self) -> None:
+        """Raises SystemExit when it has ended by itself."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"nfprobe attach has ended with status {self.process.returncode}:\n{self._read()}")
 
     def end(self) -> dict[str, Any]:
         """As Ctrl-C does. Returns the summary; the status is not 0 where spans were dropped."""
         self.process.send_signal(signal.SIGINT)
         self.process.wait(120)
-        self._output.seek(0)
-        output = self._output.read()
+        output = self._read()
         self._output.close()
         found = [line for line in output.splitlines() if line.startswith("{")]
         assert found, output

@@ -1,105 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the README's cost table from the figures of bench_probe.py and bench_testpmd.py (`make bench`)."""
+"""Makes the README's cost table and the tables of docs/ from what the benchmarks of one run have written.
+
+Where something was not measured, or lost records in every round, the tables say so instead of keeping older figures.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import re
 from pathlib import Path
 from typing import Any
+
+from figure_tables import KINDS, NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
 
 from otel_nfprobe.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
+BLOCK = re.compile(r"<!-- figures: ([a-z]+) -->\n.*?<!-- end of figures -->", re.DOTALL)
+STREAM = "calls: engine, receive, transmit"
+MONITORS = {"slow": "drained, with statistics", "recording": "recorded, too", "export": "exported instead"}
 
 
-def make_table(
-    probe: dict[str, Any],
-    testpmd: dict[str, dict[str, float]],
-    pipeline: dict[str, float],
-    attach: dict[str, Any],
-) -> str:
-    """The table as Markdown."""
-    floor, ns = probe["floor_ticks"], probe["ns_per_tick"]
-    rows = [("two time stamps and two records by hand (the floor)", f"{floor * ns:.1f} ns ({floor:.0f} ticks) a call")]
-    for name, ticks in probe["strategies"].items():
-        rows.append(
-            (
-                f"probe by {STRATEGIES[name]}, unmodified running code, drained",
-                f"{ticks * ns:.1f} ns ({ticks:.0f} ticks) a call, {ticks / floor:.2f} x the floor",
-            )
-        )
-    for about, ticks in probe["peers"].items():
-        what = f"beside it, eBPF (uprobe and uretprobe, a time stamp and a count each): {about}"
-        rows.append((what, f"{ticks * ns:,.0f} ns ({ticks:,.0f} ticks) a call, {ticks / floor:,.0f} x the floor"))
-    for mode, figures in testpmd.items():
-        rows.append(make_forwarder_row(mode, figures))
-    rows.append(
-        (
-            "records drained, paired and batched",
-            f"{pipeline['records_per_second'] / 1e6:.0f} M records/s on one core",
-        )
-    )
-    kept, armed = attach["kept"], attach["armed"]
-    first_s, later_s = (
-        figures["analysis_processor_s"] + figures["attach_processor_s"] for figures in (attach["first"], kept)
-    )
+def read(folder: Path) -> Figures:
+    """What each benchmark has written."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def is_measured(*spreads: dict[str, float]) -> bool:
+    return all(spread["rounds"] for spread in spreads)
+
+
+def make_cost_table(figures: Figures) -> str:
+    """The README's table as Markdown."""
+    rows = [*make_probe_rows(figures["bench_probe"])]
+    for mode, found in figures["bench_testpmd"].items():
+        rows += [make_forwarder_row(mode, found), make_monitor_row(mode, found)]
+    rate = figures["bench_pipeline"][STREAM]["median"]
     rows += [
-        (
-            f"analysis, trampolines and arming of {kept['functions']:,} functions",
-            f"{first_s:.1f} s of processor time, {later_s:.1f} s for files seen before",
-        ),
-        (
-            f"{armed['armed']:,} probes into a running program, both CPUs busy",
-            f"{armed['armed_s']:.2f} s; all threads stood still for {armed['longest_stop_ms']:.1f} ms at most",
-        ),
-        ("memory of the monitor", f"{attach['memory_mib']:.0f} MiB"),
+        ("records drained, paired and batched", f"{rate / 1e6:.0f} M records/s on one core"),
+        *make_attach_rows(figures["bench_attach"]),
     ]
-    lines = ["| what | cost |", "| --- | --- |", *(f"| {what} | {cost} |" for what, cost in rows)]
-    machine = f"{cpu_name()}, {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}"
-    return "\n".join(lines) + f"\n\nMedians of `make bench` on {machine}; a virtual machine.\n"
+    return make_table(("what", "cost"), rows) + f"\nMedians of `make bench` on {describe_machine()}.\n"
 
 
-def make_forwarder_row(mode: str, figures: dict[str, float]) -> tuple[str, str]:
+def make_probe_rows(probe: dict[str, Any]) -> list[tuple[str, str]]:
+    """A call: the floor, each strategy, eBPF."""
+    floor, ns = probe["floor"]["median"], probe["ns_per_tick"]
+
+    def cost(found: dict[str, float], pattern: str, ratio: str) -> str:
+        ticks = found["median"]
+        numbers = (
+            f"{pattern.format(ticks * ns)} ns ({ticks:,.0f} ticks) a call, {ratio.format(ticks / floor)} x the floor"
+        )
+        return numbers if is_measured(found) else NOTHING_KEPT
+
+    rows = [("two time stamps and two records by hand (the floor)", f"{floor * ns:.1f} ns ({floor:.0f} ticks) a call")]
+    for name, found in probe["strategies"].items():  # the README has no quartiles: docs/figures.md has them
+        what = f"probe by {STRATEGIES[name]}, unmodified running code, drained"
+        rows.append((what, cost(found, "{:.1f}", "{:.2f}")))
+    for about, found in probe["peers"].items():
+        what = f"beside it, eBPF (uprobe and uretprobe, a time stamp and a count each): {about}"
+        rows.append((what, cost(found, "{:,.0f}", "{:,.0f}")))
+    return rows
+
+
+def make_forwarder_row(mode: str, figures: dict[str, Any]) -> tuple[str, str]:
     """Of one forwarder: `--packets slow`, which is the default, `none`, and what any probe there costs at least."""
-    batch_ns, slow_ns = figures["batch_ns"], figures["slow_ns"]
-    cost = f"+{slow_ns:.0f} ns a batch ({100 * slow_ns / batch_ns:.1f} %)"
-    cost += f", with `--packets none` +{figures['nfprobe_ns']:.0f} ns; bare trampolines +{figures['bare_ns']:.0f} ns"
+    batch_ns = figures["batch_ns"]["median"]
+    slow, none, bare = (figures[kind]["added_ns"] for kind in ("slow", "none", "bare"))
+    cost = f"{slow['median']:+.0f} ns a batch ({100 * slow['median'] / (batch_ns or 1):.1f} %)"
+    cost += f", with `--packets none` {none['median']:+.0f} ns; bare trampolines {bare['median']:+.0f} ns"
     if mode == "ovs":
         what = f"Open vSwitch with DPDK, {batch_ns:,.0f} ns per batch of 32: default probes, {figures['functions']:.0f}"
     else:
         what = f"testpmd {mode}, {batch_ns:,.0f} ns per batch of 32: receive, engine and transmit probed"
-    return what, cost
+    return what, cost if is_measured(slow, none, bare) else NOTHING_KEPT
 
 
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def make_monitor_row(mode: str, figures: dict[str, Any]) -> tuple[str, str]:
+    """What the monitor spends meanwhile, on its own CPU."""
+    shown = []
+    for kind, what in MONITORS.items():
+        found = figures[kind]["monitor_cores"]
+        shown.append(f"{what}: {found['median']:.2f} cores" if is_measured(found) else f"{what}: {NOTHING_KEPT}")
+    name = "Open vSwitch" if mode == "ovs" else f"testpmd {mode}"
+    return f"the monitor of that {name}, on another CPU, {KINDS['slow']}", "; ".join(shown)
+
+
+def make_attach_rows(attach: dict[str, Any]) -> list[tuple[str, str]]:
+    """Time, stops and memory of an attach."""
+    first, kept, armed = (attach[part] for part in ("first", "kept", "armed"))
+    first_s, kept_s = (part["processor_s"]["median"] for part in (first, kept))
+    stop_ms, armed_s = (armed[name]["median"] for name in ("longest_stop_ms", "armed_s"))
+    return [
+        (
+            f"analysis, trampolines and arming of {kept['functions']['median']:,.0f} functions",
+            f"{first_s:.1f} s of processor time, {kept_s:.1f} s for files seen before",
+        ),
+        (
+            f"{armed['armed']['median']:,.0f} probes into a running program, both CPUs busy",
+            f"{armed_s:.2f} s; all threads stood still for {stop_ms:.1f} ms at most",
+        ),
+        ("memory of the monitor", f"{attach['memory']['mib']['median']:.0f} MiB"),
+    ]
+
+
+def write_blocks(page: Path, figures: Figures) -> None:
+    """Puts the tables of this run in the place of what is between the markers of a document."""
+    text = page.read_text()
+    if START in text:
+        before, rest = text.split(START)
+        text = before + START + make_cost_table(figures) + END + rest.split(END, 1)[1]
+    page.write_text(BLOCK.sub(lambda found: _block(found[1], figures), text))
+
+
+def _block(name: str, figures: Figures) -> str:
+    return f"<!-- figures: {name} -->\n{make_figures(name, figures)}<!-- end of figures -->"
+
+
+def find_pages() -> list[Path]:
+    """Documents with tables."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [page for page in pages if START in page.read_text() or BLOCK.search(page.read_text())]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "figures", type=Path, help="folder with probe.json, testpmd.json, pipeline.json and attach.json"
-    )
-    parser.add_argument("--write", action="store_true", help="into README.md, instead of printing it")
+    parser.add_argument("figures", type=Path, help="folder with what the benchmarks of one run wrote by --json")
+    parser.add_argument("--write", action="store_true", help="into README.md and docs/*.md, instead of printing it")
     arguments = parser.parse_args()
-    figures: list[Any] = [
-        json.loads((arguments.figures / f"{name}.json").read_text())
-        for name in ("probe", "testpmd", "pipeline", "attach")
-    ]
-    table = make_table(*figures)
-    print(table)
-    if arguments.write:
-        readme = ROOT / "README.md"
-        text = readme.read_text()
-        before, rest = text.split(START)
-        readme.write_text(before + START + table + END + rest.split(END, 1)[1])
+    figures = read(arguments.figures)
+    print(make_cost_table(figures))
+    for page in find_pages():
+        if arguments.write:
+            write_blocks(page, figures)
+            continue
+        for name in BLOCK.findall(page.read_text()):
+            print(f"{page.relative_to(ROOT)}: {name}\n\n{make_figures(name, figures)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open vSwitch as bench_testpmd.py measures it: Debian's ovs-vswitchd-dpdk that forwards a capture file for ever.
+"""For bench_testpmd.py: Debian's ovs-vswitchd-dpdk that forwards a capture file for ever.
 
 One polling thread, from a port that plays packets out of memory to one that throws them away; the probes are those
 that `nfprobe attach PID` chooses when nobody names any.

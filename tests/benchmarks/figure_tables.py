@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/ that `make bench-readme` writes: each from the figures of one run, medians with quartiles.
+
+A document has `<!-- figures: NAME -->` where the table of this name stands. Called by cost_table.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from otel_nfprobe.strategies import STRATEGIES
+
+Figures = dict[str, Any]  # of all benchmarks by their names: what they have written
+NOTHING_KEPT = "no round that counts: in each something was lost, or it was not quiet"
+FORWARDERS = {"macswap": "testpmd macswap", "csum": "testpmd csum", "ovs": "Open vSwitch"}
+KINDS = {  # of bench_testpmd.py and bench_forwarder.py
+    "bare": "bare trampolines",
+    "none": "`--packets none`",
+    "slow": "`--packets slow`, the default",
+    "copied": "the same where headers have to be copied",
+    "recording": "`slow` with `--record`",
+    "export": "`slow` with `--endpoint`",
+    "all": "`--packets all`",
+    "counters": "`none` with `--counters auto`",
+}
+
+
+def show(figure: dict[str, float], pattern: str, unit: str = "", scale: float = 1.0) -> str:
+    """A spread: its median with its quartiles, and how many rounds were dropped."""
+    if math.isnan(figure["median"]):
+        return NOTHING_KEPT
+    middle, low, high = (pattern.format(figure[name] * scale) for name in ("median", "low", "high"))
+    dropped = f"; {figure['dropped']} of {figure['rounds'] + figure['dropped']} dropped" if figure["dropped"] else ""
+    return f"{middle} ({low} .. {high}{dropped}){unit and ' ' + unit}"
+
+
+def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def describe_machine() -> str:
+    """What everything was measured on."""
+    flags, name = "", platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+        if line.startswith("flags"):
+            flags = line
+    virtual = "; a virtual machine" if " hypervisor" in flags else ""
+    return f"{name}, {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}{virtual}"
+
+
+def machine(figures: Figures) -> str:
+    return f"{describe_machine()}; Python {platform.python_version()}.\n"
+
+
+def spans(figures: Figures) -> str:
+    found = figures["bench_export"]
+    rows = [
+        ("selected packets encoded", show(found["encode"], "{:,.0f}")),
+        ("encoded and sent to a receiver in another process (gRPC)", show(found["encode and send"], "{:,.0f}")),
+        (
+            "OpenTelemetry SDK in Python: start, end, batch, send",
+            show(found["OpenTelemetry SDK: start, end, batch, send"], "{:,.0f}"),
+        ),
+    ]
+    return make_table((f"spans a second of one core, {found['bytes_per_span']:.0f} bytes each", ""), rows)
+
+
+def records(figures: Figures) -> str:
+    live, recordings = figures["bench_pipeline"], figures["bench_recording"]
+    rows = []
+    for stream, found in recordings.items():
+        rates = [live[stream], *(found[name] for name in ("write", "read", "replay"))]
+        cells = [show(rate, "{:.1f}", "", 1e-6) for rate in rates]
+        rows.append([stream, *cells, f"{found['bytes_per_record']:.2f}"])
+    head = ["stream", "ring drained, paired, batched", "recording written", "read", "read, paired, batched"]
+    return make_table([*head, "bytes a record"], rows)
+
+
+def readers(figures: Figures) -> str:
+    found = figures["bench_readers"]
+    rows = [(name, show(rate, "{:.1f}", "", 1e-6)) for name, rate in found.items() if name != "events"]
+    return make_table((f"{found['events']:,} events", "million events a second"), rows)
+
+
+def forwarders(figures: Figures) -> str:
+    """What probes cost real forwarders."""
+    found = {mode: figures["bench_testpmd"][mode] for mode in FORWARDERS if mode in figures["bench_testpmd"]}
+    head = [f"{FORWARDERS[mode]}, {show(of['batch_ns'], '{:,.0f}')} ns" for mode, of in found.items()]
+    rows = []
+    for kind, what in KINDS.items():
+        if all(kind in of for of in found.values()):
+            rows.append([what, *(_show_added(of[kind]["added_ns"], of["bare"]["added_ns"]) for of in found.values())])
+    for kind, what in (("slow", "of `slow`, for each packet that is not identified"), ("copied", KINDS["copied"])):
+        rows.append([what, *(show(of[f"{kind}_packet_ns"], "{:.2f}", "ns") for of in found.values())])
+    return make_table(["per batch of 32", *head], rows)
+
+
+def _show_added(added: dict[str, float], bare: dict[str, float]) -> str:
+    is_ratio = added is not bare and not math.isnan(added["median"] / (bare["median"] or math.nan))
+    ratio = f", {added['median'] / bare['median']:.2f} times bare" if is_ratio else ""
+    return show(added, "{:+,.0f}", "ns") + ratio
+
+
+def monitors(figures: Figures) -> str:
+    """What the monitor of each forwarder spends, on its own CPU."""
+    found = {mode: figures["bench_testpmd"][mode] for mode in FORWARDERS if mode in figures["bench_testpmd"]}
+    columns = {FORWARDERS[mode]: of for mode, of in found.items()}
+    columns["small forwarder"] = figures["bench_forwarder"]
+    rows = []
+    for kind, what in KINDS.items():
+        if kind != "bare" and any(kind in of for of in columns.values()):
+            rows.append([what, *(_show_monitor(of.get(kind)) for of in columns.values())])
+    return make_table(["the monitor, per batch of 32 packets", *columns], rows)
+
+
+def _show_monitor(of: dict[str, Any] | None) -> str:
+    if of is None:
+        return ""
+    cores = f", {of['monitor_cores']['median']:.2f} cores" if of["monitor_cores"]["rounds"] else ""
+    return show(of["monitor_ns"], "{:,.0f}", "ns") + cores
+
+
+def forwarder(figures: Figures) -> str:
+    """What probes cost a small forwarder."""
+    found = figures["bench_forwarder"]
+    rows = []
+    for kind in KINDS:
+        if kind in found:
+            probed, bare = found[kind]["probed_ns"], found[kind]["bare_ns"]
+            rows.append((KINDS[kind], show(bare, "{:+.0f}", "ns"), _show_added(probed, bare)))
+    for kind, what in (("slow", "of `slow`, for each packet that is not identified"), ("copied", KINDS["copied"])):
+        packet_ns = found[f"{kind}_packet_ns"]
+        rows.append((what, "", NOTHING_KEPT if math.isnan(packet_ns) else f"{packet_ns:.2f} ns"))
+    share = f"{found['rounds_kept']:.0%} of the rounds were undisturbed and count"
+    head = (f"per batch of 32, {found['batch_ns']:,.0f} ns; {share}", "bare trampolines, same rounds", "probes")
+    return make_table(head, rows)
+
+
+def polls(figures: Figures) -> str:
+    found = figures["bench_poll"]
+    rows = [
+        (what, show(found[f"{kind}_ns"], "{:+.1f}", "ns"))
+        for kind, what in (("bare", "bare trampolines"), ("none", "`--packets none`"), ("slow", "`--packets slow`"))
+    ]
+    rows.append(("a call whose probe `--detail auto` has closed", show(found["closed_ns"], "{:+.2f}", "ns")))
+    return make_table((f"an empty poll; a turn of its loop takes {show(found['turn_ns'], '{:.1f}')} ns", ""), rows)
+
+
+def times(figures: Figures) -> str:
+    """How right times are."""
+    names = ("true_ticks", "raw_ticks", "net_ticks", "wrong_ticks_per_level")
+    rows = [
+        [STRATEGIES[strategy], *(show(found[name], "{:,.1f}") for name in names)]
+        for strategy, found in figures["bench_calibration"].items()
+    ]
+    return make_table(
+        ("20 nested calls, in ticks", "without probes", "as measured", "without their cost", "wrong, a level"), rows
+    )
+
+
+def counters(figures: Figures) -> str:
+    found = figures["bench_counters"]
+    rows = []
+    for number in (0, 1, 2, 4):
+        stack, body = found[f"in-stack, {number}"], found[f"relocated, {number}"]
+        added = [show(of["ticks"], "{:.0f}", "ticks") for of in (stack, body)]
+        ring, spent = show(stack["ring_bytes"], "{:.0f}", "bytes"), show(stack["monitor_ns"], "{:.0f}", "ns")
+        rows.append([f"{number}", *added, ring, spent])
+    head = (
+        "counters",
+        "a probe, in-stack call",
+        "relocated body",
+        "in the ring, a call",
+        "CPU time of the monitor, a call",
+    )
+    kind = "counters of the processor" if found["rdpmc"] else "events of the kernel, without `rdpmc`"
+    ghz = 1 / found["ns_per_tick"]
+    return make_table(head, rows) + f"\nRead were {kind}; {ghz:.2f} ticks are a nanosecond.\n"
+
+
+def snippets(figures: Figures) -> str:
+    rows = [
+        (name, show(of["ticks"], "{:.1f}", "ticks"), *(show(of[more], "{:+.1f}", "ns") for more in MORE))
+        for name, of in figures["bench_snippet"].items()
+        if name != "ns_per_tick"
+    ]
+    return make_table(("probe", "added to a call", "by the snippet", "of these between its time stamps"), rows)
+
+
+MORE = ("more_ns", "more_inside_ns")
+
+
+def attach(figures: Figures) -> str:
+    found = figures["bench_attach"]
+    first, kept, everything, armed = (found[part] for part in ("first", "kept", "all", "armed"))
+    rows = [
+        (what, show(of["processor_s"], "{:.2f}", "s of processor time"))
+        for what, of in (("files that were never seen", first), ("files seen before", kept))
+    ]
+    rows += [
+        ("two busy threads: longest stop", show(everything["longest_stop_ms"], "{:.1f}", "ms")),
+        (f"{armed['armed']['median']:,.0f} functions of it: in place after", show(armed["armed_s"], "{:.2f}", "s")),
+        ("their longest stop", show(armed["longest_stop_ms"], "{:.1f}", "ms")),
+        ("memory of `nfprobe attach` at most", show(found["memory"]["mib"], "{:.0f}", "MiB")),
+    ]
+    return make_table((f"attach to {kept['functions']['median']:,.0f} functions", ""), rows)
+
+
+def tiers(figures: Figures) -> str:
+    rows = []
+    for result in figures["bench_tiers"]:
+        for tier, rate in result["spans_per_core_second"].items():
+            rows.append((result["path"], tier, show(rate, "{:,.0f}"), f"{result['resident_mib'][tier]:,.0f}"))
+    return make_table(("path", "process", "spans a second of one core", "MiB resident"), rows)
+
+
+def visible(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_visible"]:
+        lost = found["dropped"] + found["lost"]
+        if lost:
+            seen = f"no figure: {found['dropped']:,} spans were dropped, {found['lost']:,} records lost"
+        elif not found["seen"]:
+            seen = "none in the time of the measurement"
+        else:
+            quartiles = f"{found['low_s']:.2f} .. {found['high_s']:.2f}"
+            seen = f"{found['median_s']:.2f} s ({quartiles}), p99 {found['p99_s']:.2f} s, of {found['seen']} traces"
+        sent = f"{found['spans_per_second']:,.0f}"
+        rows.append((found["path"], f"{found['wanted_spans_per_second']:,.0f}", sent, seen))
+    return make_table(("path", "asked for, spans/s", "sent, spans/s", "age when seen: median, quartiles, p99"), rows)
+
+
+def memory(figures: Figures) -> str:
+    found = figures["bench_soak"]
+    rows = []
+    for number, row in enumerate(found["rows"], 1):
+        rate, size, cores = f"{row['packets_per_second']:,.0f}", f"{row['resident_mib']:.0f}", f"{row['cores']:.2f}"
+        rows.append((f"{found['interval_s'] * number:.0f} s", rate, size, cores))
+    summary = found["summary"]
+    lost = ", ".join(f"{kind} {count:,}" for kind, count in summary["records"]["lost"].items())
+    sent = f"{summary['spans']['exported']:,} spans exported, {summary['spans']['dropped']:,} dropped"
+    table = make_table(("until", "packets/s", "monitor, MiB resident", "cores"), rows)
+    return f"{table}\n{summary['packets']['received']:,} packets; {sent}; records lost: {lost}.\n"
+
+
+TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose figures it needs, and who makes it
+    "machine": ("bench_pipeline", machine),
+    "spans": ("bench_export", spans),
+    "records": ("bench_recording", records),
+    "readers": ("bench_readers", readers),
+    "forwarders": ("bench_testpmd", forwarders),
+    "monitors": ("bench_testpmd", monitors),
+    "forwarder": ("bench_forwarder", forwarder),
+    "polls": ("bench_poll", polls),
+    "times": ("bench_calibration", times),
+    "counters": ("bench_counters", counters),
+    "snippets": ("bench_snippet", snippets),
+    "attach": ("bench_attach", attach),
+    "tiers": ("bench_tiers", tiers),
+    "visible": ("bench_visible", visible),
+    "memory": ("bench_soak", memory),
+}
+
+
+def make_figures(name: str, figures: Figures) -> str:
+    """The table of this name as Markdown, or a sentence where it was not measured.
+
+    Raises:
+        KeyError: there is no such table.
+    """
+    source, make = TABLES[name]
+    if source not in figures:
+        return f"Not measured in this run: `tests/benchmarks/{source}.py` found nothing to measure it with.\n"
+    return make(figures)

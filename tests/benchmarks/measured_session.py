@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For benchmarks: sessions of a real monitor in this process, whose records go one of the ways that a session's go; and
+the trampolines that any probe of this kind costs at least.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from otel_nfprobe._core import lib
+
+from otel_nfprobe.analysis import FunctionPlan
+from otel_nfprobe.choice import Choice
+from otel_nfprobe.clock import Clock
+from otel_nfprobe.counters.choice import Counter
+from otel_nfprobe.detail import Detail
+from otel_nfprobe.drain import SpanPath
+from otel_nfprobe.endpoint import find_endpoint
+from otel_nfprobe.latecapture import LateWish
+from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.resource import make_resource_attributes
+from otel_nfprobe.sampling import Sampler
+from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.target import Target
+from otel_nfprobe.trampoline import ProbeRequest
+
+STATISTICS, RECORDING, EXPORT = "statistics", "recording", "export"
+CLOSE_S = 5.0  # for what the exporter has not sent yet
+
+
+@dataclass
+class BareChoice(Choice):
+    """The same sites with the reference trampolines, or those of them whose functions' names begin so."""
+
+    bare = ""
+
+    def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
+        return [
+            replace(request, shape=lib.NFP_SHAPE_BARE, return_mask=0xFFFFFFFF)
+            if request.plan.name.startswith(self.bare)
+            else request
+            for request in super().requests(plans)
+        ]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session is asked for, with the thresholds that sessions have by default.
+
+    Attributes:
+        way: STATISTICS, which every session makes; RECORDING, a file beside them; EXPORT, to a receiver.
+        port: of that receiver.
+    """
+
+    ring_bytes: int
+    packets: str
+    counters: Sequence[Counter] = ()
+    detail: Detail | None = None
+    way: str = STATISTICS
+    port: int = 0
+
+
+@contextmanager
+def attached(target: Target, choice: Choice, session: Session, say: Callable[[str], None] = print) -> Iterator[Monitor]:
+    """A monitor with the probes of a choice; the target is as it was afterwards."""
+    wish = LateWish.choose(None, None, None)
+    monitor = Monitor(target, choice, session.ring_bytes, session.packets, say, wish=wish, detail=session.detail)
+    monitor.counters = tuple(session.counters)
+    clock = Clock.start()
+    with ExitStack() as stop:
+        recording = _open_recording(clock, stop) if session.way == RECORDING else None
+        monitor.attach()
+        stop.callback(monitor.close)
+        spans = _open_spans(monitor, clock, session.port, stop) if session.way == EXPORT else None
+        monitor.start(clock, recording, spans)
+        stop.callback(monitor.detach)
+        yield monitor
+
+
+def _open_recording(clock: Clock, stop: ExitStack) -> RecordingWriter:
+    folder = stop.enter_context(tempfile.TemporaryDirectory())
+    recording = RecordingWriter(Path(folder, "r.nfprobe"), RecordingHeader(ticks_per_second=clock.ticks_per_second))
+    stop.callback(recording.discard)
+    return recording
+
+
+def _open_spans(monitor: Monitor, clock: Clock, port: int, stop: ExitStack) -> SpanPath:
+    endpoint = find_endpoint(f"http://127.0.0.1:{port}", {})
+    assert endpoint is not None
+    exporter = Exporter(endpoint)
+    stop.callback(exporter.close, CLOSE_S)
+    encoder = SpanEncoder(make_resource_attributes({}, "bench"), monitor.names_by_id(), 7, clock)
+    sampler = Sampler(monitor.wish.sample, None, monitor.wish.slowest)
+    return SpanPath(sampler, encoder, exporter)
