@@ -162,7 +162,7 @@ def measure_memory(pid: int, extent: Extent) -> dict[str, float]:
 def measure_round(extent: Extent, is_short: bool) -> dict[str, dict[str, float]]:
     """One of everything."""
     found = {}
-    with running(HASHING) as pid:
+    with running(IDLE) as pid:
         found["memory"] = measure_memory(pid, extent)
     with running(IDLE) as pid, tempfile.TemporaryDirectory() as folder:
         found["first"] = measure_in_child(pid, folder, is_short)

@@ -23,11 +23,11 @@ SHORT_MINUTES, SHORT_INTERVAL_S = 1 / 30, 1.0
 
 
 def watch(session: Session, testpmd: Testpmd, minutes: float, interval_s: float) -> list[dict[str, float]]:
-    """One row per interval."""
-    rows = []
+    """One row per interval, and one at least."""
+    rows: list[dict[str, float]] = []
     pid, end = session.process.pid, time.monotonic() + 60 * minutes
     packets, cpu, begun = testpmd.telemetry()[1], cpu_seconds(pid), time.monotonic()
-    while time.monotonic() < end:
+    while not rows or time.monotonic() < end:
         time.sleep(min(interval_s, max(0.1, end - time.monotonic())))
         session.check()
         seconds = time.monotonic() - begun
