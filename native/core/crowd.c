@@ -120,6 +120,30 @@ int nfp_crowd_seize_new(struct nfp_crowd *crowd)
 	return error ? error : newcomers.found;
 }
 
+// As the kernel counts them, those included that have exited and are still listed; 0 when the target is gone.
+static long count_threads(int32_t pid)
+{
+	char path[64], line[512];
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	const char *at = read_file(path, line, sizeof(line)) > 0 ? strrchr(line, ')') : NULL;
+	for (int field = 2; at && field < 20;
+	     field++) // ")" ends the second field, num_threads is the twentieth
+		at = strchr(at + 1, ' ');
+	return at ? atol(at) : 0;
+}
+
+int nfp_crowd_is_whole(const struct nfp_crowd *crowd)
+{
+	long known = 0, counted = count_threads(crowd->pid);
+	int has_leader = 0;
+	for (uint32_t i = 0; i < crowd->count; i++)
+		if (!crowd->threads[i].gone && !crowd->threads[i].foreign) {
+			known++;
+			has_leader |= crowd->threads[i].tid == crowd->pid;
+		}
+	return counted <= known + (!has_leader && is_dead(crowd->pid, crowd->pid));
+}
+
 int nfp_shares_memory(int32_t pid, pid_t other)
 {
 	long differ = syscall(SYS_kcmp, pid, other, KCMP_VM, 0, 0);

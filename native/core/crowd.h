@@ -22,6 +22,9 @@ struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid);
 struct nfp_seized *nfp_crowd_add(struct nfp_crowd *crowd, pid_t tid);
 // Seizes threads that are not known. Returns how many.
 int nfp_crowd_seize_new(struct nfp_crowd *crowd);
+// Whether there is no thread that is not known: a listing leaves living threads out while others end. 0, too, when one began
+// or ended in this moment.
+int nfp_crowd_is_whole(const struct nfp_crowd *crowd);
 // Seizes other processes that run in the target's memory: children made by vfork or posix_spawn that have not
 // come to their exec. Returns how many.
 int nfp_crowd_seize_sharers(struct nfp_crowd *crowd);

@@ -45,7 +45,8 @@ static int seize_all(struct nfp_stop *stop, struct nfp_crowd *crowd)
 	return found < 0 ? fail(stop, found, "a thread of the target cannot be seized") : 0;
 }
 
-// Until a look at the list finds nobody new, all threads are stopped: only a running one makes another.
+// Until a look at the list finds nobody new and the kernel counts as many as are known, all threads are stopped: only a running
+// one makes another, and who was left out of the list runs.
 static int stop_all(struct nfp_stop *stop, struct nfp_crowd *crowd, uint64_t deadline_ns)
 {
 	uint32_t from = 0;
@@ -57,11 +58,14 @@ static int stop_all(struct nfp_stop *stop, struct nfp_crowd *crowd, uint64_t dea
 			            error == -ESTALE ? REPLACED : "a thread of the target did not stop");
 		from = crowd->count;
 		found = nfp_crowd_seize_new(crowd);
-	} while (found > 0);
-	if (found < 0)
-		return fail(stop, found, "a new thread of the target cannot be seized");
-	int error = nfp_crowd_check(crowd, stop->memory_fd);
-	return error ? fail(stop, error, REPLACED) : 0;
+		if (found < 0)
+			return fail(stop, found, "a new thread of the target cannot be seized");
+		if (!found && nfp_crowd_is_whole(crowd)) {
+			error = nfp_crowd_check(crowd, stop->memory_fd);
+			return error ? fail(stop, error, REPLACED) : 0;
+		}
+	} while (found || nfp_now_ns() < deadline_ns);
+	return fail(stop, -ETIMEDOUT, "a thread of the target is not found");
 }
 
 static void release_all(struct nfp_crowd *crowd)

@@ -138,10 +138,11 @@ static int visit_all(struct nfp_watch *watch)
 	return 0;
 }
 
-// Until a look finds nobody new, and nobody may be making one without our knowledge.
+// Until a look finds nobody new and the kernel counts as many as are known, and nobody may be making one without our knowledge.
 static int seize_all(struct nfp_watch *watch)
 {
-	int found;
+	uint64_t start_ns = nfp_now_ns();
+	int found, is_whole = 0;
 	do {
 		found = nfp_crowd_seize_new(&watch->crowd);
 		nfp_watch_events(watch);
@@ -152,7 +153,14 @@ static int seize_all(struct nfp_watch *watch)
 		int error = found > 0 ? visit_all(watch) : 0;
 		if (error)
 			return error;
-	} while (found > 0);
+		is_whole = !found && nfp_crowd_is_whole(&watch->crowd);
+		if (!found && !is_whole) { // or somebody has just begun, or ended
+			nfp_watch_pause(watch);
+			is_whole = nfp_crowd_is_whole(&watch->crowd);
+		}
+		if (!is_whole && nfp_now_ns() - start_ns > STARVED_PATIENCE_NS)
+			return -ETIMEDOUT;
+	} while (found > 0 || (!found && !is_whole && nfp_watch_has_target(watch)));
 	return found < 0 ? found : nfp_crowd_check(&watch->crowd, watch->memory);
 }
 

@@ -31,10 +31,17 @@ run_hold() { # of the probe library
 	echo "address,undefined: $("$build/hold")"
 }
 
+run_crowd() { # of the core, on processes
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/crowd" test_crowd.c \
+		"$core"/{crowd,guard,ptrace,change}.c "$core"/x86_64/signal_frame.c -pthread
+	echo "plain: $("$build/crowd")"
+}
+
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
 run_room
 run_hold
+run_crowd
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
