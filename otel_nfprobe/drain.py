@@ -7,7 +7,6 @@ Collector's sake: a recording that fails and an exporter that is full are counte
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -40,12 +39,12 @@ from otel_nfprobe.session import Session
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
-from otel_nfprobe.switches import no_switches
 from otel_nfprobe.threadcounts import ThreadCounts
 
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
+SWITCHES_S = 0.02  # how often the buffers of the threads' switches are emptied
 EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
 PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
 BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind
@@ -65,6 +64,7 @@ class SpanPath:
     encoder: SpanEncoder
     exporter: Exporter
     limiter: Limiter | None = None
+    prepare: Callable[[], None] = lambda: None  # what is known of threads and their switches is given to this
     note_submit: Callable[[], None] = lambda: None  # tells the recording when packets are looked at
     _due_at: float = 0.0
     _trace_bytes: float = TRACE_BYTES
@@ -74,9 +74,8 @@ class SpanPath:
         self.limits = self.limiter or Limiter(None, rate)
         self.explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limits)
 
-    def take(self, columns: Columns, switches: Rows) -> None:
+    def take(self, columns: Columns) -> None:
         """Selects from these columns; submits what was selected when it is time to."""
-        self.explainer.add_switches(switches)
         self.explainer.add(columns)
         if self.explainer.is_full or time.monotonic() >= self._due_at:
             self.submit()
@@ -84,6 +83,7 @@ class SpanPath:
     def submit(self) -> None:
         """Encodes and submits all that was selected."""
         self._due_at = time.monotonic() + EXPLAIN_S
+        self.prepare()
         # Rather than have requests dropped as they come, fewer packets are encoded when the exporter has little room.
         room = int(ROOM_SHARE * self.exporter.read_room_bytes() / self._trace_bytes)
         self.limits.room = room if room < self.explainer.waiting_traces else None
@@ -164,8 +164,9 @@ class Drain:
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
         self._new: SimpleQueue[NewFunctions] = SimpleQueue()
-        self._submit_at = self._sample_at = 0.0
+        self._submit_at = self._sample_at = self._switch_at = 0.0
         if self.spans is not None:
+            self.spans.prepare = self._prepare_spans
             self.spans.note_submit = self._note_submit
 
     def introduce(self, functions: NewFunctions) -> None:
@@ -265,10 +266,10 @@ class Drain:
     def _free_ended(self) -> int:
         """Gives the rings of ended threads to new ones, after what they left behind was taken."""
         taken = 0
-        for thread in self._ended.find():
-            taken += sum(self._feed(thread, records) for records in self.session.drain_thread(thread))
-            if self.session.has_hole(thread):
-                continue
+        found = self._ended.find()
+        for thread in found:
+            taken += sum(self._feed(thread, records) for records in self.session.take_last(thread))
+        for thread in self._ended.confirm(found):
             self.pipeline.end_thread(thread)
             self._write_ended(thread)
             self.session.free_thread(thread)
@@ -305,49 +306,53 @@ class Drain:
             self.slow_batches.add(columns)
         if self.counter_sums is not None:
             self.counter_sums.add(columns)
-        switches = self._take_switches()
+        if time.monotonic() >= self._switch_at:
+            self._take_switches()
         if self.spans is not None:
-            self._name_threads()
-            self.spans.take(columns, switches)
+            self.spans.take(columns)
         elif time.monotonic() >= self._submit_at:
             self._submit_at = time.monotonic() + EXPLAIN_S
+            self._take_switches()
             self._note_submit()
+
+    def _prepare_spans(self) -> None:
+        self._take_switches()
+        self._name_threads()
 
     def _note_submit(self) -> None:
         # So that an export of the recording looks at the same packets together, and gives the same spans.
         self.write(lambda recording: recording.submit())
 
-    def _take_switches(self) -> Rows:
+    def _take_switches(self) -> None:
         # After the rings: whatever kept a thread from running before it wrote what was drained is known by now.
+        self._switch_at = time.monotonic() + SWITCHES_S
         if self.switches is None:
-            return no_switches()
-        claims = {count.tid: count.index for count in self.session.thread_counts()}
-        rows = self.switches.read(claims)
-        if len(rows):
-            self.write(lambda recording: recording.switches(rows))
-        return rows
+            return
+        rows = self.switches.read(self.session.threads_by_tid)
+        if not len(rows):
+            return
+        self.write(lambda recording: recording.switches(rows))
+        if self.spans is not None:
+            self.spans.explainer.add_switches(rows)
 
     def _take_samples(self) -> None:
         assert self.profiler is not None
         self._sample_at = time.monotonic() + SAMPLES_S
-        counts = self.session.thread_counts()
-        for samples in self.profiler.read({count.tid: count.index for count in counts}):
+        for samples in self.profiler.read(self.session.threads_by_tid()):
             self.write(partial(RecordingWriter.samples, samples=samples.rows, counted=samples.counted))
             self.note_samples(samples.rows)
         with suppress(NfprobeError, OSError):  # said when the session began, or the target has ended
-            self.profiler.keep({int(name) for name in os.listdir(f"/proc/{self.session.pid}/task")})
-            self.profiler.watch(count.tid for count in counts)
+            self.profiler.end_gone()
+            self.profiler.watch(claim.tid for claim in self.session.living_threads())
 
-    def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
+    def _watch_threads(self) -> None:
         if self.switches is None:
             return
-        switches = self._take_switches()  # their buffers are small, and nothing may have been delivered for long
-        if self.spans is not None:
-            self.spans.explainer.add_switches(switches)
+        self._take_switches()  # their buffers are small, and nothing may have been delivered for long
         try:
-            self.switches.keep({int(name) for name in os.listdir(f"/proc/{self.session.pid}/task")})
-            for count in counts:
-                self.switches.watch(count.tid)
+            self.switches.end_gone()
+            for claim in self.session.living_threads():
+                self.switches.watch(claim.tid)
         except (NfprobeError, OSError):
             return  # said when the session began, or the target has ended
 
@@ -359,11 +364,11 @@ class Drain:
         self.write(lambda recording: recording.clock(fresh))
         self._anchors_written = len(self.clock.anchors)
         self._write_threads(counts)
-        self._watch_threads(counts)
+        self._watch_threads()
         self.write(lambda recording: recording.counters(_counters(counts)))
 
     def _write_threads(self, counts: Sequence[ThreadCounts]) -> None:
-        fresh = [count for count in counts if self._threads_written.get(count.index) != count.tid]
+        fresh = [count for count in counts if count.tid and self._threads_written.get(count.index) != count.tid]
         if fresh:
             infos = [ThreadInfo(c.index, c.tid, self.thread_names.get(c.tid, "")) for c in fresh]
             self.write(lambda recording: recording.threads(infos))
@@ -383,16 +388,8 @@ class Drain:
 def _counters(counts: Sequence[ThreadCounts]) -> list[ThreadCounters]:
     return [
         ThreadCounters(
-            count.index,
-            count.empty_polls,
-            count.empty_ticks,
-            count.batches,
-            count.received,
-            count.transmit_calls,
-            count.transmitted,
-            count.refused,
-            count.dropped,
-            count.lost,
+            *(c.index, c.empty_polls, c.empty_ticks, c.batches, c.received),
+            *(c.transmit_calls, c.transmitted, c.refused, c.dropped, c.lost),
         )
-        for count in counts
+        for c in counts
     ]

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which entries of the thread table belong to threads that have ended. Reads only. Called by drain.py.
 
-A target that makes threads all the time would use up the table; rings of ended threads are given to new ones.
+A target that makes threads all the time would use up the table; rings of ended threads are given to new ones. Two
+threads with one ring would destroy each other's records, so a thread counts as ended only when the kernel says so of
+this very thread, two times: now, and once more when its ring was drained.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
-from otel_nfprobe.namespaces import namespace_ids
+import numpy as np
+
 from otel_nfprobe.session import THREAD_COUNT, Session
+from otel_nfprobe.threadtable import Claims
 
-PROC = Path("/proc")
 LOOK_S = 1.0
 CROWDED_LOOK_S = 0.02  # while many entries are in use
 CROWDED_ENTRIES = THREAD_COUNT // 8
+SCARCE_LOOK_S = 0.002  # while most are
+SCARCE_ENTRIES = 3 * THREAD_COUNT // 4
 KEPT_ENTRIES = THREAD_COUNT // 2  # so many entries may be kept for the counters of ended packet threads
 
 
@@ -25,38 +30,44 @@ class EndedThreads:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._looked_at = 0.0
-        self._is_nested: bool | None = None
+        self._claims: Claims | None = None
 
     def find(self) -> list[int]:
         """Thread table entries of threads that have ended; nothing when it is not time to look."""
-        now, used = time.monotonic(), len(self._session.thread_indexes())
-        if now < self._looked_at + (CROWDED_LOOK_S if used > CROWDED_ENTRIES else LOOK_S):
+        now = time.monotonic()
+        if now < self._looked_at + _find_pause_s(self._session.used_entries()):
             return []
         self._looked_at = now
-        claims = self._session.thread_claims()  # before the list: who claims now is in it
-        try:
-            living = self._living()
-        except OSError:
+        claims = self._claims = self._session.thread_claims()
+        gone = claims.are_outdated() | self._session.surely_gone(claims.tid)
+        if len(claims.index) <= KEPT_ENTRIES:
+            gone &= ~claims.has_counters
+        return [int(index) for index in claims.index[gone]]
+
+    def confirm(self, found: Sequence[int]) -> list[int]:
+        """Which of these, which `find` has just given, are gone when it is asked again, their entries as they were."""
+        before, now = self._claims, self._session.thread_claims() if found else None
+        if before is None or now is None:
             return []
-        newest = {tid: start for _, tid, start, _ in sorted(claims, key=lambda claim: claim[2])}
-        many = len(claims) > KEPT_ENTRIES
+        gone = now.are_outdated()
+        asked = np.flatnonzero(np.isin(now.index, found) & ~gone)
+        gone[asked] = self._session.surely_gone(now.tid[asked])
+        known = {before.index[place]: place for place in range(len(before.index))}
         return [
-            index
-            for index, tid, start, has_counters in claims
-            if (tid not in living or start != newest[tid]) and (many or not has_counters)
+            int(index)
+            for place, index in enumerate(now.index)
+            if gone[place] and index in found and _is_same(before, known.get(index), now, place)
         ]
 
-    def _living(self) -> set[int]:
-        """Thread ids as the target sees them."""
-        tasks = PROC / str(self._session.pid) / "task"
-        if self._is_nested is None:
-            self._is_nested = len(namespace_ids(tasks.parent)) > 1
-        if not self._is_nested:
-            return {int(task.name) for task in tasks.iterdir()}
-        living = set()
-        for task in tasks.iterdir():
-            try:
-                living.add(namespace_ids(task)[-1])
-            except OSError:
-                continue  # ended meanwhile
-        return living
+
+def _is_same(before: Claims, place: int | None, now: Claims, new_place: int) -> bool:
+    if place is None:
+        return False
+    tids, starts = before.tid[place], before.start_ticks[place]
+    return bool(tids == now.tid[new_place]) and bool(starts == now.start_ticks[new_place])
+
+
+def _find_pause_s(used: int) -> float:
+    if used > SCARCE_ENTRIES:
+        return SCARCE_LOOK_S
+    return CROWDED_LOOK_S if used > CROWDED_ENTRIES else LOOK_S

@@ -291,7 +291,7 @@ class Monitor:
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:
             return None
-        watch = SwitchWatch(clock)
+        watch = SwitchWatch(clock, self.session.holds_thread)
         try:
             for thread in self.target.threads():
                 watch.watch(thread.tid)
@@ -327,7 +327,7 @@ class Monitor:
         self.follower.between_looks(self.counting.follow)
         self.profile.follow()
         if self.software_counters:
-            self.software.follow((count.index, count.tid) for count in self.session.thread_counts())
+            self.software.follow(self.session.living_threads(), self.session.holds_thread)
 
     def _tell_verdicts(self) -> None:
         for name, sentence in find_verdicts(self.session, self.choice.readers()):

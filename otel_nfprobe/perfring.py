@@ -11,8 +11,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 SOFTWARE = 1  # PERF_TYPE_SOFTWARE
 USE_CLOCK = 1 << 25  # use_clockid: the kernel takes into a group only events of one clock
@@ -46,6 +47,14 @@ def open_event(attributes: bytes, tid: int, group: int = -1) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return descriptor
+
+
+def find_ended(descriptors: Iterable[int]) -> list[int]:
+    """Which of these events are of threads that have ended, as the kernel says of the events themselves."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, 0)
+    return [descriptor for descriptor, happened in poll.poll(0) if happened & select.POLLHUP]
 
 
 def map_ring(descriptor: int, pages: int) -> mmap.mmap:

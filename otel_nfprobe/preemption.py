@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.perfring import HEADER, NO_KERNEL, SOFTWARE, map_largest_ring, open_event, take_records
+from otel_nfprobe.perfring import (
+    HEADER,
+    NO_KERNEL,
+    SOFTWARE,
+    find_ended,
+    map_largest_ring,
+    open_event,
+    take_records,
+)
 from otel_nfprobe.rawclock import RawClock
 from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
 
@@ -73,20 +81,22 @@ class SwitchWatch:
 
     Args:
         clock: of the session; for its rate.
+        is_ours: whether a number is that of a thread of the target at this moment.
 
     Attributes:
         lost: records that found their buffer full.
         unwatched: threads beyond THREADS_MAX.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, is_ours: Callable[[int], bool]) -> None:
+        self._is_ours = is_ours
         self.lost = 0
         self.unwatched = 0
         self._clock = RawClock(clock)
         self._watched: dict[int, _Watched] = {}
 
     def watch(self, tid: int) -> None:
-        """Begins with a thread; does nothing for one that is watched, or has ended.
+        """Begins with a thread; does nothing for one that is watched, has ended, or is none of the target.
 
         Args:
             tid: as the monitor sees it.
@@ -105,29 +115,38 @@ class SwitchWatch:
             return
         except OSError as error:
             raise _refuse(error) from None
+        if not self._is_ours(tid):  # it has ended, and another process has its number
+            os.close(descriptor)
+            return
         try:
             self._watched[tid] = _Watched(descriptor, map_largest_ring(descriptor, PAGES), np.empty(0, _EVENT))
         except OSError as error:
             os.close(descriptor)
             raise _refuse(error) from None
 
-    def keep(self, tids: set[int]) -> None:
-        """Ends with all threads but these."""
-        for tid in self._watched.keys() - tids:
+    def end_gone(self) -> None:
+        """Ends with the threads that are gone; one that has got the number of such a thread is another one."""
+        ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
+        for tid in [tid for tid, watched in self._watched.items() if watched.descriptor in ended]:
             self._watched.pop(tid).close()
 
-    def read(self, indexes: Mapping[int, int]) -> Rows:
+    def read(self, find_indexes: Callable[[], Mapping[int, int]]) -> Rows:
         """The switches that ended since the last call.
 
         Args:
-            indexes: of threads in the thread table, by tid as the monitor sees it; others are left out.
+            find_indexes: called where there are any switches: finds the indexes of threads in the thread table, by tid
+                as the monitor sees it; others are left out.
 
         Returns:
             rows of dtype SWITCH, those of one thread in order.
         """
-        rows = []
+        rows, indexes = [], None
         for tid, watched in self._watched.items():
-            events, lost = _split(take_records(watched.buffer))
+            records = take_records(watched.buffer)
+            if not records:
+                continue
+            indexes = find_indexes() if indexes is None else indexes
+            events, lost = _split(records)
             self.lost += lost
             if lost:
                 watched.away, watched.incomplete = watched.away[:0], True
@@ -137,7 +156,9 @@ class SwitchWatch:
 
     def close(self) -> None:
         """Ends with all threads."""
-        self.keep(set())
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
 
     def _pair_up(self, watched: _Watched, events: NDArray[np.void], index: int) -> Rows:
         events = np.concatenate((watched.away, events))

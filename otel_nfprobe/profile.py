@@ -49,7 +49,7 @@ class Profile:
         self._due_at = 0.0
         if not hertz:
             return
-        profiler = Profiler(drain.clock, hertz, self._find_counted, say)
+        profiler = Profiler(drain.clock, hertz, drain.session.holds_thread, self._find_counted, say)
         try:
             profiler.watch(thread.tid for thread in target.threads())
         except NfprobeError as error:

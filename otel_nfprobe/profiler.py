@@ -21,7 +21,7 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadGroup
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.perfring import take_records
+from otel_nfprobe.perfring import find_ended, take_records
 from otel_nfprobe.rawclock import RawClock
 from otel_nfprobe.samplecounts import CountedSamples, SampleCounts, Words, is_known
 from otel_nfprobe.samplegroup import GroupOpener, SampleGroup, Wanted
@@ -61,6 +61,7 @@ class Profiler:
     Args:
         clock: of the session; for its rate.
         hertz: samples in each second that a thread runs.
+        is_ours: whether a number is that of a thread of the target at this moment.
         find_counted: what the session counts at this moment.
         say: tells a person, once, what samples hold.
         open_one: opens the event that samples; tests put another one here.
@@ -77,6 +78,7 @@ class Profiler:
         self,
         clock: Clock,
         hertz: int,
+        is_ours: Callable[[int], bool],
         find_counted: Callable[[], Counted] = Counted,
         say: Callable[[str], None] = lambda sentence: None,
         open_one: Open = open_source,
@@ -86,7 +88,7 @@ class Profiler:
         self.counters: list[str] = []
         self.source: Source | None = None
         self._clock = RawClock(clock)
-        self._find_counted = find_counted
+        self._find_counted, self._is_ours = find_counted, is_ours
         self._opener = GroupOpener(hertz, open_one, kernel or Kernel(), say)
         self._groups: dict[int, SampleGroup] = {}
 
@@ -109,9 +111,10 @@ class Profiler:
             self._end(tid)
             self._begin(tid, wanted)
 
-    def keep(self, tids: set[int]) -> None:
-        """Ends with all threads but these."""
-        for tid in self._groups.keys() - tids:
+    def end_gone(self) -> None:
+        """Ends with the threads that are gone; one that has got the number of such a thread is another one."""
+        ended = set(find_ended([group.sampling for group in self._groups.values()]))
+        for tid in [tid for tid, group in self._groups.items() if group.sampling in ended]:
             self._end(tid)
 
     def relieve(self, tid: int) -> bool:
@@ -150,7 +153,8 @@ class Profiler:
 
     def close(self) -> None:
         """Ends with all threads."""
-        self.keep(set())
+        for tid in list(self._groups):
+            self._end(tid)
 
     def _begin(self, tid: int, wanted: Wanted) -> None:
         try:
@@ -160,6 +164,9 @@ class Profiler:
         except OSError as error:
             reason = error.strerror or "unknown error"
             raise NfprobeError(f"There is no profile: perf_event_open says {reason}.", "nfprobe doctor") from None
+        if not self._is_ours(tid):  # it has ended, and another process has its number
+            self._end(tid)
+            return
         self.source = group.source
 
     def _end(self, tid: int) -> None:

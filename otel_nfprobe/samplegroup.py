@@ -80,6 +80,11 @@ class SampleGroup:
     is_broken: bool = False
 
     @property
+    def sampling(self) -> int:
+        """The descriptor of the event that samples."""
+        return self.opened[0]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Of the counters."""
         return tuple(counter.name for counter in self.counters)

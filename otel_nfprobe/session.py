@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.columns import RECORD
+from otel_nfprobe.columns import THREAD
 from otel_nfprobe.descriptors import open_session_file
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.namespaces import OuterThreads
 from otel_nfprobe.patchtable import PatchTable
-from otel_nfprobe.threadcounts import LateCounts, ThreadCounts, bound_count
+from otel_nfprobe.rings import Rings
+from otel_nfprobe.threadcounts import LateCounts, ThreadCounts
+from otel_nfprobe.threadids import ThreadIds
+from otel_nfprobe.threadtable import Claim, Claims, ThreadTable
 
 FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
 THREAD_TABLE_OFFSET = 8192
@@ -42,7 +44,7 @@ RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 5
+VERSION = 6
 
 GATE_OUTER = 1
 GATE_INNER = 2
@@ -59,8 +61,6 @@ F_OFD_SETLK = 37
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
 
 COMMAND_PATIENCE_NS = 15_000_000_000
-DRAIN_ROOM_RECORDS = 1 << 16
-HOLE_PATIENCE_S = 0.05
 
 
 class Session:
@@ -98,14 +98,11 @@ class Session:
             raise
         self.patches = PatchTable(self._fixed_buffer + PROBE_TABLE_OFFSET, PROBE_COUNT, self._probe_count)
         self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
-        self._rings: Any = None
-        self._positions: dict[int, Any] = {}
-        self._holes: dict[int, float] = {}
-        self._threads = OuterThreads(pid)
+        self._rings: Rings | None = None
+        rows = np.frombuffer(self._fixed, THREAD, THREAD_COUNT, THREAD_TABLE_OFFSET)
+        self._threads = ThreadTable(rows, ThreadIds(pid))
         self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
-        self._room = np.empty(DRAIN_ROOM_RECORDS, dtype=RECORD)
-        self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
-        self.torn = 0
+        self.torn = 0  # slots that were reserved and never written
 
     def _find_ring_bytes(self) -> int:
         ring_bytes, rest = divmod(os.fstat(self._fd).st_size - RING_OFFSET, THREAD_COUNT)
@@ -187,8 +184,10 @@ class Session:
 
     @property
     def helper_tid(self) -> int:
-        """Thread id of the helper thread, as the monitor sees it."""
-        return self._threads.outer(int(self.header.helper_tid))
+        """Thread id of the helper thread, as the monitor sees it; 0: what the target says is no thread of it."""
+        inner = np.array([int(self.header.helper_tid)], np.uint32)
+        tid = int(self._threads.ids.outer(inner)[0])
+        return tid if self.holds_thread(tid) else 0
 
     @property
     def helper_is_there(self) -> bool:
@@ -249,45 +248,23 @@ class Session:
 
     def thread_counts(self) -> list[ThreadCounts]:
         """Counters of the threads that have written in this session."""
-        counts = []
-        for index in self.thread_indexes():
-            entry = self._table[index]
-            if entry.tid:
-                counts.append(
-                    ThreadCounts(
-                        index,
-                        self._threads.outer(int(entry.tid)),
-                        bound_count(entry.empty_polls),
-                        bound_count(entry.empty_ticks),
-                        bound_count(entry.batches),
-                        bound_count(entry.received_packets),
-                        bound_count(entry.transmit_calls),
-                        bound_count(entry.transmitted_packets),
-                        bound_count(entry.refused_packets),
-                        bound_count(entry.dropped_packets),
-                        (bound_count(entry.lost[0]), bound_count(entry.lost[1]), bound_count(entry.lost[2])),
-                    )
-                )
-        return counts
+        return self._threads.counts(len(self.thread_indexes()))
 
     def late_counts(self) -> list[LateCounts]:
         """What the threads did where not every packet is identified."""
-        counts = []
-        for index in self.thread_indexes():
-            entry = self._table[index]
-            if entry.tid:
-                counts.append(
-                    LateCounts(
-                        index,
-                        bound_count(entry.identified_packets),
-                        bound_count(entry.unplaced_packets),
-                        bound_count(entry.unheld_packets),
-                        bound_count(entry.checked_packets),
-                        bound_count(entry.differing_packets),
-                        bool(entry.copying),
-                    )
-                )
-        return counts
+        return self._threads.late_counts(len(self.thread_indexes()))
+
+    def living_threads(self) -> list[Claim]:
+        """Threads with a ring that are threads of the target at this moment, as the kernel says."""
+        return self._threads.living(len(self.thread_indexes()))
+
+    def threads_by_tid(self) -> dict[int, int]:
+        """Thread table indexes by the monitor's thread ids, of ended threads, too."""
+        return self._threads.by_tid(len(self.thread_indexes()))
+
+    def holds_thread(self, tid: int) -> bool:
+        """Whether this is a thread of the target at this moment; to be asked after something was opened for it."""
+        return self._threads.ids.holds(tid)
 
     def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
         """Says which packets deserve to be identified (struct nfp_late_wish).
@@ -302,29 +279,28 @@ class Session:
         for wish in wishes:
             wish.late_ticks, wish.sample = late_ticks, sample
 
-    def thread_claims(self) -> list[tuple[int, int, int, bool]]:
-        """Entries in use: index, tid as the target sees it, when it was claimed, whether it counted packets."""
-        claims = []
-        for index in self.thread_indexes():
-            entry = self._table[index]
-            start = int(entry.start_ticks)  # read before tid, which is written before it
-            if entry.state == lib.NFP_THREAD_USED and start:
-                has_counters = any((entry.empty_polls, entry.batches, entry.transmit_calls, entry.dropped_packets))
-                claims.append((index, int(entry.tid), start, has_counters))
-        return claims
+    def thread_claims(self) -> Claims:
+        """The entries in use."""
+        return self._threads.claims(len(self.thread_indexes()))
+
+    def used_entries(self) -> int:
+        """Thread table entries that somebody has, as the target says."""
+        free = bytes(ffi.buffer(self.header.free_threads))
+        return THREAD_COUNT - int.from_bytes(free, "little").bit_count()
+
+    def surely_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which threads have ended for certain; `tids` as the target sees them, same shape."""
+        return self._threads.ids.surely_gone(tids)
 
     def unregistered(self) -> tuple[int, int, int]:
         """Records lost by threads that got no ring, by loss class."""
         lost = self.header.unregistered
         return int(lost[0]), int(lost[1]), int(lost[2])
 
-    def _ring(self, index: int) -> Any:
-        if self._rings is None:  # one mapping: each takes a file descriptor
-            self._ring_memory = mmap.mmap(self._fd, THREAD_COUNT * self.ring_bytes, offset=RING_OFFSET)
-            self._rings = ffi.from_buffer(self._ring_memory)
-        if index not in self._positions:
-            self._positions[index] = ffi.new("uint64_t *", int(self._table[index].tail))
-        return self._rings + index * self.ring_bytes
+    def _map_rings(self) -> Rings:
+        if self._rings is None:
+            self._rings = Rings(self._fd, RING_OFFSET, THREAD_COUNT, self.ring_bytes, self._table)
+        return self._rings
 
     def drain(self) -> Iterator[tuple[int, NDArray[Any]]]:
         """Takes what the rings hold: pairs (thread table index, records).
@@ -333,43 +309,19 @@ class Session:
         what stood in it when the round began, which matching packets across threads relies on, and at most
         once around, so that a fast thread does not starve the others.
         """
-        for index in self.thread_indexes():
-            for _ in range(self.ring_bytes // (DRAIN_ROOM_RECORDS * RECORD.itemsize) + 1):
-                count = self._drain_ring(index)
-                if count:
-                    yield index, self._room[:count]
-                if count < DRAIN_ROOM_RECORDS:
-                    break
+        rings = self._map_rings()
+        yield from rings.sweep(len(self.thread_indexes()))
+        self.torn = rings.torn
 
-    def drain_thread(self, index: int) -> Iterator[NDArray[Any]]:
-        """Takes all that one ring holds. The arrays are as those of `drain`."""
-        while count := self._drain_ring(index):
-            yield self._room[:count]
-
-    def has_hole(self, index: int) -> bool:
-        """Whether records stand in the ring behind one that was reserved and is not written yet."""
-        return index in self._holes
-
-    def _drain_ring(self, index: int) -> int:
-        ring = self._ring(index)
-        position = self._positions[index]
-        hole = ffi.new("struct nfp_drain_hole *")
-        before = int(position[0])
-        skip = index in self._holes and time.monotonic() - self._holes[index] > HOLE_PATIENCE_S
-        count = lib.nfp_drain(ring, self.ring_bytes, position, skip, self._room_pointer, DRAIN_ROOM_RECORDS, hole)
-        self.torn += int(hole.torn)
-        if hole.blocked:
-            self._holes.setdefault(index, time.monotonic())
-        if not hole.blocked or count or hole.torn:
-            self._holes.pop(index, None)
-        if position[0] != before:  # FILL records, too, which are not counted
-            lib.nfp_drain_publish(self._table + index, position[0])
-        return int(count)
+    def take_last(self, index: int) -> Iterator[NDArray[Any]]:
+        """Takes what the ring of a thread that is gone holds, at most once around. Arrays as those of `drain`."""
+        rings = self._map_rings()
+        yield from rings.take_last(index)
+        self.torn = rings.torn
 
     def free_thread(self, index: int) -> None:
         """Gives the table entry of a thread that has ended to the next new thread. Its ring must be drained."""
-        self._table[index].start_ticks = 0
-        self._table[index].state = lib.NFP_THREAD_FREE
+        lib.nfp_thread_free(self.header, self._table, index)
 
     def close(self) -> None:
         """Gives up the lock: the target's helper thread then closes its gates. The rings are unmapped, the tables stay.
@@ -380,6 +332,5 @@ class Session:
         fcntl.fcntl(self._fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
         os.close(self._fd)
         if self._rings is not None:
-            ffi.release(self._rings)
+            self._rings.close()
             self._rings = None
-            self._ring_memory.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads of a target have counted themselves, as session.py reads it in the thread table."""
+"""What the threads of a target have counted themselves, as threadtable.py reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ COUNT_MAX = (1 << 48) - 1  # no thread counts that far: what says more is nonsen
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Counters of one thread of the target, exact even when records were lost. Its tid is the monitor's."""
+    """Counters of one thread of the target, exact even when records were lost.
+
+    Attributes:
+        tid: the monitor's number; 0: the target has made it up, or the thread ended before it was looked at.
+        start_ticks: when it claimed its entry; 0: the entry was freed.
+    """
 
     index: int
     tid: int
@@ -23,6 +28,7 @@ class ThreadCounts:
     refused: int
     dropped: int
     lost: tuple[int, int, int]
+    start_ticks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,3 @@ class LateCounts:
     checked: int
     differing: int
     copying: bool
-
-
-def bound_count(count: int) -> int:
-    """A count out of the target's memory, as one that sums and formats have room for."""
-    return min(int(count), COUNT_MAX)

@@ -162,6 +162,7 @@ static const char *make_session(const struct nfp_boot *boot)
 	header->helper_address = (uint64_t)(uintptr_t)nfp_helper_main;
 	header->tls_offset = (uint32_t)nfp_library.word_offset;
 	header->kept_address = (uint64_t)(uintptr_t)&threads[0].kept;
+	memset(header->free_threads, 0xff, sizeof(header->free_threads));
 	memset(nfp_library.rings, 0, sizeof(nfp_library.rings));
 	nfp_library.header = header;
 	nfp_library.late = late; // an earlier one stays mapped: a thread may be inside a probe

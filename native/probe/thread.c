@@ -35,24 +35,43 @@ struct nfp_thread nfp_claiming_thread = {
     .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 
-static int take(uint32_t index)
+// Partner: nfp_thread_free. Who takes the bit away has the entry, as the monitor left it.
+static int take(uint64_t *word, uint64_t bit)
 {
-	uint32_t free = NFP_THREAD_FREE;
-	return __atomic_compare_exchange_n(&nfp_library.table[index].state, &free, NFP_THREAD_USED, 0,
-	                                   __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+	return (__atomic_fetch_and(word, ~bit, __ATOMIC_ACQ_REL) & bit) != 0;
+}
+
+// Costs next to nothing: a thread without a ring comes here with each of its records.
+static int is_any_free(void)
+{
+	uint64_t free = 0;
+	for (uint32_t word = 0; word < NFP_THREAD_COUNT / 64; word++)
+		free |= __atomic_load_n(&nfp_library.header->free_threads[word], __ATOMIC_RELAXED);
+	return free != 0;
 }
 
 // A free table entry, one whose ring is mapped already if there is one. Returns -1 when all are in use.
 static int take_any(void)
 {
 	for (int mapped = 1; mapped >= 0; mapped--)
-		for (uint32_t index = 0; index < NFP_THREAD_COUNT; index++)
-			if ((nfp_library.rings[index] != 0) == mapped &&
-			    __atomic_load_n(&nfp_library.table[index].state, __ATOMIC_RELAXED) ==
-			        NFP_THREAD_FREE &&
-			    take(index))
+		for (uint32_t index = 0; index < NFP_THREAD_COUNT; index++) {
+			uint64_t *word = &nfp_library.header->free_threads[index / 64];
+			uint64_t left = __atomic_load_n(word, __ATOMIC_RELAXED) >> index % 64;
+			if (!left) {
+				index |= 63;
+				continue;
+			}
+			index += (uint32_t)__builtin_ctzll(left);
+			if ((nfp_library.rings[index] != 0) == mapped && take(word, 1ull << index % 64))
 				return (int)index;
+		}
 	return -1;
+}
+
+static void give_back(uint32_t index)
+{
+	__atomic_fetch_or(&nfp_library.header->free_threads[index / 64], 1ull << index % 64,
+	                  __ATOMIC_RELEASE);
 }
 
 static void describe(struct nfp_thread *thread, uint32_t index)
@@ -72,10 +91,11 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->counted = 0; // of the thread that had this entry before
 	thread->limit = thread->room = 0;
 	shared->late = nfp_library.header->late;
+	__atomic_store_n(&shared->state, NFP_THREAD_USED, __ATOMIC_RELAXED); // start_ticks makes it known
 	nfp_late_begin(thread, index);
 	nfp_queue_forget(thread);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
-	// Partner: Session.ended_threads, which believes a tid only with a start.
+	// Partner: Session.read_table, which believes a tid only with a start.
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
 	// The thread table's `position` is where the monitor begins to read this ring: stored before the
 	// gate opens, and read by it after `threads` (partner: Session.drain).
@@ -113,13 +133,13 @@ static void open_gate(struct nfp_thread *thread)
 // there: it gets none.
 static struct nfp_thread *claim(struct nfp_thread **word)
 {
-	if (nfp_syscall3(SYS_getpid, 0, 0, 0) != nfp_library.pid)
+	if (!is_any_free() || nfp_syscall3(SYS_getpid, 0, 0, 0) != nfp_library.pid)
 		return 0;
 	int index = take_any();
 	if (index < 0)
 		return 0;
 	if (nfp_ring_map((uint32_t)index) != 0) {
-		__atomic_store_n(&nfp_library.table[index].state, NFP_THREAD_FREE, __ATOMIC_RELEASE);
+		give_back((uint32_t)index);
 		return 0;
 	}
 	struct nfp_thread *thread = &nfp_library.threads[index];

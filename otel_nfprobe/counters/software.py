@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.perf import Kernel
+from otel_nfprobe.threadtable import Claim
 
 INTERVAL_S = 0.1
 INTERVALS_MAX = 100_000  # older ones are forgotten, their sums are not
@@ -41,7 +42,7 @@ class _Thread:
     descriptors: list[int]
     last: list[int]
     read_ticks: int
-    totals: list[int] = field(default_factory=list)
+    start_ticks: int
 
 
 @dataclass
@@ -65,19 +66,24 @@ class SoftwareCounters:
     _due_at: float = 0.0
     _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters that others were changed to
 
-    def follow(self, threads: Iterable[tuple[int, int]]) -> None:
+    def follow(self, claims: Iterable[Claim], is_ours: Callable[[int], bool]) -> None:
         """Reads what is due; begins with threads that are new and ends with those that are gone.
 
         Args:
-            threads: thread table index and tid.
+            claims: of the threads that live.
+            is_ours: whether a number is that of a thread of the target at this moment.
         """
         if not self.counters:
             return
-        tids = {tid: index for index, tid in threads if tid}
-        for tid in self._threads.keys() - tids.keys():
-            self._end(tid)
-        for tid in tids.keys() - self._threads.keys():
-            self._threads[tid] = self._begin(tid, tids[tid])
+        living = {claim.tid: claim for claim in claims}
+        for tid, thread in list(self._threads.items()):
+            if tid not in living or living[tid].start_ticks != thread.start_ticks:
+                self._read_one(tid, thread)
+                self._end(tid)
+        for tid in living.keys() - self._threads.keys():
+            self._threads[tid] = self._begin(living[tid])
+            if not is_ours(tid):  # it has ended, and another process has its number
+                self._end(tid)
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + INTERVAL_S
             self.read()
@@ -85,16 +91,19 @@ class SoftwareCounters:
     def read(self) -> None:
         """Ends the interval of every thread and begins the next."""
         for tid, thread in self._threads.items():
-            if not thread.descriptors:
-                continue
-            values = [(self.kernel.read(descriptor) or (0, 0, 0))[0] for descriptor in thread.descriptors]
-            now = self.ticks()
-            counts = [value - last for value, last in zip(values, thread.last, strict=True)]
-            self._rows.append((thread.index, tid, thread.read_ticks, now, counts))
-            total = self._totals.setdefault(tid, [0] * len(counts))
-            self._totals[tid] = [before + count for before, count in zip(total, counts, strict=True)]
-            thread.last, thread.read_ticks = values, now
+            self._read_one(tid, thread)
         del self._rows[:-INTERVALS_MAX]
+
+    def _read_one(self, tid: int, thread: _Thread) -> None:
+        if not thread.descriptors:
+            return
+        values = [(self.kernel.read(descriptor) or (0, 0, 0))[0] for descriptor in thread.descriptors]
+        now = self.ticks()
+        counts = [value - last for value, last in zip(values, thread.last, strict=True)]
+        self._rows.append((thread.index, tid, thread.read_ticks, now, counts))
+        total = self._totals.setdefault(tid, [0] * len(counts))
+        self._totals[tid] = [before + count for before, count in zip(total, counts, strict=True)]
+        thread.last, thread.read_ticks = values, now
 
     def close(self) -> None:
         """Reads once more and ends with all threads."""
@@ -129,11 +138,11 @@ class SoftwareCounters:
                 entry[name] = entry.get(name, 0) + count
         return [found[tid] for tid in sorted(found)]
 
-    def _begin(self, tid: int, index: int) -> _Thread:
-        thread = _Thread(index, [], [0] * len(self.counters), self.ticks())
+    def _begin(self, claim: Claim) -> _Thread:
+        thread = _Thread(claim.index, [], [0] * len(self.counters), self.ticks(), claim.start_ticks)
         try:
             for counter in self.counters:
-                thread.descriptors.append(self._open(counter, tid))
+                thread.descriptors.append(self._open(counter, claim.tid))
         except OSError as error:
             self._close(thread)
             if not isinstance(error, ProcessLookupError):

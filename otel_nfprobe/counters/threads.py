@@ -27,6 +27,7 @@ from otel_nfprobe.descriptors import take_channel
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import THREAD_COUNT, Session
+from otel_nfprobe.threadtable import Claim
 
 HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, while it calibrates
 LOOK_S = 1.0  # how often groups are looked at for their error state
@@ -39,6 +40,7 @@ class ThreadGroup:
     tid: int
     descriptors: list[int]
     said: bool = False
+    start_ticks: int = 0  # of its claim: the next thread may have its number
 
 
 @dataclass
@@ -119,12 +121,12 @@ class ThreadCounters:
         """Gives counters to threads that have none yet, and takes those of ended threads back."""
         if self._channel is None or not self.counters:
             return
-        threads = {count.index: count.tid for count in self.session.thread_counts() if count.tid}
-        for index in [index for index, group in self._groups.items() if threads.get(index) != group.tid]:
+        threads = {claim.index: claim for claim in self.session.living_threads()}
+        for index in [index for index, group in self._groups.items() if not _is_of(group, threads.get(index))]:
             self._release(index)
-        for index, tid in threads.items():
+        for index, claim in threads.items():
             if index not in self._groups:
-                self._open(index, tid)
+                self._open(claim)
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             self._look()
@@ -140,16 +142,16 @@ class ThreadCounters:
             self._channel.close()
             self._channel = None
 
-    def _open(self, index: int, tid: int) -> None:
-        group = self._groups[index] = ThreadGroup(tid, [])
+    def _open(self, claim: Claim) -> None:
+        group = self._groups[claim.index] = ThreadGroup(claim.tid, [], start_ticks=claim.start_ticks)
         try:
-            self._count(index, group)
+            self._count(claim.index, group)
         except ProcessLookupError:
             self._close(group)
         except OSError as error:
             opened = len(group.descriptors)
             self._close(group)
-            self._refuse(self._explain(error, tid, opened))
+            self._refuse(self._explain(error, claim.tid, opened))
 
     def _explain(self, error: OSError, tid: int, opened: int) -> str:
         cpus: set[int] = set()
@@ -161,10 +163,14 @@ class ThreadCounters:
         return f"{refusal.reason} (next: {refusal.advice})"
 
     def _count(self, index: int, group: ThreadGroup) -> None:
+        if not self.session.holds_thread(group.tid):
+            raise ProcessLookupError(errno.ESRCH, "the target names a thread that it does not have")
         cpus = os.sched_getaffinity(group.tid)
         for counter in self.counters:
             leader = group.descriptors[0] if group.descriptors else -1
             group.descriptors.append(self.kernel.open(counter, counter.event_for(cpus), group.tid, leader))
+        if not self.session.holds_thread(group.tid):  # of another process: nothing of its counters goes to the target
+            raise ProcessLookupError(errno.ESRCH, "the thread has ended")
         self._hand_over(index, group)
         self.kernel.enable(group.descriptors[0])
 
@@ -212,3 +218,21 @@ class ThreadCounters:
         for descriptor in reversed(group.descriptors):
             self.kernel.close(descriptor)
         group.descriptors = []
+
+
+def _is_of(group: ThreadGroup, claim: Claim | None) -> bool:
+    return claim is not None and (group.tid, group.start_ticks) == (claim.tid, claim.start_ticks)
+
+
+def _take_descriptor(pid: int, descriptor: int) -> int:
+    """A descriptor of another process, as one of this process."""
+    process = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        taken = int(libc.syscall(ctypes.c_long(PIDFD_GETFD), process, descriptor, ctypes.c_uint(0)))
+        if taken < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return taken
+    finally:
+        os.close(process)

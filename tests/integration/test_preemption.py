@@ -50,7 +50,7 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
     for process in (first, second):
         os.sched_setaffinity(process.pid, {cpu})
     stop(first.pid)
-    watch = SwitchWatch(Clock.start())
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
     watch.watch(first.pid)
     watch.watch(first.pid)
     before, start = read_counts(first.pid), sample_pair().ticks
@@ -61,9 +61,9 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
         while read_counts(first.pid)["nonvoluntary_ctxt_switches"] < before["nonvoluntary_ctxt_switches"] + wanted:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-            rows.append(watch.read({first.pid: 7}))
+            rows.append(watch.read(lambda: {first.pid: 7}))
         stop(first.pid)
-    rows.append(watch.read({first.pid: 7}))
+    rows.append(watch.read(lambda: {first.pid: 7}))
     found, end, after = np.concatenate(rows), sample_pair().ticks, read_counts(first.pid)
     watch.close()
     preempted = (found["flags"] & SwitchFlag.PREEMPTED) != 0
@@ -82,9 +82,9 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
 
 def test_a_thread_that_is_gone_is_not_watched() -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    watch = SwitchWatch(Clock.start())
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
     watch.watch(int(done.stdout))
-    assert len(watch.read({})) == 0
+    assert len(watch.read(dict)) == 0
     watch.close()
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(preemption, "_open_event", refuse)
     with pytest.raises(NfprobeError) as error:
-        SwitchWatch(Clock.start()).watch(os.getpid())
+        SwitchWatch(Clock.start(), lambda tid: True).watch(os.getpid())
     assert "perf_event_paranoid is" in error.value.sentence
     assert error.value.sentence.endswith(".")
     assert "\n" not in error.value.sentence

@@ -16,6 +16,7 @@ from otel_nfprobe.counters.availability import Surroundings
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.threads import ThreadCounters
+from otel_nfprobe.threadtable import Claim
 
 assert around  # the fixture
 COUNTERS = tuple(Counter(name, (Event(0, config),)) for config, name in enumerate(("a", "b", "c")))
@@ -27,8 +28,13 @@ class Threads(ThreadCounters):
 
     def __init__(self, kernel: FakeKernel, around: Surroundings, counters: tuple[Counter, ...] = COUNTERS) -> None:
         self.answer = 0
-        thread = SimpleNamespace(index=3, tid=os.getpid())
-        session: Any = SimpleNamespace(thread_counts=lambda: [thread], ask=lambda *words: self.answer, pid=os.getpid())
+        self.claims, self.foreign = [Claim(3, os.getpid(), 1)], set[int]()
+        session: Any = SimpleNamespace(
+            living_threads=lambda: self.claims,
+            holds_thread=lambda tid: tid not in self.foreign,
+            ask=lambda *words: self.answer,
+            pid=os.getpid(),
+        )
         self.said: list[str] = []
         super().__init__(session, counters, self.said.append, kernel=kernel, around=around)
         self._channel, self.other = socket.socketpair()
@@ -104,3 +110,19 @@ def test_what_the_target_answers(kernel: FakeKernel, around: Surroundings) -> No
     threads = Threads(kernel, around)
     threads.answer = -errno.ENOMEM
     assert follow(threads) == ["A thread is not counted: Cannot allocate memory."]
+
+
+def test_a_thread_of_another_process_gets_nothing(kernel: FakeKernel, around: Surroundings) -> None:
+    """It ended, and its number went to somebody else, before the counters were opened or after that."""
+    threads = Threads(kernel, around)
+    threads.foreign.add(os.getpid())
+    assert follow(threads) == []
+    assert kernel.calls == []
+
+
+def test_a_number_that_is_used_again_is_another_thread(kernel: FakeKernel, around: Surroundings) -> None:
+    threads = Threads(kernel, around)
+    threads.follow()
+    threads.claims = [Claim(3, os.getpid(), 2)]
+    assert follow(threads) == []
+    assert kernel.calls == ["0", "1", "2", "enable", "disable"] * 2

@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +104,8 @@ class Watched:
 
     def __init__(self, machine: Machine, counted: Counted) -> None:
         self.machine, self.counted, self.said = machine, counted, list[str]()
-        self.profiler = Profiler(CLOCK, 99, lambda: self.counted, self.said.append, machine.open_one, machine)
+        profiler = partial(Profiler, CLOCK, 99, lambda tid: True)
+        self.profiler = profiler(lambda: self.counted, self.said.append, machine.open_one, machine)
 
     def watch(self) -> list[str]:
         """What its samples hold from now on."""
@@ -192,7 +194,7 @@ def test_what_does_not_fit_later_gives_way_then(machine: Machine) -> None:
     """Somebody takes counters while the session runs, or the thread did not run when its group was opened."""
     watched = Watched(machine, of(machine))
     watched.watch()
-    session: Any = SimpleNamespace(thread_counts=list, pid=1)
+    session: Any = SimpleNamespace(living_threads=list, pid=1)
     said: list[str] = []
     counting = ThreadCounters(session, (CYCLES,), said.append, kernel=machine, relieve=watched.profiler.relieve)
     counting._groups[0] = watched.counted.groups[TID]

@@ -94,19 +94,19 @@ def test_the_most_precise_event_is_asked_for_first() -> None:
     ]
     for index, source in enumerate(SOURCES):
         kernel = Kernel(source)
-        Profiler(CLOCK, 99, open_one=kernel).watch([1234])
+        Profiler(CLOCK, 99, lambda tid: True, open_one=kernel).watch([1234])
         assert kernel.asked == list(SOURCES[: index + 1])
 
 
 def test_a_refusal_is_one_sentence() -> None:
     with pytest.raises(NfprobeError) as refused:
-        Profiler(CLOCK, 99, open_one=Kernel(None, errno.EACCES)).watch([1234])
+        Profiler(CLOCK, 99, lambda tid: True, open_one=Kernel(None, errno.EACCES)).watch([1234])
     assert refused.value.sentence == "There is no profile: perf_event_open says Permission denied."
     assert refused.value.next_command
 
 
 def test_flags_say_what_was_seen() -> None:
-    profiler = Profiler(CLOCK, 99)
+    profiler = Profiler(CLOCK, 99, lambda tid: True)
     events = np.zeros(3, record_dtype(0))
     events["misc"] = [2, 2 | 1 << 14, 1]  # user; user, exact; kernel
     events["period"] = [5, 1 << 40, 7]

@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 5
+#define NFP_SESSION_VERSION 6
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -169,6 +169,9 @@ struct nfp_session_header {
 	// What each counter counts in the probe of a poll that returned nothing: left out of the readings of threads that are
 	// given counters from now on.
 	int32_t counted_polls[6];
+	// A bit for each thread table entry: 1: nobody has it. The target clears bits, the monitor sets them. Only the target
+	// reads them.
+	uint64_t free_threads[16]; // NFP_THREAD_COUNT / 64
 };
 
 enum nfp_thread_state { NFP_THREAD_FREE = 0, NFP_THREAD_USED = 1 };
@@ -392,5 +395,6 @@ _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");
 _Static_assert(sizeof(struct nfp_session_header) <= NFP_PROGRAM_OFFSET, "the header is one page");
+_Static_assert(sizeof(((struct nfp_session_header *)0)->free_threads) * 8 == NFP_THREAD_COUNT, "a bit each");
 #endif
 #endif

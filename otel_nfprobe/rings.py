@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rings of a session, as the monitor reads them: a cover of native/core/sweep.h. Called by session.py."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.columns import RECORD
+
+ROOM_RECORDS = 1 << 16
+PART = np.dtype([("thread", "<u4"), ("reserved", "<u4"), ("count", "<u8")])
+
+
+class Rings:
+    """The rings of all threads; one mapping, for each takes a file descriptor.
+
+    Args:
+        descriptor: of the session's memory file.
+        offset: of the first ring in it.
+        count: of rings, the entries of the thread table.
+        ring_bytes: of each.
+        table: the thread table (struct nfp_thread_shared *).
+    """
+
+    def __init__(self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any) -> None:
+        self._memory = mmap.mmap(descriptor, count * ring_bytes, offset=offset)
+        self._bytes = ffi.from_buffer("uint8_t[]", self._memory)
+        self._states = ffi.new("struct nfp_ring_state[]", count)
+        self._sweep = ffi.new("struct nfp_sweep *")
+        self._sweep.rings, self._sweep.states = self._bytes, self._states
+        self._sweep.table, self._sweep.ring_bytes = table, ring_bytes
+        self._laps = ring_bytes // (ROOM_RECORDS * RECORD.itemsize) + 1
+        self._room = np.empty(ROOM_RECORDS, RECORD)
+        self._parts = np.empty(count, PART)
+        self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
+        self._parts_pointer = ffi.cast("struct nfp_sweep_part *", ffi.from_buffer(self._parts))
+
+    @property
+    def torn(self) -> int:
+        """Slots that were given up: reserved, never written."""
+        return int(self._sweep.torn)
+
+    def sweep(self, used: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """What the first rings hold, as Session.drain has it."""
+        sweep = self._sweep
+        lib.nfp_sweep_begin(sweep, used, time.monotonic_ns())
+        while sweep.next < sweep.threads:
+            count = lib.nfp_sweep_take(sweep, self._room_pointer, ROOM_RECORDS, self._parts_pointer)
+            first = 0
+            for thread, _, records in self._parts[:count].tolist():
+                yield thread, self._room[first : first + records]
+                first += records
+
+    def take_last(self, index: int) -> Iterator[NDArray[Any]]:
+        """What the ring of a thread that is gone holds, at most once around; slots that it never wrote are left out."""
+        for _ in range(self._laps):
+            count = lib.nfp_sweep_one(self._sweep, index, 1, self._room_pointer, ROOM_RECORDS)
+            if not count:
+                return
+            yield self._room[:count]
+
+    def close(self) -> None:
+        """Unmaps the rings."""
+        self._sweep.rings = ffi.NULL
+        ffi.release(self._bytes)
+        self._memory.close()
