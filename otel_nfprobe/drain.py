@@ -44,7 +44,7 @@ from otel_nfprobe.threadcounts import ThreadCounts
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
-SWITCHES_S = 0.02  # how often the buffers of the threads' switches are emptied
+SWITCHES_S = 0.05  # how often the buffers of the threads' switches are emptied
 EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
 PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
 BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind

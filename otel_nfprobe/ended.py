@@ -46,25 +46,13 @@ class EndedThreads:
 
     def confirm(self, found: Sequence[int]) -> list[int]:
         """Which of these, which `find` has just given, are gone when it is asked again, their entries as they were."""
-        before, now = self._claims, self._session.thread_claims() if found else None
-        if before is None or now is None:
+        before = self._claims
+        if before is None or not found:
             return []
-        gone = now.are_outdated()
-        asked = np.flatnonzero(np.isin(now.index, found) & ~gone)
-        gone[asked] = self._session.surely_gone(now.tid[asked])
-        known = {before.index[place]: place for place in range(len(before.index))}
-        return [
-            int(index)
-            for place, index in enumerate(now.index)
-            if gone[place] and index in found and _is_same(before, known.get(index), now, place)
-        ]
-
-
-def _is_same(before: Claims, place: int | None, now: Claims, new_place: int) -> bool:
-    if place is None:
-        return False
-    tids, starts = before.tid[place], before.start_ticks[place]
-    return bool(tids == now.tid[new_place]) and bool(starts == now.start_ticks[new_place])
+        now = self._session.thread_claims()
+        asked = np.flatnonzero(np.isin(now.index, found) & now.were_in(before))
+        gone = now.are_outdated()[asked] | self._session.surely_gone(now.tid[asked])
+        return [int(index) for index in now.index[asked[gone]]]
 
 
 def _find_pause_s(used: int) -> float:

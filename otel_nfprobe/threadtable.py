@@ -56,6 +56,15 @@ class Claims:
         outdated[order[:-1]] = has_next & (starts[1:] != starts[:-1])
         return outdated
 
+    def were_in(self, before: Claims) -> NDArray[np.bool_]:
+        """Which of these were claimed at an earlier look, by the same thread at the same time; same shape."""
+        if not len(before.index):
+            return np.zeros(len(self.index), np.bool_)
+        place = np.minimum(np.searchsorted(before.index, self.index), len(before.index) - 1)
+        same: NDArray[np.bool_] = before.index[place] == self.index
+        same &= (before.tid[place] == self.tid) & (before.start_ticks[place] == self.start_ticks)
+        return same
+
 
 class ThreadTable:
     """The thread table.

@@ -222,17 +222,3 @@ class ThreadCounters:
 
 def _is_of(group: ThreadGroup, claim: Claim | None) -> bool:
     return claim is not None and (group.tid, group.start_ticks) == (claim.tid, claim.start_ticks)
-
-
-def _take_descriptor(pid: int, descriptor: int) -> int:
-    """A descriptor of another process, as one of this process."""
-    process = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        taken = int(libc.syscall(ctypes.c_long(PIDFD_GETFD), process, descriptor, ctypes.c_uint(0)))
-        if taken < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return taken
-    finally:
-        os.close(process)
