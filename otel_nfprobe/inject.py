@@ -31,8 +31,7 @@ from otel_nfprobe.symbols import build_id_of, exported_address
 from otel_nfprobe.target import Target, Thread, read_status
 from otel_nfprobe.turns import take_turn
 
-PATIENCE_NS = 10_000_000_000
-BUSY_PATIENCE_NS = 1_000_000_000  # until a busy thread makes a harmless call; then it is the next one's turn
+ROUND_PATIENCE_NS = 1_000_000_000  # for one of the threads to come to a safe place; then all are listed anew
 STAGE_PATIENCE_S = 30.0
 FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
@@ -203,7 +202,7 @@ def _helper_cpus(threads: Sequence[Thread]) -> list[int]:
 
 def _request(target: Target) -> Any:
     place = {"pid": target.pid, "memory_fd": target.memory.descriptor}
-    request = ffi.new("struct nfp_inject *", {**place, "patience_ns": PATIENCE_NS})
+    request = ffi.new("struct nfp_inject *", {**place, "patience_ns": ROUND_PATIENCE_NS})
     bootstrap = ffi.from_buffer(_bootstrap())
     _KEPT[request] = bootstrap
     request.bootstrap = ffi.cast("uint8_t *", bootstrap)
@@ -229,46 +228,49 @@ def syscall_address(target: Target) -> int:
 
 
 def candidates(target: Target) -> list[Thread]:
-    """Threads to inject through, the best first: blocked in a harmless call, then busy ones."""
+    """Threads to inject through, the best first: blocked in a harmless call, then those that have waited often."""
     rank = {number: position for position, number in enumerate(SAFE_SYSTEM_CALLS)}
     threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
     blocked = [thread for thread in threads if thread.system_call in rank]
     blocked.sort(key=lambda thread: rank[int(thread.system_call or 0)])
     running = [thread for thread in threads if thread.system_call is None]
+    running.sort(key=lambda thread: thread.waits, reverse=True)
     return blocked + running
 
 
 def _run(target: Target, request: Any, boot: Any) -> int:
-    """Tries one thread after the other; a program that has just started may have none that is fit yet."""
-    reasons: list[str] = []
+    """Tries the threads until one is fit; a program that has just started may have none yet."""
+    reason = ""
     turns: Counter[int] = Counter()
     given_up: set[int] = set()
     start = time.monotonic()
-    while time.monotonic() - start < (ALL_THREADS_PATIENCE_S if reasons else FIRST_THREAD_PATIENCE_S):
+    while time.monotonic() - start < (ALL_THREADS_PATIENCE_S if turns else FIRST_THREAD_PATIENCE_S):
         # Looked at anew each time: one that sleeps between its turns on a busy CPU is blocked only now and then.
-        fit = [thread for thread in candidates(target) if thread.tid not in given_up]
+        fit = [thread.tid for thread in candidates(target) if thread.tid not in given_up]
         if not fit:
-            if reasons:
+            if turns:
                 break
             time.sleep(0.01)
             continue
-        thread = min(fit, key=lambda thread: turns[thread.tid])
-        is_busy = thread.system_call is None
-        request.tid, request.patience_ns = thread.tid, BUSY_PATIENCE_NS if is_busy else PATIENCE_NS
+        fit.sort(key=lambda tid: turns[tid])
+        tids = ffi.new("int32_t[]", fit)
+        request.tids, request.tid_count = tids, len(fit)
         error = lib.nfp_inject(request, boot)
         if error == 0:
-            return int(thread.tid)
-        turns[thread.tid] += 1
-        if not (is_busy and error == -errno.EAGAIN):
-            given_up.add(thread.tid)
-        reasons.append(f"{thread.name}: {ffi.string(request.message).decode(errors='replace')}")
+            return int(request.tid)
+        turns.update(fit[: request.tried])
+        reason = reason or ffi.string(request.message).decode(errors="replace")
+        if request.tid:
+            given_up.add(int(request.tid))
+        elif error not in (-errno.EAGAIN, -errno.ESRCH):
+            given_up.update(fit)
         if not os.path.exists(f"/proc/{target.pid}"):
             raise NfprobeError(f"Process {target.pid} has ended.")
         if error == -errno.ESTALE:
             raise NfprobeError(replaced(target.pid), f"nfprobe attach {target.pid}")
-    why = reasons[0] if reasons else "all are blocked where they may hold a lock"
     raise NfprobeError(
-        f"No thread of process {target.pid} came to a place where the probe library can be loaded ({why}).",
+        f"No thread of process {target.pid} came to a place where the probe library can be loaded "
+        f"({reason or 'all are blocked where they may hold a lock'}).",
         f"nfprobe doctor {target.pid}",
     )
 

@@ -52,6 +52,7 @@ class Thread:
         system_call: number of the one it is blocked in; -1 blocked elsewhere; None running or unknown.
         cpus: where it may run.
         policy: its scheduling policy.
+        waits: how often it has gone to sleep since its start; a thread that polls hardly does.
     """
 
     tid: int
@@ -60,6 +61,7 @@ class Thread:
     system_call: int | None
     cpus: frozenset[int]
     policy: str
+    waits: int
 
 
 class Target:
@@ -288,6 +290,7 @@ class Target:
             number,
             parse_cpu_list(status.get("Cpus_allowed_list", "")),
             policy,
+            int(status.get("voluntary_ctxt_switches", "0")),
         )
 
     def describe(self) -> dict[str, Any]:

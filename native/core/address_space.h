@@ -9,7 +9,7 @@
 //  - Each thread is seized with PTRACE_O_TRACEEXEC: one that execs while it runs says so at its next stop.
 //  - Then it is asked, once and after that, whether it runs in the descriptor's memory: nfp_runs_in.
 //  - A thread id can only pass to another thread of ours when the first thread of a process ends and another one execs,
-//    which gets the number of the process. Where all threads are seized the first one has PTRACE_O_TRACEEXIT: until
+//    which gets the number of the process. Where several are seized the first one has PTRACE_O_TRACEEXIT: until
 //    its end was reported and answered the exec waits for it. Where only one is seized, who gets its number is not
 //    traced, and the kernel answers ESRCH.
 #ifndef NFPROBE_ADDRESS_SPACE_H

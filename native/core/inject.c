@@ -5,6 +5,7 @@
 #include "address_space.h"
 #include "guard.h"
 #include "ptrace.h"
+#include "safe_place.h"
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -37,116 +38,6 @@ static int fail(struct nfp_inject *inject, int error, const char *what)
 {
 	snprintf(inject->message, sizeof(inject->message), "%s: %s", what, strerror(-error));
 	return error;
-}
-
-// System calls at which a thread holds no lock of libc, and which can be made again without harm.
-static int is_safe_call(uint64_t number)
-{
-	switch (number) {
-	case SYS_poll:
-	case SYS_ppoll:
-	case SYS_select:
-	case SYS_pselect6:
-	case SYS_epoll_wait:
-	case SYS_epoll_pwait:
-	case 441: // epoll_pwait2
-	case SYS_nanosleep:
-	case SYS_clock_nanosleep:
-	case SYS_pause:
-	case SYS_rt_sigsuspend:
-	case SYS_rt_sigtimedwait:
-	case SYS_restart_syscall: // goes on with a sleep, a poll or a timed futex wait
-	case SYS_accept:
-	case SYS_accept4:
-	case SYS_recvfrom:
-	case SYS_recvmsg:
-	case SYS_read: // of a pipe or terminal: stdio's own lock may be held, none that pthread_create takes
-	case SYS_readv:
-	case SYS_wait4:
-	case SYS_waitid:
-		return 1;
-	default:
-		return 0;
-	}
-}
-
-// At the entry of these, too: the C library makes none of them with the allocator's lock held (that is mmap,
-// munmap, mprotect, madvise and brk). They are skipped and made again, so what they do does not matter.
-static int is_safe_entry(uint64_t number)
-{
-	switch (number) {
-	case SYS_write:
-	case SYS_writev:
-	case SYS_pwrite64:
-	case SYS_sendto:
-	case SYS_sendmsg:
-	case SYS_sendmmsg:
-	case SYS_recvmmsg:
-	case SYS_ioctl:
-	case SYS_sched_yield:
-	case SYS_clock_gettime:
-		return 1;
-	default:
-		return is_safe_call(number);
-	}
-}
-
-// Whether the stopped thread is inside one: the kernel says so by orig_rax, and by a result that means "ended
-// by the stop".
-static int is_blocked_safely(const struct user_regs_struct *registers)
-{
-	int64_t result = (int64_t)registers->rax;
-	int interrupted = result == -EINTR || (result <= -512 && result >= -516);
-	return (int64_t)registers->orig_rax >= 0 && interrupted && is_safe_call(registers->orig_rax);
-}
-
-// Lets a busy thread run until it enters a harmless system call.
-static int run_to_safe_call(struct nfp_seized *thread, uint64_t deadline_ns)
-{
-	int signal = 0;
-	for (;;) {
-		int status;
-		thread->stopped = 0;
-		if (ptrace(PTRACE_SYSCALL, thread->tid, 0, (long)signal) != 0)
-			return -errno;
-		signal = 0;
-		int error = nfp_wait_stop(thread, deadline_ns, &status);
-		if (error == -ETIMEDOUT) { // stop it, so that it can be let go
-			nfp_interrupt(thread);
-			nfp_wait_interrupted(thread, nfp_now_ns() + CALL_PATIENCE_NS);
-		}
-		if (error)
-			return error;
-		if (status >> 16 == PTRACE_EVENT_STOP)
-			continue;
-		if (WSTOPSIG(status) != (SIGTRAP | 0x80)) {
-			signal = WSTOPSIG(status);
-			continue;
-		}
-		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) != 0)
-			return -errno;
-		// At an entry the kernel has stored -ENOSYS as the result.
-		if ((int64_t)thread->registers.rax == -ENOSYS && is_safe_entry(thread->registers.orig_rax))
-			return 0;
-	}
-}
-
-static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved)
-{
-	int error = nfp_interrupt(thread);
-	if (!error)
-		error = nfp_wait_interrupted(thread, nfp_now_ns() + CALL_PATIENCE_NS);
-	if (error)
-		return fail(inject, error, "the thread did not stop");
-	saved->at_entry = !is_blocked_safely(&thread->registers);
-	if (!saved->at_entry)
-		return 0;
-	if (ptrace(PTRACE_SETOPTIONS, thread->tid, 0, PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXEC) != 0)
-		return fail(inject, -errno, "the thread cannot be followed");
-	error = run_to_safe_call(thread, nfp_now_ns() + inject->patience_ns);
-	if (error)
-		fail(inject, error, "the thread made no harmless system call in time");
-	return error == -ETIMEDOUT ? -EAGAIN : error;
 }
 
 static int save(struct nfp_seized *thread, struct saved *saved)
@@ -293,23 +184,41 @@ static int inject_stopped(struct nfp_inject *inject, struct nfp_boot *boot, stru
 	return error ? error : restored ? fail(inject, restored, "restoring the thread's state") : 0;
 }
 
+static int come_to_safe_place(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved,
+                              uint64_t *since_ns)
+{
+	struct nfp_safe_place place = {.pid = inject->pid, .tids = inject->tids, .count = inject->tid_count};
+	int error = nfp_safe_place_find(&place, inject->patience_ns);
+	inject->tried = place.tried;
+	inject->tid = error ? 0 : place.thread.tid;
+	*thread = place.thread;
+	saved->at_entry = place.at_entry;
+	*since_ns = place.since_ns;
+	if (error == -EAGAIN)
+		snprintf(inject->message, sizeof(inject->message),
+		         "none made a harmless system call in time");
+	else if (error)
+		fail(inject, error,
+		     error == -ESTALE ? "the process has started another program" : "PTRACE_SEIZE");
+	return error;
+}
+
 static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 {
 	struct nfp_seized thread;
 	struct saved saved = {.at_entry = 0};
-	int error = nfp_seize_with(inject->tid, PTRACE_O_TRACEEXEC, &thread);
-	if (error)
-		return fail(inject, error, "PTRACE_SEIZE");
 	struct nfp_haste before;
+	uint64_t since_ns;
 	nfp_haste_begin(&before);
-	error = come_to_safe_place(inject, &thread, &saved);
-	if (!error && !nfp_runs_in(inject->tid, inject->memory_fd))
-		error = fail(inject, -ESTALE, "the process has started another program");
-	uint64_t start_ns = nfp_now_ns();
-	if (!error)
-		error = inject_stopped(inject, boot, &thread, &saved, inject->memory_fd);
-	nfp_release(&thread);
-	inject->stopped_ns = nfp_now_ns() - start_ns;
+	int error = come_to_safe_place(inject, &thread, &saved, &since_ns);
+	if (!error) {
+		if (!nfp_runs_in(inject->tid, inject->memory_fd))
+			error = fail(inject, -ESTALE, "the process has started another program");
+		if (!error)
+			error = inject_stopped(inject, boot, &thread, &saved, inject->memory_fd);
+		nfp_release(&thread);
+		inject->stopped_ns = nfp_now_ns() - since_ns;
+	}
 	nfp_haste_end(&before);
 	return error;
 }

@@ -14,6 +14,7 @@
 #define POLL_NS 5000
 #define YIELDS 50
 #define STEPS_MAX 8
+#define ERESTARTNOHAND 514 // the kernel's own: make it again, but EINTR when a handler runs
 
 uint64_t nfp_now_ns(void)
 {
@@ -85,6 +86,17 @@ int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status)
 	}
 }
 
+int nfp_signal_of(int status)
+{
+	int is_event = status >> 16 != 0 || WSTOPSIG(status) == NFP_CALL_STOP;
+	return is_event ? 0 : WSTOPSIG(status);
+}
+
+int nfp_is_group_stop(int signal)
+{
+	return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
+}
+
 int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
 {
 	for (;;) {
@@ -95,14 +107,16 @@ int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
 			error = ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 ? 0 : -errno;
 			return error;
 		}
-		// A signal of its own came first: it gets it. The kernel may have forgotten the interrupt.
+		// A signal of its own came first, which it gets, or the end of a system call. The kernel has forgotten
+		// the interrupt.
 		thread->stopped = 0;
-		ptrace(PTRACE_CONT, thread->tid, 0, (long)WSTOPSIG(status));
+		ptrace(PTRACE_CONT, thread->tid, 0, (long)nfp_signal_of(status));
 		nfp_interrupt(thread);
 	}
 }
 
-// These end with EINTR when a thread is stopped and goes on, although no signal handler ran (signal(7)).
+// These end with EINTR when a thread is stopped and goes on, although no signal handler ran (signal(7)), and had done
+// nothing by then. Others that wait are made again by the kernel.
 static int ends_with_eintr(uint64_t number)
 {
 	switch (number) {
@@ -113,11 +127,23 @@ static int ends_with_eintr(uint64_t number)
 	case SYS_semtimedop:
 	case SYS_rt_sigtimedwait:
 	case SYS_io_getevents:
-	case SYS_accept: // these five where the socket has a timeout
+	case SYS_io_pgetevents:
+	case 426:  // io_uring_enter
+	case SYS_connect: // these where the socket has a timeout
+	case SYS_accept:
 	case SYS_accept4:
 	case SYS_recvfrom:
 	case SYS_recvmsg:
 	case SYS_recvmmsg:
+	case SYS_sendto:
+	case SYS_sendmsg:
+	case SYS_sendmmsg:
+	case SYS_read:
+	case SYS_readv:
+	case SYS_write:
+	case SYS_writev:
+	case SYS_sendfile:
+	case SYS_splice:
 		return 1;
 	default:
 		return 0;
@@ -146,14 +172,12 @@ int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *r
 	return -EDEADLK;
 }
 
-int nfp_rewind_interrupted_call(struct user_regs_struct *registers)
+int nfp_restart_interrupted_call(struct user_regs_struct *registers)
 {
 	if ((int64_t)registers->orig_rax < 0 || (int64_t)registers->rax != -EINTR ||
 	    !ends_with_eintr(registers->orig_rax))
 		return 0;
-	registers->rip -= NFP_SYSCALL_BYTES;
-	registers->rax = registers->orig_rax;
-	registers->orig_rax = (uint64_t)-1;
+	registers->rax = (uint64_t)-ERESTARTNOHAND;
 	return 1;
 }
 
@@ -161,7 +185,7 @@ int nfp_release(struct nfp_seized *thread)
 {
 	if (thread->gone)
 		return 0;
-	if (thread->stopped && nfp_rewind_interrupted_call(&thread->registers))
+	if (thread->stopped && nfp_restart_interrupted_call(&thread->registers))
 		ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
 	thread->stopped = 0;
 	return ptrace(PTRACE_DETACH, thread->tid, 0, (long)thread->signal) == 0 ? 0 : -errno;

@@ -3,11 +3,13 @@
 // and stop.c, which alone touch a target.
 #ifndef NFPROBE_PTRACE_H
 #define NFPROBE_PTRACE_H
+#include <signal.h>
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/user.h>
 
 #define NFP_SYSCALL_BYTES 2 // of the instruction
+#define NFP_CALL_STOP (SIGTRAP | 0x80) // at a system call, with PTRACE_O_TRACESYSGOOD
 
 struct nfp_seized {
 	pid_t tid;
@@ -40,12 +42,17 @@ int nfp_interrupt(struct nfp_seized *thread);
 int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns);
 // Waits for any stop. `status` as waitpid gives it. -ESTALE: the thread has started another program, and was let go.
 int nfp_wait_stop(struct nfp_seized *thread, uint64_t deadline_ns, int *status);
+// The signal that a stop of this status reports, or 0 when it has another reason.
+int nfp_signal_of(int status);
+// Whether it is one of those that stop a whole process.
+int nfp_is_group_stop(int signal);
 // Makes the stopped thread execute the syscall instruction that `registers` stand at, with what is in them, and
 // leaves it stopped behind it. Returns the system call's result, or -errno; patience_ns is for each step.
 int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *registers,
                            uint64_t patience_ns);
 // A system call that only the stop ended with EINTR is made again, then the thread runs on, untraced.
 int nfp_release(struct nfp_seized *thread);
-// Whether that is so, with the registers rewound to before the system call.
-int nfp_rewind_interrupted_call(struct user_regs_struct *registers);
+// Whether that may be so. Then the registers of the stopped thread say so to the kernel, which alone knows whether a
+// handler of the program runs before the thread goes on: only then the program sees EINTR.
+int nfp_restart_interrupted_call(struct user_regs_struct *registers);
 #endif

@@ -42,7 +42,7 @@ static void let_go(struct nfp_watch *watch, struct nfp_seized *thread, int signa
 		int moved = watch->looks ? nfp_move_out(thread, watch->memory, &watch->plan) : 0;
 		watch->left += moved < 0;
 		watch->moved += moved > 0 ? (uint32_t)moved : 0;
-		if (nfp_rewind_interrupted_call(&thread->registers))
+		if (nfp_restart_interrupted_call(&thread->registers))
 			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
 	}
 	detach(thread, signal);
@@ -55,7 +55,7 @@ static void settle(struct nfp_watch *watch, struct nfp_seized *thread, int signa
 	if (watch->mode == NFP_WATCH_FOLLOW) {
 		if (thread->state == AWAITED &&
 		    ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 &&
-		    nfp_rewind_interrupted_call(&thread->registers))
+		    nfp_restart_interrupted_call(&thread->registers))
 			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
 		nfp_go_on(thread, signal);
 	} else if (watch->mode == NFP_WATCH_RELEASE)
@@ -82,18 +82,13 @@ static void on_signal(struct nfp_watch *watch, struct nfp_seized *thread, int si
 	settle(watch, thread, signal);
 }
 
-static int is_group_stop(int signal)
-{
-	return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
-}
-
 // Its birth, an interrupt, or a signal that stops the whole target.
 static void on_stop(struct nfp_watch *watch, struct nfp_seized *thread, int signal)
 {
 	if (met_int3(watch, thread)) { // the trap comes next
 		nfp_go_on(thread, 0);
 		thread->state = AWAITED;
-	} else if (!is_group_stop(signal) || watch->mode == NFP_WATCH_RELEASE) {
+	} else if (!nfp_is_group_stop(signal) || watch->mode == NFP_WATCH_RELEASE) {
 		settle(watch, thread, 0);
 	} else if (watch->mode == NFP_WATCH_FOLLOW) {
 		thread->state = LISTENING;

@@ -201,7 +201,7 @@ void nfp_watch_resume(struct nfp_watch *watch)
 		}
 		if (thread->state != HELD)
 			continue;
-		if (nfp_rewind_interrupted_call(&thread->registers))
+		if (nfp_restart_interrupted_call(&thread->registers))
 			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
 		nfp_go_on(thread, thread->signal);
 	}
