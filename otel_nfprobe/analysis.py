@@ -154,6 +154,8 @@ class _Ladder:
             return IN_LINKER
         if module.is_probe_library:
             return IN_LIBRARY
+        if module.image.unread:
+            return f"{module.name} cannot be read: {module.image.failure}"
         if function.name_source == "section":
             return PLT_STUB
         if self.aliases and any(_RUNTIME.fullmatch(alias) for alias in self.aliases):

@@ -8,7 +8,6 @@ longer than a ring has room. Called by choice.py, monitor.py and cli/measure.py.
 
 from __future__ import annotations
 
-import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,4 +33,3 @@ def collection_paused() -> Iterator[None]:
 def keep_what_is_there() -> None:
     """Collections look only at what is made from now on: for a process that measures once, and then ends."""
     gc.freeze()
-    atexit.register(gc.unfreeze)  # lief complains about every object of its that is left at the end

@@ -7,18 +7,27 @@ a reason. Called by modules.py and by everything that looks at functions.
 
 from __future__ import annotations
 
-import io
+import shlex
 import struct
-import warnings
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-import lief
-
+from otel_nfprobe import elfparser
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import FrameTable, parse_frames
+from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SENSELESS, SYMBOLS, ParserError
+from otel_nfprobe.elftables import (
+    Relocations,
+    Segment,
+    Slot,
+    Symbol,
+    read_head,
+    read_relocations,
+    read_symbols,
+)
 from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.filecontent import Content, FileContent
 from otel_nfprobe.names.objectfile import FILE_BYTES_MAX, MACHINE_X86_64
@@ -28,46 +37,12 @@ PAGE_BYTES = 4096
 FILE_TYPES = (2, 3)  # ET_EXEC, ET_DYN
 SEGMENT_LOAD, SEGMENT_INTERP, SEGMENT_FRAMES = 1, 3, 0x6474E550
 EXECUTABLE = 1
-JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 GO_SECTIONS = (".go.buildinfo", ".gopclntab", ".note.go.buildid")
-UNREADABLE_NAME = "?"
-SONAME = 14  # DT_SONAME
-_TABLES = ("dyn_symbols", "symtab_symbols", "symbol_versions", "relocations", "notes", "overlay")
-
-lief.logging.disable()
-# lief warns of numbers that it has no name for; they are ordinary in files of other compilers.
-warnings.filterwarnings("ignore", ".* is not a valid ", RuntimeWarning)
+_Answer = TypeVar("_Answer")
 
 
-class Segment(NamedTuple):
-    """A loaded part of a file (PT_LOAD). Addresses are the file's own."""
-
-    address: int
-    offset: int
-    file_bytes: int
-    memory_bytes: int
-    flags: int
-
-
-class Symbol(NamedTuple):
-    """A defined function or object symbol."""
-
-    address: int
-    size: int
-    name: str
-    kind: int  # STT_FUNC 2, STT_OBJECT 1, STT_GNU_IFUNC 10
-    rank: int  # smaller is the better name among those of one address
-    source: str  # one of SOURCES in names.py
-    version: str = ""  # "@@VERSION" what programs bind to, "@VERSION" kept for old ones
-    binding: int = 1  # STB_LOCAL 0, STB_GLOBAL 1, STB_WEAK 2
-
-
-class Slot(NamedTuple):
-    """A word that the dynamic linker fills with the address of a named function or object."""
-
-    address: int
-    name: str
-    lazy: bool  # JUMP_SLOT: may still lead to the dynamic linker
+class UnreadableError(NfprobeError):
+    """What reads ELF files did not survive this one, or gave up."""
 
 
 class ElfImage:
@@ -77,21 +52,26 @@ class ElfImage:
         path: what to call it in messages.
         content: its bytes, or where they are read.
 
+    Attributes:
+        failure: why one of its tables was not read; "" while all were that somebody asked for.
+
     Raises:
         UsageError: it is no ELF file, or a malformed one.
         RefusedError: it is for another machine.
+        UnreadableError: it was not read.
     """
 
     def __init__(self, path: str, content: bytes | Content) -> None:
         self.path = path
         self.content = Content(content) if isinstance(content, bytes) else content
         self.cache: dict[str, Any] = {}  # what others worked out about the file
+        self.failure = ""  # why a table of the file could not be read
         header = self.content.part(0, 64)
         _check_header(path, header)
         self.is_fixed = struct.unpack_from("<H", header, 16)[0] == 2
-        parsed = self._parse("notes")
-        self.has_interpreter = any(int(segment.type) == SEGMENT_INTERP for segment in parsed.segments)
-        self.segments = [_segment_of(segment) for segment in parsed.segments if int(segment.type) == SEGMENT_LOAD]
+        head = self._parse(HEAD, read_head)
+        self.has_interpreter = any(kind == SEGMENT_INTERP for kind, _ in head.segments)
+        self.segments = [segment for kind, segment in head.segments if kind == SEGMENT_LOAD]
         if not self.segments:
             raise UsageError(f"{path} has nothing that is loaded.", "nfprobe functions ELF-FILE")
         self._ranges = [(segment.address, segment.file_bytes, segment.offset) for segment in self.segments]
@@ -101,30 +81,57 @@ class ElfImage:
             for segment in self.segments
             if segment.flags & EXECUTABLE
         ]
-        self.sections = [
-            (_text(section), int(section.virtual_address), int(section.size)) for section in parsed.sections
-        ]
-        frames = (int(item.virtual_address) for item in parsed.segments if int(item.type) == SEGMENT_FRAMES)
+        self.sections = head.sections
+        frames = (segment.address for kind, segment in head.segments if kind == SEGMENT_FRAMES)
         self._frame_header_address = next(frames, None)
-        notes = [(_name_of(note), int(note.original_type), bytes(note.description)) for note in parsed.notes]
-        self.build_id = next((content.hex() for name, kind, content in notes if (name, kind) == ("GNU", 3)), "")
-        self.is_go = any(name in GO_SECTIONS for name, _, _ in self.sections) or any(note[0] == "Go" for note in notes)
-        self.soname = next((_text(entry) for entry in parsed.dynamic_entries if int(entry.tag) == SONAME), "")
+        self.build_id = next((text.hex() for name, kind, text in head.notes if (name, kind) == ("GNU", 3)), "")
+        is_of_go = any(name in GO_SECTIONS for name, _, _ in self.sections)
+        self.is_go = is_of_go or any(name == "Go" for name, _, _ in head.notes)
+        self.soname = head.soname
 
-    def _parse(self, *tables: str) -> Any:
-        """What lief reads of the file. Nobody keeps it: with all tables it takes several times the file's size.
+    def _parse(self, question: bytes, read: Callable[[list[memoryview]], _Answer]) -> _Answer:
+        """What another process reads of the file (elfparser.py).
 
-        Args:
-            tables: those of its ParserConfig that are wanted.
+        Raises:
+            UsageError: it is no ELF file.
+            UnreadableError: it was not read, now or before.
         """
-        wanted = lief.ELF.ParserConfig()
-        for table in _TABLES:
-            setattr(wanted, f"parse_{table}", table in tables)
-        content = self.content.part(0, self.content.size_bytes)  # of most files nothing else is looked at: not kept
-        parsed = lief.ELF.parse(io.BytesIO(content), wanted)
-        if parsed is None:
+        if self.failure:
+            raise self._unreadable()
+        try:
+            parts = elfparser.parser.ask(question, self.content)
+        except ParserError as error:
+            self.failure = str(error)
+            raise self._unreadable() from None
+        if parts is None:
             raise UsageError(f"{self.path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
-        return parsed
+        try:
+            return read(parts)
+        except (ValueError, struct.error):
+            elfparser.parser.end()  # whatever it has become, it reads no other file
+            self.failure = SENSELESS
+            raise self._unreadable() from None
+
+    def _parse_or(self, nothing: _Answer, question: bytes, read: Callable[[list[memoryview]], _Answer]) -> _Answer:
+        """As `_parse`; without raising: the file's functions are refused later on, and the others are not."""
+        try:
+            return self._parse(question, read)
+        except UnreadableError:
+            return nothing
+
+    def _unreadable(self) -> UnreadableError:
+        return UnreadableError(f"{self.path} cannot be read: {self.failure}.", f"file {shlex.quote(self.path)}")
+
+    @property
+    def unread(self) -> bool:
+        """Whether a table of the file cannot be read: too little is known of its code then to change any."""
+        _ = self.symbols, self._relocations
+        return bool(self.failure)
+
+    def check(self) -> None:
+        """Raises UnreadableError when a table of the file could not be read."""
+        if self.failure:
+            raise self._unreadable()
 
     @property
     def data(self) -> bytes:
@@ -155,21 +162,7 @@ class ElfImage:
     @cached_property
     def symbols(self) -> list[Symbol]:
         """Defined functions and objects of .dynsym and .symtab."""
-        found = []
-        versions: dict[int, str] = {}
-        parsed = self._parse("dyn_symbols", "symtab_symbols", "symbol_versions")
-        for source, table in (("dynsym", parsed.dynamic_symbols), ("symtab", parsed.symtab_symbols)):
-            for symbol in table:
-                kind = int(symbol.type) & 0xF
-                address = int(symbol.value)
-                if kind in (1, 2, 10) and address and int(symbol.shndx) != 0:
-                    name, version = split_version(_text(symbol))
-                    if name:
-                        version = _version_of(symbol, versions) if source == "dynsym" else version
-                        rank = rank_of(name, int(symbol.binding), version)
-                        size, binding = int(symbol.size), int(symbol.binding)
-                        found.append(Symbol(address, size, name, kind, rank, source, version, binding))
-        return found
+        return self._parse_or([], SYMBOLS, read_symbols)
 
     def names_address(self, low: int, high: int) -> bool:
         """Whether a symbol stands for an address in [low, high)."""
@@ -212,20 +205,10 @@ class ElfImage:
 
     @cached_property
     def _relocations(self) -> tuple[list[Slot], list[int]]:
-        slots, targets = {}, []
-        parsed = self._parse("dyn_symbols", "relocations")  # what it holds ends with it
-        for relocation in parsed.relocations:
-            if relocation.is_relatively_encoded:  # DT_RELR: the addend stands in the relocated word
-                targets.append(int.from_bytes(self.read(int(relocation.address), 8), "little"))
-                continue
-            kind = int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF
-            if kind == RELATIVE:
-                targets.append(int(relocation.addend))
-            elif kind in (JUMP_SLOT, GLOB_DAT):
-                symbol, address = relocation.symbol, int(relocation.address)
-                slots[address] = Slot(address, _text(symbol) if symbol else "", kind == JUMP_SLOT)
+        found = self._parse_or(Relocations([], [], []), RELOCATIONS, read_relocations)
+        targets = [*found.pointers, *(int.from_bytes(self.read(address, 8), "little") for address in found.words)]
         pointers = sorted(item for item in targets if any(start <= item < end for start, end in self.code_ranges))
-        return [slots[address] for address in sorted(slots)], pointers
+        return found.slots, pointers
 
     @cached_property
     def slot_names(self) -> dict[int, str]:
@@ -271,27 +254,32 @@ class ElfImage:
         return ranges, [start for start, _, _ in ranges]
 
 
-_images: OrderedDict[tuple[int, ...], ElfImage] = OrderedDict()
+_images: OrderedDict[tuple[int, ...], ElfImage | UnreadableError] = OrderedDict()
 
 
 def read_image(file: Any, path: str) -> ElfImage:
     """The image of an open file, from the cache if the file has not changed.
 
     Raises:
-        UsageError, RefusedError: as ElfImage.
+        UsageError, RefusedError, UnreadableError: as ElfImage; a file that was not read is not tried again.
     """
     content = FileContent(file, path)
     key = content.key
-    image = _images.get(key)
-    if image is None:
+    known = _images.get(key)
+    if known is None:
         if content.size_bytes > FILE_BYTES_MAX:
             raise UsageError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        image = ElfImage(path, content)
-        _images[key] = image
+        try:
+            known = ElfImage(path, content)
+        except UnreadableError as error:
+            known = error
+        _images[key] = known
         while len(_images) > CACHE_ENTRIES:
             _images.popitem(last=False)
     _images.move_to_end(key)
-    return image
+    if isinstance(known, UnreadableError):
+        raise UnreadableError(known.sentence, known.next_command)
+    return known
 
 
 def _check_header(path: str, data: bytes) -> None:
@@ -304,53 +292,6 @@ def _check_header(path: str, data: bytes) -> None:
         raise RefusedError(f"{path} is for another processor (ELF machine {machine}), not for x86-64.")
     if kind not in FILE_TYPES:
         raise UsageError(f"{path} is an ELF file, but neither a program nor a shared library.")
-
-
-def _segment_of(segment: Any) -> Segment:
-    return Segment(
-        int(segment.virtual_address),
-        int(segment.file_offset),
-        int(segment.physical_size),
-        int(segment.virtual_size),
-        int(segment.flags),
-    )
-
-
-def _text(item: Any) -> str:
-    # lief raises for a name that is not UTF-8.
-    try:
-        return str(item.name)
-    except UnicodeDecodeError:
-        return UNREADABLE_NAME
-
-
-def _name_of(note: Any) -> str:
-    return _text(note).rstrip("\0")
-
-
-def split_version(text: str) -> tuple[str, str]:
-    """Name and version ("@@V", "@V" or "") of a symbol as .symtab writes it."""
-    at = text.find("@", 1)
-    return (text, "") if at < 0 else (text[:at], text[at:])
-
-
-def rank_of(name: str, binding: int, version: str = "") -> int:
-    """How good a name is among those of one address; smaller is better."""
-    hidden = version.startswith("@") and not version.startswith("@@")
-    underscores = len(name) - len(name.lstrip("_"))
-    order = (1, 0, 2)[binding] if binding < 3 else 3  # local, global, weak
-    return (4096 if hidden else 0) + 1024 * min(underscores, 3) + 256 * order + min(len(name), 255)
-
-
-def _version_of(symbol: Any, known: dict[int, str]) -> str:
-    if not symbol.has_version:
-        return ""
-    value = int(symbol.symbol_version.value)
-    if value not in known:
-        version = symbol.symbol_version
-        text = _text(version.symbol_version_auxiliary) if version.has_auxiliary_version else ""
-        known[value] = f"{'@' if value & 0x8000 else '@@'}{text}" if text else "@" if value & 0x8000 else ""
-    return known[value]
 
 
 def _until_terminator(content: bytes) -> bytes:

@@ -37,6 +37,13 @@ class Content:
         """All bytes."""
         return self._data
 
+    def open(self) -> int:
+        """A descriptor of a file with these bytes, which the caller closes. Raises as `FileContent.part`."""
+        descriptor = os.memfd_create("elf", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(self._data)
+        return descriptor
+
 
 class FileContent(Content):
     """A file's bytes.
@@ -80,17 +87,32 @@ class FileContent(Content):
         wanted = min(size_bytes, self.size_bytes - offset)
         if offset < 0 or wanted <= 0:
             return b""
+        descriptor = self.open()
+        try:
+            content = os.pread(descriptor, wanted, offset)
+        except OSError:
+            content = b""
+        finally:
+            os.close(descriptor)
+        if len(content) != wanted:
+            raise self._is_gone()
+        return content
+
+    def open(self) -> int:
+        """A descriptor of the file, which the caller closes. Raises as `part`."""
         for path in self._paths:
             try:
-                with open(path, "rb", buffering=0) as file:
-                    if _key(os.fstat(file.fileno())) != self.key:
-                        continue
-                    content = os.pread(file.fileno(), wanted, offset)
+                # Not blocking: somebody may have put a pipe there.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError:
                 continue
-            if len(content) == wanted:
-                return content
-        raise NfprobeError(f"{self._paths[-1]} was changed or removed while it was being looked at.")
+            if _key(os.fstat(descriptor)) == self.key:
+                return descriptor
+            os.close(descriptor)
+        raise self._is_gone()
+
+    def _is_gone(self) -> NfprobeError:
+        return NfprobeError(f"{self._paths[-1]} was changed or removed while it was being looked at.")
 
 
 class _Kept:

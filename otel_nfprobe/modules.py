@@ -62,15 +62,7 @@ class Module:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names it goes by on the command line: with and without version, as file and as DT_SONAME."""
-        found = []
-        for name in (self.name, self.image.soname):
-            while name and name not in found:
-                found.append(name)
-                stem, dot, last = name.rpartition(".")
-                if not dot or not (last.isdigit() or last == "so" or ".so" in name):
-                    break
-                name = stem
-        return tuple(found)
+        return names_of_file(self.name, self.image.soname)
 
     @property
     def is_dynamic_linker(self) -> bool:
@@ -100,6 +92,19 @@ class Module:
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}.", "nfprobe functions PID") from error
         return cls(os.path.realpath(path), 0, image, list(image.code_ranges))
+
+
+def names_of_file(*names: str) -> tuple[str, ...]:
+    """File names with and without version."""
+    found = []
+    for name in names:
+        while name and name not in found:
+            found.append(name)
+            stem, dot, last = name.rpartition(".")
+            if not dot or not (last.isdigit() or last == "so" or ".so" in name):
+                break
+            name = stem
+    return tuple(found)
 
 
 def without_copies(found: Mapping[Key, Module], starts: Set[tuple[str, int]]) -> dict[Key, Module]:

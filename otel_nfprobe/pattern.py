@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.errors import UsageError
@@ -39,7 +40,11 @@ class Pattern:
 
     def matches_module(self, module: Module) -> bool:
         """Whether the module goes by a name that the glob means."""
-        return self.module == "*" or any(fnmatch.fnmatchcase(name, self.module) for name in module.names)
+        return self.module == "*" or self.names_one_of(module.names)
+
+    def names_one_of(self, modules: Iterable[str]) -> bool:
+        """Whether it means a module, and not just any, that goes by one of these names."""
+        return self.module != "*" and any(fnmatch.fnmatchcase(name, self.module) for name in modules)
 
     def matches(self, function: Named) -> bool:
         """Whether module and name fit."""

@@ -102,9 +102,9 @@ class _ModulePlans:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._fresh = 0
-        # These are refused by the name of their file, which may change.
+        # The first two are refused by the name of their file, which may change, the last for what happened just now.
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
-            module.is_dynamic_linker or module.is_probe_library
+            module.is_dynamic_linker or module.is_probe_library or module.image.unread
         )
 
     @cached_property

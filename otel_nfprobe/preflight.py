@@ -76,7 +76,7 @@ def _check_living(target: Target, status: dict[str, str]) -> list[str]:
         raise RefusedError(no_place(target), f"ls -l /proc/{target.pid}/root")
     if not can_take():
         raise NfprobeError(NO_PIDFD_GETFD, "nfprobe doctor")
-    return notes + _note_unreadable(target)
+    return notes + describe_unreadable(target)
 
 
 def _check_life(target: Target, status: dict[str, str]) -> None:
@@ -227,11 +227,11 @@ def _descendants(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-def _note_unreadable(target: Target) -> list[str]:
+def describe_unreadable(target: Target) -> list[str]:
+    """Which modules of a target are not probed because of their files, one sentence each."""
     return [
-        f"Functions of {path} are not probed: its file cannot be read ({reason}); "
-        "reading it through the process takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
-        for path, reason in target.unreadable.items()
+        f"Functions of {path} are not probed: {sentence}"
+        for path, sentence in target.unreadable.items()
         if "libnfprobe-" not in path
     ]
 

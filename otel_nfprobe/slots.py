@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_nfprobe.elf import Slot
+from otel_nfprobe.elftables import Slot
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.symbols import Function

@@ -7,6 +7,7 @@ by its offset. Reads files only. Called by the command line, the adapters and an
 
 from __future__ import annotations
 
+import os
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.ehframe import Frame
-from otel_nfprobe.elf import Symbol
+from otel_nfprobe.elf import UnreadableError
+from otel_nfprobe.elftables import Symbol
 from otel_nfprobe.errors import UsageError
-from otel_nfprobe.modules import Module
+from otel_nfprobe.modules import Module, names_of_file
 from otel_nfprobe.names.demangle import demangle
 from otel_nfprobe.names.inlined import inlined_in
 from otel_nfprobe.names.slotnames import imported_names
@@ -204,6 +206,7 @@ def list_functions(
         pattern = Pattern(text)
         matches = _select(pattern, modules, target)
         if not matches:
+            _check_readable(pattern, modules, target)
             sentence, options = _nothing_matches(pattern, modules)
             raise UsageError(sentence, next_command + options)
         found.update((id(function), function) for function in matches)
@@ -299,6 +302,16 @@ def _name_by_slots(target: Target, modules: Sequence[Module]) -> None:
     for address, name in imported_names(target, unnamed).items():
         function = unnamed[address]
         function.name, function.name_source, function.aliases = name, SLOT, (name,)
+
+
+def _check_readable(pattern: Pattern, modules: Sequence[Module], target: Target | None) -> None:
+    """Raises where nothing matches because a file could not be read."""
+    for module in modules:
+        if pattern.matches_module(module):
+            module.image.check()
+    for path, sentence in target.unreadable.items() if target is not None else ():
+        if pattern.names_one_of(names_of_file(os.path.basename(path))):
+            raise UnreadableError(f"No function of {path} can be probed: {sentence}", f"file {shlex.quote(path)}")
 
 
 def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, str]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from otel_nfprobe.elf import PAGE_BYTES, ElfImage, read_image
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.elf import PAGE_BYTES, ElfImage, UnreadableError, read_image
+from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.memory import Memory
 from otel_nfprobe.modules import Module, without_copies
 
@@ -22,6 +22,7 @@ __all__ = ["Mapping", "Module", "Target", "Thread"]
 
 COMPARED_BYTES = PAGE_BYTES  # of a file's first page, when device and inode do not tell that it is the mapped one
 POLICIES = {0: "other", 1: "fifo", 2: "round robin", 3: "batch", 5: "idle", 6: "deadline"}
+MAP_FILES_NEED = "; reading it through the process takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
 SKIPPED_PATHS = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/[aio]")
 
 
@@ -88,7 +89,7 @@ class Target:
         self._modules: dict[tuple[str, str, int, int], Module] = {}
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
         self.memory = Memory(pid)  # first: what is looked at later is of this program, or cannot be read
-        self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, why
+        self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, a sentence
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
         self.counters_forbidden = ""  # why its seccomp filters do not allow COUNTER_CALLS of x86_64/calls.py
         self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
@@ -134,8 +135,8 @@ class Target:
     def modules(self) -> list[Module]:
         """The ELF files that the process has loaded with executable code, the program itself first.
 
-        Files that are gone or replaced, and that this user may not read through the process, are left out and
-        named in `unreadable`.
+        Files that are gone or replaced, and that this user may not read through the process, and libraries that are
+        no readable ELF files are left out and named in `unreadable`.
 
         Raises:
             NfprobeError: the program's own file cannot be read.
@@ -211,8 +212,13 @@ class Target:
                 continue
             except OSError as error:
                 reason = error.strerror or str(error)
+            except (UnreadableError, UsageError, RefusedError) as error:
+                if is_program:
+                    raise
+                self.unreadable[mapping.path] = error.sentence
+                return None
         if not is_program:
-            self.unreadable[mapping.path] = reason
+            self.unreadable[mapping.path] = f"its file cannot be read ({reason}){MAP_FILES_NEED}"
             return None
         raise NfprobeError(
             f"{mapping.path}, which process {self.pid} has loaded, cannot be read: {reason}.",

@@ -40,6 +40,7 @@ from otel_nfprobe.latecapture import ALL, LateWish
 from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import describe_unreadable
 from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
@@ -90,6 +91,8 @@ def plan(
     choice = _choose(arguments, target, adapter, arguments.functions)
     if adapter is not None and arguments.adapter == "auto":
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
+    for sentence in describe_unreadable(target):
+        say(sentence)
     identity = find_identity(arguments)
     wish = _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from otel_nfprobe.elf import Symbol, rank_of, split_version
+from otel_nfprobe.elftables import Symbol, rank_of, split_version
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.names.archive import archive_names, known_archives

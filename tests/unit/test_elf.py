@@ -15,7 +15,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from otel_nfprobe import filecontent
-from otel_nfprobe.elf import ElfImage, Slot, read_image
+from otel_nfprobe.elf import ElfImage, read_image
+from otel_nfprobe.elftables import Slot
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.filecontent import FileContent, forget_contents
 

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a process without rights (elfworker.py) what lief reads of ELF files; its answers are as hostile as the files.
+
+    request: REQUEST and the file's descriptor     answer: state, number of parts, bytes of each, the parts
+
+The process is started when the first file is to be read, serves all of them, and ends when nothing was asked for some
+seconds, or with this process. A file that it dies of, or takes too long or too much memory for, costs a new one for the
+next file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.filecontent import Content
+
+HEAD, SYMBOLS, RELOCATIONS = b"h", b"s", b"r"
+PARTS = {HEAD: 6, SYMBOLS: 8, RELOCATIONS: 5}
+DONE, NO_ELF, NO_MEMORY = b"d", b"n", b"m"  # any other state: lief has raised something
+REQUEST = struct.Struct("<sQQ")
+ANSWER_BYTES_MAX = 256 << 20
+MEMORY_BYTES, MEMORY_PER_BYTE, MEMORY_BYTES_MAX = 256 << 20, 6, 4 << 30  # lief takes 2.5 bytes per byte of a file
+CPU_SECONDS, BYTES_PER_CPU_SECOND = 20, 4 << 20  # lief takes a second for 200 MiB
+PATIENCE_RATIO = 3  # seconds for one of processor time: others may need the machine, too
+START_PATIENCE_S = 60
+END_PATIENCE_S = 5
+SENSELESS = "what was read of it makes no sense"
+WORKER = Path(__file__).with_name("elfworker.py")
+KEPT_VARIABLES = ("LD_LIBRARY_PATH",)  # the interpreter may need it; the others may hold passwords
+
+Parts = list[memoryview] | None
+
+
+class ParserError(Exception):
+    """A file was not read; the text says why, and follows "FILE cannot be read: "."""
+
+
+class _EndedIdleError(ParserError):
+    """The process has ended by itself."""
+
+
+class ElfParser:
+    """One process that reads ELF files, and the next one where it ends.
+
+    Args:
+        command: what is started, without the arguments that elfworker.py describes.
+        cpu_seconds: that any file may take; large ones may take more.
+    """
+
+    def __init__(self, command: Sequence[str] = (), cpu_seconds: float = CPU_SECONDS) -> None:
+        self._command = [*(command or (sys.executable, "-I", "-S", str(WORKER)))]
+        self._cpu_seconds = cpu_seconds
+        self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._owner = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process's; None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, question: bytes, content: Content) -> Parts:
+        """What lief reads of a file: the parts that elfworker.py describes; None when it is none for lief.
+
+        Args:
+            question: HEAD, SYMBOLS or RELOCATIONS.
+
+        Raises:
+            ParserError: it was not read.
+            NfprobeError: the file is gone; or no process can be started.
+        """
+        descriptor = content.open()
+        try:
+            with self._lock:
+                try:
+                    return self._exchange(question, descriptor, content.size_bytes)
+                except _EndedIdleError:  # before it saw the question
+                    return self._exchange(question, descriptor, content.size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def end(self) -> None:
+        """Ends the process; the next question starts another one."""
+        with self._lock:
+            self._end()
+
+    def _exchange(self, question: bytes, descriptor: int, size_bytes: int) -> Parts:
+        """Ends the process where nothing sensible can come from it any more."""
+        seconds = self._cpu_seconds + size_bytes / BYTES_PER_CPU_SECOND
+        memory_bytes = min(MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes, MEMORY_BYTES_MAX)
+        connection = self._connect()
+        reader = _Reader(connection, time.monotonic() + PATIENCE_RATIO * seconds)
+        try:
+            socket.send_fds(connection, [REQUEST.pack(question, memory_bytes, int(seconds))], [descriptor])
+            state, count = reader.take(1), _number(reader.take(8))
+            if count != (PARTS[question] if state == DONE else 0):
+                raise ParserError(SENSELESS)
+            if state == DONE:
+                return reader.take_parts(count)
+        except TimeoutError:
+            self._end()
+            raise ParserError(f"reading it takes longer than {PATIENCE_RATIO * seconds:.0f} s") from None
+        except OSError:
+            reason = self._how_it_ended(seconds)
+            self._end()
+            raise reason from None
+        except ParserError:
+            self._end()
+            raise
+        if state == NO_ELF:
+            return None
+        if state == NO_MEMORY:
+            raise ParserError(f"reading it takes more than {memory_bytes >> 20} MiB of memory")
+        raise ParserError("its tables cannot be read")
+
+    def _how_it_ended(self, seconds: float) -> ParserError:
+        assert self._process is not None
+        try:
+            status = self._process.wait(END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return ParserError("the process that reads ELF files does not answer any more")
+        if status == 0:
+            return _EndedIdleError("the process that reads ELF files ended when it read it")
+        if status == -signal.SIGXCPU:
+            return ParserError(f"reading it takes more than {seconds:.0f} s of processor time")
+        with suppress(ValueError):
+            name = signal.Signals(-status).name
+            return ParserError(f"the process that reads ELF files was ended by {name} when it read it")
+        return ParserError(f"the process that reads ELF files ended with status {status} when it read it")
+
+    def _connect(self) -> socket.socket:
+        if self._owner != os.getpid():  # a forked process has a copy of this object
+            self._process = self._connection = None
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # somebody else has ended it, between two files
+        return self._connection or self._start()
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        paths = [path for path in sys.path if os.path.isabs(path)]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno()), os.pathsep.join(paths)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    cwd="/",
+                    env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+                    start_new_session=True,  # Ctrl-C is not for it
+                )
+            except OSError as error:
+                ours.close()
+                raise _not_started(error.strerror or str(error)) from error
+        self._connection, self._owner = ours, os.getpid()
+        try:
+            started = _Reader(ours, time.monotonic() + START_PATIENCE_S).take(1) == DONE
+            reason = "it does not say that it is ready"
+        except OSError as error:
+            started, reason = False, str(error) or "it ended"
+        if not started:
+            self._end()
+            raise _not_started(reason)
+        return ours
+
+    def _end(self) -> None:
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
+        if connection is not None:
+            connection.close()
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+class _Reader:
+    """Takes bytes from a socket until a time.
+
+    Raises:
+        TimeoutError: they have not come by then.
+        ConnectionError: nobody is there any more.
+        ParserError: there are more than any file has.
+    """
+
+    def __init__(self, connection: socket.socket, deadline_s: float) -> None:
+        self._connection, self._deadline_s = connection, deadline_s
+
+    def take(self, count: int) -> bytearray:
+        content = bytearray()
+        while len(content) < count:
+            left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left_s)
+            some = self._connection.recv(min(count - len(content), 1 << 20))
+            if not some:
+                raise ConnectionResetError("it ended")
+            content += some
+        return content
+
+    def take_parts(self, count: int) -> list[memoryview]:
+        sizes = struct.unpack(f"<{count}Q", self.take(8 * count))
+        if sum(sizes) > ANSWER_BYTES_MAX:
+            raise ParserError(f"its tables take more than {ANSWER_BYTES_MAX >> 20} MiB")
+        return [memoryview(self.take(size)) for size in sizes]
+
+
+def _number(content: bytearray) -> int:
+    return int.from_bytes(content, "little")
+
+
+def _not_started(reason: str) -> NfprobeError:
+    return NfprobeError(f"The process that reads ELF files cannot be started: {reason}.", "nfprobe doctor")
+
+
+parser = ElfParser()  # of this process
+atexit.register(lambda: parser.end())

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nfprobe, whose process that reads ELF files has an accident with files that hold a mark.
+
+python faulty_nfprobe.py ACCIDENT MARK QUESTIONS VERB ...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from otel_nfprobe import elfparser
+from otel_nfprobe.cli.main import main
+
+WORKER = Path(__file__).parent.parent / "unit" / "faulty_worker.py"
+elfparser.parser = elfparser.ElfParser([sys.executable, "-I", "-S", str(WORKER), *sys.argv[1:4]])
+sys.exit(main(sys.argv[4:]))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""elfworker.py, with an accident when it is asked about a file that holds a mark.
+
+python -I -S faulty_worker.py ACCIDENT MARK QUESTIONS SOCKET SYS-PATH
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+ACCIDENT, MARK, QUESTIONS = sys.argv[1:4]
+del sys.argv[1:4]
+sys.path[:] = sys.argv[2].split(os.pathsep)
+
+from otel_nfprobe import elfworker  # noqa: E402
+
+
+def die(_: bytes) -> NoReturn:
+    os._exit(139)
+
+
+def crash(_: bytes) -> NoReturn:
+    import ctypes
+
+    ctypes.string_at(8)
+    raise AssertionError("not reached")
+
+
+def loop(_: bytes) -> NoReturn:
+    while True:
+        pass
+
+
+def hang(_: bytes) -> NoReturn:
+    while True:
+        select.poll().poll(60_000)
+
+
+def eat(_: bytes) -> list[bytes]:
+    kept = []
+    while True:
+        kept.append(bytearray(1 << 20))
+
+
+def lie(_: bytes) -> list[bytes]:
+    return [b"\xff" * 48] * {"h": 6, "s": 8, "r": 5}[QUESTIONS[0]]
+
+
+def too_few(_: bytes) -> list[bytes]:
+    return [b""]
+
+
+def too_much(_: bytes) -> list[bytes]:
+    return [bytes(60 << 20)] * 6
+
+
+def raises(_: bytes) -> NoReturn:
+    raise RuntimeError("a note has no end")
+
+
+def escape(_: bytes) -> list[bytes]:
+    """Tries what a file that has taken over the process would try; what works is told as sections."""
+    attempts: dict[str, Callable[[], object]] = {
+        "open": lambda: os.open("/etc/passwd", os.O_RDONLY),
+        "list": lambda: os.listdir("/"),
+        "kill": lambda: os.kill(os.getppid(), 0),
+        "fork": os.fork,
+        "exec": lambda: os.execv("/bin/true", ["true"]),
+        "link": lambda: os.readlink("/proc/self/exe"),
+        "user": lambda: os.setuid(0),
+        "pipe": os.pipe,
+    }
+    done = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        done.append(name)
+    return [b"", bytes(16 * len(done)), "\0".join(done).encode(), b"", b"", b""]
+
+
+def wrapped(question: bytes, reader: Callable[[bytes], list[bytes] | None]) -> Callable[[bytes], list[bytes] | None]:
+    def read(content: bytes) -> list[bytes] | None:
+        if question in QUESTIONS.encode() and MARK.encode() in content:
+            result: list[bytes] | None = globals()[ACCIDENT](content)
+            return result
+        return reader(content)
+
+    return read
+
+
+elfworker.READERS.update({question: wrapped(question, reader) for question, reader in elfworker.READERS.items()})
+elfworker.main()
