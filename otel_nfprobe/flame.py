@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
 from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.printable import printable
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, replay
 from otel_nfprobe.samplecounts import Words, is_known
@@ -70,7 +71,7 @@ def fold(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish) -> dic
 
 def render_folded(stacks: dict[str, int]) -> str:
     """One line for each stack: frames, a space, a number (flamegraph.pl, speedscope, inferno)."""
-    return "".join(f"{stack} {weight}\n" for stack, weight in stacks.items())
+    return "".join(f"{printable(stack)} {weight}\n" for stack, weight in stacks.items())
 
 
 def _replay(reader: RecordingReader, facts: RecordingFacts) -> Iterator[Columns]:

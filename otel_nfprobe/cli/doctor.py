@@ -12,6 +12,7 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.machine import describe_machine, describe_user
 from otel_nfprobe.namespaces import foreign_namespaces, root_directory
 from otel_nfprobe.place import sees_proc
+from otel_nfprobe.printable import printable_value
 from otel_nfprobe.target import Target, Thread
 
 
@@ -34,7 +35,7 @@ class DoctorCommand:
         if arguments.json:
             print_json(found)
         else:
-            _print(found)
+            _print(printable_value(found))
         return status
 
 

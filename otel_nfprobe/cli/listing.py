@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from otel_nfprobe.names.demangle import demangle
+from otel_nfprobe.printable import printable
 from otel_nfprobe.symbols import IFUNC_RESOLVER, Named
 
 ALIASES_SHOWN = 3
@@ -43,6 +44,7 @@ def print_columns(
         widths_max: of the other columns; longer cells are not cut.
         right: the column of numbers.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [min(limit, max(len(row[column]) for row in [headings, *rows])) for column, limit in enumerate(widths_max)]
     for row in [headings, *rows]:
         cells = [

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.printable import PrintableStream, printable
 
 EXIT_DONE = 0
 EXIT_NOT_DONE = 1
@@ -71,6 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (started with it closed)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    with _printable_output():
+        return _main(argv)
+
+
+def _main(argv: list[str]) -> int:
     try:
         return _run(argv)
     except NfprobeError as error:
@@ -84,6 +90,16 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         _print_unexpected(error)
         return EXIT_NOT_DONE
+
+
+@contextmanager
+def _printable_output() -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 # The reader of standard output has left, or its disk is full: the interpreter's own flush at exit must not
@@ -181,9 +197,9 @@ def _load_command(verb: str) -> Command:
 
 
 def _print_error(sentence: str, next_command: str) -> None:
-    print(f"nfprobe: {sentence}", file=sys.stderr)
+    print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
     if next_command:
-        print(f"next: {next_command}", file=sys.stderr, flush=True)
+        print(f"next: {printable(next_command)}", file=sys.stderr, flush=True)
 
 
 def _version() -> str:

@@ -41,6 +41,7 @@ from otel_nfprobe.limiter import Limiter
 from otel_nfprobe.metrics_settings import find_settings
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.preflight import describe_unreadable
+from otel_nfprobe.printable import printable
 from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
 from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
 from otel_nfprobe.sampling import Sampler, format_trace_state
@@ -58,7 +59,7 @@ SECRETS = ("command", "key")  # arguments that are not recorded: a command line 
 
 def say(sentence: str, next_command: str = "") -> None:
     """Tells a person what happens, on standard error."""
-    print_line(f"nfprobe: {sentence}" + (f"\nnext: {next_command}" if next_command else ""))
+    print_line(f"nfprobe: {printable(sentence)}" + (f"\nnext: {printable(next_command)}" if next_command else ""))
 
 
 def print_line(text: str, end: str = "\n") -> None:

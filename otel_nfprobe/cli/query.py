@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.cli.tables import add_late_option, missing, warn, write
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.printable import printable
 from otel_nfprobe.recording import RecordingReader
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _lines(names: list[str], rows: Iterator[tuple[Any, ...]], widths: list[int])
 
 
 def _text(value: Any) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else printable(str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from otel_nfprobe.printable import printable_value
 from otel_nfprobe.views.numbers import format_count, format_duration
 from otel_nfprobe.views.table import align_columns
 
@@ -16,6 +17,7 @@ SIDES = ("a", "b")
 
 def render_diff(diff: Mapping[str, Any]) -> str:
     """The whole difference, ending with a line end."""
+    diff = printable_value(diff)
     sections = [
         "\n".join(_format_recording(diff, side) for side in SIDES),
         _format_changes(diff),

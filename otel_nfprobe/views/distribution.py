@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from otel_nfprobe.printable import printable
 from otel_nfprobe.views.numbers import format_count, format_duration
 
 KERNEL_STRATEGIES = ("fentry", "tracepoints")  # of kernel functions
@@ -16,7 +17,7 @@ NUMBERS = ("min", "mean", "p50", "p90", "p95", "p99", "max", "mad")
 
 def render_distribution(found: dict[str, Any], bins: Sequence[tuple[float, int]]) -> str:
     """The statistics object of `nfprobe stats`, and lower edge in ns and count of each bin."""
-    lines = [f"{found['function']}: {format_count(found['count'])} calls in {found['seconds']:.1f} s"]
+    lines = [f"{printable(found['function'])}: {format_count(found['count'])} calls in {found['seconds']:.1f} s"]
     if found["count"]:
         lines.append("  ".join(f"{name} {_duration(found[f'{name}_ns'])}" for name in NUMBERS))
         lines += ["", *_histogram(bins)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from otel_nfprobe.printable import printable_value
 from otel_nfprobe.views.sentence import explain_stolen
 
 
 def format_summary(summary: dict[str, Any]) -> str:
     """Some lines of text from the summary object of attach."""
+    summary = printable_value(summary)
     packets, records, spans = summary["packets"], summary["records"], summary["spans"]
     unpaired, stops, overhead = summary["unpaired"], summary["stops"], summary["overhead"]
     lost = sum(records["lost"].values())

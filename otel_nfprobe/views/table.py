@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from otel_nfprobe.printable import printable, printable_value
 from otel_nfprobe.report import Report
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.counters import counter_rows, describe_batches
@@ -20,7 +21,7 @@ EXCESS = ("mean_excess_ns", "max_excess_ns")
 
 def render_table(report: Report) -> str:
     """The whole report as text, ending with a line end."""
-    document = report.document
+    document = printable_value(report.document)
     sections = [
         _format_title(report),
         format_functions(document["functions"]),
@@ -116,6 +117,7 @@ def format_causes(packets: dict[str, Any]) -> str:
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned text: first column to the left, the others to the right, first row underlined."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -130,7 +132,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
 
 def _format_title(report: Report) -> str:
     header = report.header
-    name = PurePath(header.executable).name or "unknown program"
+    name = printable(PurePath(header.executable).name) or "unknown program"
     words = f"{name}, pid {header.pid}"
     if header.host:
         words += f" on {header.host}"
