@@ -26,13 +26,14 @@ from pathlib import Path
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.filecontent import Content
 
-HEAD, SYMBOLS, RELOCATIONS = b"h", b"s", b"r"
-PARTS = {HEAD: 6, SYMBOLS: 8, RELOCATIONS: 5}
+HEAD, SYMBOLS, RELOCATIONS, NAMES = b"h", b"s", b"r", b"n"
+PARTS = {HEAD: 6, SYMBOLS: 8, RELOCATIONS: 5, NAMES: 1}
 DONE, NO_ELF, NO_MEMORY = b"d", b"n", b"m"  # any other state: lief has raised something
 REQUEST = struct.Struct("<sQQ")
 ANSWER_BYTES_MAX = 256 << 20
 MEMORY_BYTES, MEMORY_PER_BYTE, MEMORY_BYTES_MAX = 256 << 20, 6, 4 << 30  # lief takes 2.5 bytes per byte of a file
 CPU_SECONDS, BYTES_PER_CPU_SECOND = 20, 4 << 20  # lief takes a second for 200 MiB
+NAMES_CPU_SECONDS = 4  # beside the above; a million names take one or two
 PATIENCE_RATIO = 3  # seconds for one of processor time: others may need the machine, too
 START_PATIENCE_S = 60
 END_PATIENCE_S = 5
@@ -76,7 +77,7 @@ class ElfParser:
         """What lief reads of a file: the parts that elfworker.py describes; None when it is none for lief.
 
         Args:
-            question: HEAD, SYMBOLS or RELOCATIONS.
+            question: HEAD, SYMBOLS or RELOCATIONS; or NAMES, for a content of C++ names with zero bytes between them.
 
         Raises:
             ParserError: it was not read.
@@ -99,7 +100,7 @@ class ElfParser:
 
     def _exchange(self, question: bytes, descriptor: int, size_bytes: int) -> Parts:
         """Ends the process where nothing sensible can come from it any more."""
-        seconds = self._cpu_seconds + size_bytes / BYTES_PER_CPU_SECOND
+        seconds = (NAMES_CPU_SECONDS if question == NAMES else self._cpu_seconds) + size_bytes / BYTES_PER_CPU_SECOND
         memory_bytes = min(MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes, MEMORY_BYTES_MAX)
         connection = self._connect()
         reader = _Reader(connection, time.monotonic() + PATIENCE_RATIO * seconds)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which lief reads ELF files: a file that makes it crash, hang or obey takes nothing else with it.
+"""The process in which lief reads ELF files, and C++ names are demangled: a file that makes it crash, hang or obey
+takes nothing else with it.
 
     python -I -S elfworker.py SOCKET SYS-PATH    (elfparser.py starts it, and says there what goes over the socket)
 
@@ -235,10 +236,50 @@ def _read_relocations(content: bytes) -> list[bytes] | None:
     return [slots.tobytes(), bytes(lazy), _joined(names), pointers.tobytes(), words.tobytes()]
 
 
+CPP_RUNTIMES = ("libstdc++.so.6", "libc++abi.so.1")
+SHOWN_BYTES_MAX = 1 << 16
+
+
+class _CppNames:
+    """C++ names as people write them, by the C++ runtime, which is loaded while that is allowed."""
+
+    def __init__(self) -> None:
+        self._demangle: Any = None
+
+    def load(self) -> None:
+        """Finds the runtime; without one names stay as they are."""
+        for library in CPP_RUNTIMES:
+            with suppress(OSError, AttributeError):
+                self._demangle = ctypes.CDLL(library)["__cxa_demangle"]  # by attribute the class would mangle it
+                break
+        else:
+            return
+        self._demangle.restype = ctypes.c_void_p
+        self._demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+        self._free = ctypes.CDLL(None).free
+        self._free.argtypes = [ctypes.c_void_p]
+
+    def read(self, content: bytes) -> list[bytes]:
+        """Names with zero bytes between them; an empty one is to stay as it is."""
+        names = content.split(b"\0")
+        return [b"\0".join(map(self._shown, names) if self._demangle else [b""] * len(names))]
+
+    def _shown(self, name: bytes) -> bytes:
+        found = self._demangle(name, None, None, ctypes.byref(ctypes.c_int()))
+        if not found:
+            return b""
+        text = ctypes.string_at(found)
+        self._free(found)
+        return text if len(text) <= SHOWN_BYTES_MAX else b""
+
+
+_cpp_names = _CppNames()
+
 READERS: dict[bytes, Callable[[bytes], list[bytes] | None]] = {
     b"h": _read_head,
     b"s": _read_symbols,
     b"r": _read_relocations,
+    b"n": _cpp_names.read,
 }
 
 
@@ -287,6 +328,7 @@ def main() -> NoReturn:
         own_bytes = int(file.read().split()[0]) * resource.getpagesize()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the monitor, which may need an answer
         signal.signal(number, signal.SIG_IGN)
+    _cpp_names.load()
     _end_with_the_monitor()
     give_up_rights()
     connection.sendall(DONE)

@@ -36,6 +36,7 @@ class Pattern:
         self.offset = _offset_of(name)
         if not name or not module:
             raise UsageError(f"{text!r} is not a function: write module:name, module:0xoffset or a name.")
+        self.looks_at_names = self.offset is None and name != "*"
         self._expression = re.compile(fnmatch.translate(name))
 
     def matches_module(self, module: Module) -> bool:

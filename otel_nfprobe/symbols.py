@@ -21,7 +21,7 @@ from otel_nfprobe.elf import UnreadableError
 from otel_nfprobe.elftables import Symbol
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module, names_of_file
-from otel_nfprobe.names.demangle import demangle
+from otel_nfprobe.names.demangle import demangle, demangle_all
 from otel_nfprobe.names.inlined import inlined_in
 from otel_nfprobe.names.slotnames import imported_names
 from otel_nfprobe.names.sources import SLOT, Names, names_of
@@ -259,8 +259,13 @@ def _select(pattern: Pattern, modules: Sequence[Module], target: Target | None) 
     chosen = [module for module in modules if pattern.matches_module(module)]
     if target is not None:
         _name_by_slots(target, chosen)
-    everything = (item for module in chosen for item in (*functions_of(module), *functions_without_frame(module)))
-    return [item for item in everything if pattern.matches_name(item)]
+    found = []
+    for module in chosen:
+        items: list[Named] = [*functions_of(module), *functions_without_frame(module)]
+        if pattern.looks_at_names:
+            demangle_all(alias for item in items for alias in item.aliases)
+        found += [item for item in items if pattern.matches_name(item)]
+    return found
 
 
 def _names(module: Module) -> Names:

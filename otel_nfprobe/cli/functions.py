@@ -14,6 +14,7 @@ from otel_nfprobe.cli.inlined import show_inlined
 from otel_nfprobe.cli.listing import print_columns, shown_names
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.errors import UsageError
+from otel_nfprobe.names.demangle import demangle_all
 from otel_nfprobe.names.signatures import Signature, signatures_of
 from otel_nfprobe.printable import printable
 from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
@@ -63,6 +64,7 @@ class FunctionsCommand:
                 show_inlined(modules, globs, arguments.exclude, arguments.what, arguments.json)
                 return EXIT_DONE
             found, unframed = list_functions(target or modules[0], globs, arguments.exclude)
+            demangle_all(alias for item in (*found, *unframed) for alias in item.aliases)
             plans = plan_functions(found, target, arguments.strategy)
             listed = [plan for plan in plans if not _is_part(plan)]
             if arguments.json:

@@ -1,35 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ and Rust names as people write them. Programs keep the raw name. Called by symbols.py.
+"""C++ and Rust names as people write them. Programs keep the raw name.
 
-C++ names go to the C++ runtime's own demangler. It is looked for when the first such name is met; where it is
-missing those names stay as they are.
+C++ names go to the C++ runtime's own demangler, in the process that reads ELF files: back references in a name of 300
+characters can stand for more text than any memory holds. Where the runtime is missing those names stay as they are.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import re
-from collections.abc import Callable
-from functools import cache, lru_cache
+from collections.abc import Iterable
+from functools import lru_cache
 
+from otel_nfprobe import elfparser
+from otel_nfprobe.elfparser import NAMES, ParserError
+from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.filecontent import Content
 from otel_nfprobe.names.rustnames import demangle_rust, is_rust_name
 
 NAME_CHARACTERS_MAX = 4096  # the runtime's demangler recurses: longer names are left alone
-CPP_RUNTIMES = ("libstdc++.so.6", "libc++abi.so.1")
+KNOWN_MAX = 1 << 19
+ACCIDENTS_MAX = 3  # after so many lists of names that were not read C++ names stay as they are
 ANONYMOUS = "(anonymous"
 _OPERATOR = re.compile(r"\boperator(\(\)|\b)")  # what follows may hold brackets of its own
 _OPENING, _CLOSING = frozenset("<([{"), frozenset(">)]}")
 
 
-@lru_cache(maxsize=1 << 16)
 def demangle(name: str) -> str:
     """The name for people; the name itself when it is not mangled, or cannot be read."""
     if not name.startswith(("_Z", "_R", "__Z", "___Z")) or len(name) > NAME_CHARACTERS_MAX:
         return name
     if is_rust_name(name):
-        return demangle_rust(name) or name
-    return _cpp_demangler()(name) or name
+        return _demangle_rust(name)
+    if name not in _cpp_names.known:
+        _cpp_names.learn([name])
+    return _cpp_names.known[name]
+
+
+def demangle_all(names: Iterable[str]) -> None:
+    """Prepares for `demangle` of each of these names: all at once take little longer than one."""
+    fresh = dict.fromkeys(name for name in names if name.startswith(("_Z", "__Z", "___Z")))
+    wanted = [
+        name
+        for name in fresh
+        if name not in _cpp_names.known and len(name) <= NAME_CHARACTERS_MAX and not is_rust_name(name)
+    ]
+    if wanted:
+        _cpp_names.learn(wanted)
+
+
+@lru_cache(maxsize=1 << 16)
+def _demangle_rust(name: str) -> str:
+    return demangle_rust(name) or name
+
+
+class _CppNames:
+    """What C++ names are for people.
+
+    Attributes:
+        known: of those that were asked for last, names that stay as they are included.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._accidents = 0
+
+    def learn(self, names: list[str]) -> None:
+        """Asks for names; those of a list that was not read stay as they are, as they may be why it was not."""
+        shown: list[str] = []
+        if self._accidents < ACCIDENTS_MAX:
+            try:
+                parts = elfparser.parser.ask(NAMES, Content("\0".join(names).encode("utf-8", "replace")))
+                shown = bytes(parts[0]).decode("utf-8", "replace").split("\0") if parts else []
+            except (ParserError, NfprobeError):
+                self._accidents += 1
+        if len(self.known) > KNOWN_MAX:
+            self.known = {}
+        if len(shown) != len(names):
+            shown = names
+        self.known.update((name, text or name) for name, text in zip(names, shown, strict=True))
+
+
+_cpp_names = _CppNames()
 
 
 def short_name(display_name: str) -> str:
@@ -49,34 +100,3 @@ def short_name(display_name: str) -> str:
         elif character == " " and not depth:
             start = position + 1
     return display_name
-
-
-@cache
-def _cpp_demangler() -> Callable[[str], str]:
-    for library in CPP_RUNTIMES:
-        try:
-            runtime = ctypes.CDLL(library)
-            demangler = runtime.__cxa_demangle
-        except (OSError, AttributeError):
-            continue
-        demangler.restype = ctypes.c_void_p
-        demangler.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-        free = ctypes.CDLL(None).free
-        free.argtypes = [ctypes.c_void_p]
-        return _caller(demangler, free)
-    return lambda name: ""
-
-
-def _caller(demangler: Callable[..., int | None], free: Callable[[int], None]) -> Callable[[str], str]:
-    status = ctypes.c_int()
-
-    def call(name: str) -> str:
-        found = demangler(name.encode(), None, None, ctypes.byref(status))
-        if not found:
-            return ""
-        try:
-            return ctypes.string_at(found).decode("utf-8", "replace")
-        finally:
-            free(found)
-
-    return call

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from otel_nfprobe.modules import Module
+from otel_nfprobe.names.demangle import demangle_all
 from otel_nfprobe.names.dwarf import InlinedCall, open_dwarf
 
 SEARCH_SECONDS_MAX = 60.0
@@ -37,6 +38,7 @@ def inlined_in(modules: Iterable[Module], matches: Callable[[str], bool]) -> lis
         if dwarf is None:
             continue
         known: dict[str, bool] = {}
+        demangle_all(call.name for call in dwarf.contents().inlined)
         for call in dwarf.contents().inlined:
             if call.name not in known:
                 known[call.name] = bool(call.name) and matches(call.name)

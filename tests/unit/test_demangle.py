@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.names.demangle import demangle, short_name
+from otel_nfprobe import elfparser
+from otel_nfprobe.elfparser import ElfParser
+from otel_nfprobe.names import demangle as demangling
+from otel_nfprobe.names.demangle import demangle, demangle_all, short_name
 from otel_nfprobe.names.rustnames import demangle_rust
 
 LIBSTDCPP = next(Path("/usr/lib").glob("*/libstdc++.so.6"))
@@ -54,7 +58,47 @@ def _filtered(names: list[str]) -> list[str]:
 def test_cpp_names_are_those_of_binutils() -> None:
     names = _names(LIBSTDCPP, "-D")
     assert len(names) > 3000
+    demangle_all(names)
     assert [demangle(name) for name in names] == _filtered(names)
+
+
+def _bomb(levels: int) -> str:
+    """A function whose argument is a function that takes two such arguments, and so on."""
+    digits, last, name = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", 1, "_Z1fPFviE"
+    for _ in range(levels):
+        number = last - 1
+        text = digits[number] if number < 36 else digits[number // 36] + digits[number % 36]
+        name += f"PFvS{text}_S{text}_E"
+        last += 2
+    return name
+
+
+def test_a_short_name_that_stands_for_endless_text_stays_and_takes_no_memory_here() -> None:
+    small = _bomb(3)
+    assert demangle(small).startswith("f(void (*)(int), ")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    endless = _bomb(40)
+    assert len(endless) < 500
+    assert demangle(endless) == endless
+    assert demangle(_bomb(16)) == _bomb(16)  # three million characters
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert demangle("_Z1gv") == "g()"
+
+
+def test_many_names_are_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    ask = ElfParser.ask
+    monkeypatch.setattr(ElfParser, "ask", lambda *arguments: asked.append(1) or ask(*arguments))
+    names = [f"_Z{len(name)}{name}v" for name in (f"some_function_{number}" for number in range(5000))]
+    demangle_all([*names, *names, "main", "_RNvC1a4main"])
+    assert [demangle(name) for name in names] == [f"some_function_{number}()" for number in range(5000)]
+    assert len(asked) == 1
+
+
+def test_names_that_nobody_can_demangle_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elfparser, "parser", ElfParser(["/bin/false"]))
+    monkeypatch.setattr(demangling, "_cpp_names", demangling._CppNames())
+    assert [demangle(f"_Z1{letter}v") for letter in "abcdefgh"] == [f"_Z1{letter}v" for letter in "abcdefgh"]
 
 
 @pytest.fixture(scope="module")
