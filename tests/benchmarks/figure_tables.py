@@ -252,6 +252,27 @@ def memory(figures: Figures) -> str:
     return f"{table}\n{summary['packets']['received']:,} packets; {sent}; records lost: {lost}.\n"
 
 
+def fault_free(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_fault_free"]:
+        named, contradicted = found["named"], found["contradicted"]
+        rows.append(
+            (
+                found["target"],
+                f"{found['seconds']:.0f} s",
+                f"{found['host_took']:.1%}",
+                f"{found['late_packets']:,}",
+                ", ".join(f"{kind} {count:,}" for kind, count in found["kinds"].items()) or "-",
+                f"{named:,}",
+                f"{contradicted:,}",
+                ", ".join(f"{noise} {count:,}" for noise, count in found["contradicted_by"].items()) or "-",
+                f"{found['wrong_batches_per_hour']:,}",
+            )
+        )
+    head = ("target", "measured", "the host took", "late packets", "causes", "a function is named for")
+    return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose figures it needs, and who makes it
     "machine": ("bench_pipeline", machine),
     "spans": ("bench_export", spans),
@@ -268,6 +289,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "tiers": ("bench_tiers", tiers),
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
+    "fault_free": ("bench_fault_free", fault_free),
 }
 
 

@@ -7,14 +7,13 @@ ran instead, and run times. Where paravirtual time accounting is on, a thread's 
 virtual machine stole, so wall time between two updates minus run time is steal time; an update comes with each tick, so
 a theft is known to a tick (4 ms at 250 Hz), not to the microsecond.
 
-A name is *contradicted* when that noise, inside the batch that is blamed, explains at least half of the excess which the
+A name is *contradicted* when that noise, inside the batch that is blamed, explains at least half of the excess that the
 function is blamed for; where theft is part of it, as far as one tick can tell. What is not contradicted may be true, or
 be something that the kernel does not see either (the host's exits, firmware, a neighbour's use of the caches).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 from busy_testpmd import busy_testpmd
+from rounds import find_cpus, make_parser, write_figures
 
 from otel_nfprobe.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
 from otel_nfprobe.lateness import LatenessStatistics
@@ -235,9 +235,9 @@ class RawTimes:
 def testpmd_worker(cpu: int) -> Iterator[tuple[int, int, list[str]]]:
     """A testpmd that forwards what its driver plays for ever: process, worker thread, options of attach."""
     with busy_testpmd() as testpmd:
-        tasks = [path for path in Path(f"/proc/{testpmd.pid}/task").iterdir() if "worker" in (path / "comm").read_text()]
-        os.sched_setaffinity(int(tasks[0].name), {cpu})
-        yield testpmd.pid, int(tasks[0].name), ["--packets", "slow"]
+        (tid,) = worker_tids(testpmd.pid)
+        os.sched_setaffinity(tid, {cpu})
+        yield testpmd.pid, tid, ["--packets", "slow"]
 
 
 @contextmanager
@@ -291,20 +291,17 @@ def cpu_times() -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="one session of a second, to see that it works")
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser = make_parser(__doc__)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=8.0)
     arguments = parser.parse_args()
     runs, seconds = (1, 1.0) if arguments.short else (arguments.runs, arguments.seconds)
-    cpu, found = max(os.sched_getaffinity(0)), []
+    (_, cpu), found = find_cpus(arguments.short), []
     for name in TARGETS:
         before = cpu_times()
         found.append(measure(name, cpu, seconds, runs) | {"host_took": round(steal_share(before), 4)})
         print(json.dumps(found[-1]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found))
+    write_figures(arguments.json, found)
 
 
 if __name__ == "__main__":
