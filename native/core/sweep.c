@@ -49,7 +49,7 @@ static uint64_t take(struct nfp_sweep *sweep, uint32_t thread, int skip_hole, st
 	if (!hole.blocked)
 		state->hole_since_ns = 0;
 	else if (!state->hole_since_ns || count || hole.torn)
-		state->hole_since_ns = sweep->now_ns;
+		state->hole_since_ns = sweep->now_ns | 1; // 0 means none
 	if (state->position != before) // FILL records, too, which are not counted
 		nfp_drain_publish(&sweep->table[thread], state->position);
 	return count;
