@@ -44,6 +44,7 @@ class PipelineCounts:
     open: int
     marked: int
     lost: tuple[int, int, int]
+    mistimed: int
     batches: int
     received: int
     transmitted: int

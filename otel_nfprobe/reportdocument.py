@@ -125,7 +125,7 @@ def _count_lost(facts: RecordingFacts, counts: PipelineCounts) -> dict[str, int]
     for index, name in enumerate(LOST_CLASSES):
         said = sum(thread.lost[index] for thread in facts.counters.values() if index < len(thread.lost))
         lost[name] = max(said, counts.lost[index])
-    return lost
+    return lost | ({"mistimed": counts.mistimed} if counts.mistimed else {})
 
 
 def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.columns import RECORD
+from otel_nfprobe.stamps import StampBounds
 
 ROOM_RECORDS = 1 << 16
 PART = np.dtype([("thread", "<u4"), ("reserved", "<u4"), ("count", "<u8")])
@@ -27,15 +28,17 @@ class Rings:
         count: of rings, the entries of the thread table.
         ring_bytes: of each.
         table: the thread table (struct nfp_thread_shared *).
+        stamps: which time stamps can be.
     """
 
-    def __init__(self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any) -> None:
+    def __init__(self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any, stamps: StampBounds) -> None:
         self._memory = mmap.mmap(descriptor, count * ring_bytes, offset=offset)
         self._bytes = ffi.from_buffer("uint8_t[]", self._memory)
         self._states = ffi.new("struct nfp_ring_state[]", count)
         self._sweep = ffi.new("struct nfp_sweep *")
         self._sweep.rings, self._sweep.states = self._bytes, self._states
         self._sweep.table, self._sweep.ring_bytes = table, ring_bytes
+        self._stamps = stamps
         self._laps = ring_bytes // (ROOM_RECORDS * RECORD.itemsize) + 1
         self._room = np.empty(ROOM_RECORDS, RECORD)
         self._parts = np.empty(count, PART)
@@ -53,6 +56,7 @@ class Rings:
         lib.nfp_sweep_begin(sweep, used, time.monotonic_ns())
         while sweep.next < sweep.threads:
             count = lib.nfp_sweep_take(sweep, self._room_pointer, ROOM_RECORDS, self._parts_pointer)
+            self._stamps.apply(self._room_pointer, int(self._parts["count"][:count].sum()))
             first = 0
             for thread, _, records in self._parts[:count].tolist():
                 yield thread, self._room[first : first + records]
@@ -64,6 +68,7 @@ class Rings:
             count = lib.nfp_sweep_one(self._sweep, index, 1, self._room_pointer, ROOM_RECORDS)
             if not count:
                 return
+            self._stamps.apply(self._room_pointer, int(count))
             yield self._room[:count]
 
     def close(self) -> None:

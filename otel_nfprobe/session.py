@@ -27,6 +27,7 @@ from otel_nfprobe.descriptors import open_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.patchtable import PatchTable
 from otel_nfprobe.rings import Rings
+from otel_nfprobe.stamps import StampBounds
 from otel_nfprobe.threadcounts import LateCounts, ThreadCounts
 from otel_nfprobe.threadids import ThreadIds
 from otel_nfprobe.threadtable import Claim, Claims, ThreadTable
@@ -99,6 +100,7 @@ class Session:
         self.patches = PatchTable(self._fixed_buffer + PROBE_TABLE_OFFSET, PROBE_COUNT, self._probe_count)
         self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
         self._rings: Rings | None = None
+        self._stamps = StampBounds()
         rows = np.frombuffer(self._fixed, THREAD, THREAD_COUNT, THREAD_TABLE_OFFSET)
         self._threads = ThreadTable(rows, ThreadIds(pid))
         self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
@@ -299,7 +301,7 @@ class Session:
 
     def _map_rings(self) -> Rings:
         if self._rings is None:
-            self._rings = Rings(self._fd, RING_OFFSET, THREAD_COUNT, self.ring_bytes, self._table)
+            self._rings = Rings(self._fd, RING_OFFSET, THREAD_COUNT, self.ring_bytes, self._table, self._stamps)
         return self._rings
 
     def drain(self) -> Iterator[tuple[int, NDArray[Any]]]:

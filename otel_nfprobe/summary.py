@@ -88,7 +88,8 @@ def count_lost(monitor: Monitor) -> dict[str, int]:
     """Lost records by class."""
     threads = [thread.lost for thread in monitor.session.thread_counts()]
     lost = np.array([*threads, monitor.session.unregistered()]).sum(axis=0).tolist()
-    return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": monitor.session.torn}
+    mistimed = monitor.drain.pipeline.counts().mistimed
+    return {**dict(zip(LOST_CLASSES, lost, strict=True)), "torn": monitor.session.torn, "mistimed": mistimed}
 
 
 def _list_threads(monitor: Monitor) -> list[dict[str, Any]]:

@@ -6,18 +6,36 @@
 #include "stream.h"
 #include <string.h>
 
+enum {
+	ROW_STEPS = 8, // moving a row of a log, in looks at an open call
+	CLIPPED_STEPS = 16, // and having one more in every batch, until it is exported
+	CLIPPED_FEW = 4, // rows around a batch of a stream that cannot pay for more
+};
+
 static int row_reported(const struct nfp_call *row)
 {
 	return row->end_ticks && row->function != NFP_NONE;
 }
 
+// The first row that begins at `start_ticks` or after. Where that is more than can be paid for, the receive call begins
+// later, with the first that can.
+static uint32_t find_moved(struct nfp_stream *stream, uint64_t *start_ticks)
+{
+	const struct nfp_log *log = stream->log;
+	uint32_t first = log->count;
+	while (first && log->items[first - 1].start_ticks >= *start_ticks &&
+	       nfp_calltree_affords(&stream->tree, 1, ROW_STEPS))
+		first--;
+	if (first && log->items[first - 1].start_ticks > *start_ticks)
+		*start_ticks = log->items[first - 1].start_ticks;
+	return first;
+}
+
 // Calls that began inside the receive call were written before it: they go behind it in its batch.
-static void take_moved(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t start_ticks)
+static void take_moved(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t *start_ticks)
 {
 	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
-	uint32_t first = log->count;
-	while (first && log->items[first - 1].start_ticks >= start_ticks)
-		first--;
+	uint32_t first = find_moved(stream, start_ticks);
 	moved->count = moved->irregular = 0;
 	uint32_t count = log->count - first;
 	if (!count || !NFP_ARRAY_RESERVE(moved, count))
@@ -30,6 +48,7 @@ static void take_moved(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		if (!row_reported(row))
 			nfp_log_kill(moved, i);
 	}
+	nfp_calltree_spend(&stream->tree, stream->tree.count);
 	for (uint32_t i = 0; i < stream->tree.count; i++)
 		if (stream->tree.items[i].row != NFP_NONE && stream->tree.items[i].row >= first)
 			stream->tree.items[i].row = NFP_NONE;
@@ -68,6 +87,7 @@ static void close_log(struct nfp_stream *stream)
 	struct nfp_log *log = stream->log;
 	struct nfp_calltree *tree = &stream->tree;
 	int outside = log == &stream->outside;
+	nfp_calltree_spend(tree, 2 * (uint64_t)tree->count);
 	for (uint32_t i = 0; i < tree->count; i++)
 		if (outside || tree->items[i].flags & NFP_OPEN_DOUBTFUL)
 			nfp_log_kill(log, tree->items[i].row);
@@ -92,13 +112,16 @@ static void close_log(struct nfp_stream *stream)
 static uint32_t open_log(struct nfp_stream *stream, uint64_t ticks, uint32_t rsp)
 {
 	struct nfp_open *items = stream->tree.items;
-	uint32_t chain[NFP_CLIPPED_MAX], count = 0, parent = NFP_NONE;
-	for (uint32_t i = stream->tree.count; i-- > 0 && count < NFP_CLIPPED_MAX;) {
+	uint32_t chain[NFP_CLIPPED_MAX], count = 0, parent = NFP_NONE, i = stream->tree.count;
+	while (i-- > 0 && count < NFP_CLIPPED_MAX) {
 		if (items[i].flags & NFP_OPEN_DOUBTFUL || !nfp_rsp_encloses(items[i].rsp, rsp))
 			continue;
+		if (count >= CLIPPED_FEW && !nfp_calltree_affords(&stream->tree, 1, CLIPPED_STEPS))
+			break;
 		chain[count++] = i;
 		rsp = items[i].rsp;
 	}
+	nfp_calltree_spend(&stream->tree, stream->tree.count - (i + 1));
 	while (count-- > 0) {
 		struct nfp_open *open = &items[chain[count]];
 		open->row = nfp_log_open(stream->log, ticks, open->function, parent);
@@ -135,7 +158,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->batch.id = pipeline->next_batch_id++;
 	pending->log.count = pending->log.irregular = 0;
 	pending->packets.count = pending->undone = 0;
-	pending->handovers.count = pending->taken = pending->held = 0;
+	pending->handovers.count = pending->handovers_ended = pending->taken = pending->held = 0;
 	pending->given_take = pending->again_take = pending->number = 0;
 	pending->handed = pending->received_total = pending->turn = 0;
 	pending->next = NULL;
@@ -148,6 +171,7 @@ static void append_ended(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	pending->next = NULL;
 	*stream->ended_last = pending;
 	stream->ended_last = &pending->next;
+	pipeline->pending_batches++;
 	stream->ended_total += !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
 	pending->number = stream->ended_total + 1;
 	stream->batch = NULL;
@@ -204,7 +228,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	scratch.batch.flags = requested && size >= requested ? NFP_BATCH_FULL : 0;
 	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
-	take_moved(pipeline, stream, scratch.batch.start_ticks);
+	take_moved(pipeline, stream, &scratch.batch.start_ticks);
 	int has_all = scratch.batch.start_ticks > stream->gone_ticks;
 	leave_log(pipeline, stream);
 	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_TAKE_OVER;
@@ -219,6 +243,8 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		pipeline->counts.batches++;
 		pipeline->hands_over |= takes_over;
 		pending->batch.flags |= stream->chooses && !takes_over ? NFP_BATCH_CHOSEN : 0;
+		if (stream->recent.items)
+			nfp_recent_add(&stream->recent, pending);
 	}
 	uint32_t received = takes_over ? 0 : size;
 	stream->received_total += received;
@@ -235,13 +261,18 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	pipeline->counts.received += received;
 }
 
-// The rows from `first` on go to pipeline->moved as they are; their open calls have no row until they are placed.
+// The rows from `first` on go to pipeline->moved as they are, if that can be paid for; their open calls have no row until
+// they are placed.
 static void take_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t first)
 {
 	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
 	moved->count = 0;
 	moved->irregular = log->irregular;
-	if (first >= log->count || !NFP_ARRAY_RESERVE(moved, log->count - first))
+	for (uint32_t i = 0; i < stream->tree.count; i++)
+		stream->tree.items[i].moved = NFP_NONE;
+	nfp_calltree_spend(&stream->tree, 3 * (uint64_t)stream->tree.count);
+	if (first >= log->count || !nfp_calltree_affords(&stream->tree, log->count - first, ROW_STEPS) ||
+	    !NFP_ARRAY_RESERVE(moved, log->count - first))
 		return;
 	moved->count = log->count - first;
 	memcpy(moved->items, log->items + first, moved->count * sizeof(*moved->items));
@@ -249,36 +280,41 @@ static void take_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 		uint32_t *parent = &moved->items[i].parent;
 		*parent = *parent == NFP_NONE || *parent < first ? NFP_NONE : *parent - first;
 	}
-	for (uint32_t i = 0; i < stream->tree.count; i++)
-		if (stream->tree.items[i].row != NFP_NONE && stream->tree.items[i].row >= first)
-			stream->tree.items[i].row = NFP_NONE;
+	for (uint32_t i = 0; i < stream->tree.count; i++) {
+		struct nfp_open *open = &stream->tree.items[i];
+		if (open->row == NFP_NONE || open->row < first)
+			continue;
+		open->moved = open->row - first;
+		open->row = NFP_NONE;
+	}
 	log->count = first;
 	if (log == &stream->outside && stream->outside_seen > first)
 		stream->outside_seen = first;
 }
 
-// Gives a row that is open back to its call.
-static void reopen(struct nfp_calltree *tree, struct nfp_log *log, uint32_t row)
-{
-	for (uint32_t i = 0; i < tree->count; i++) {
-		struct nfp_open *open = &tree->items[i];
-		if (open->row == NFP_NONE && open->function == log->items[row].function &&
-		    open->start_ticks == log->items[row].start_ticks) {
-			open->row = row;
-			return;
-		}
-	}
-	nfp_log_kill(log, row);
-}
-
+// Appends what was taken; rows that are open go back to their calls, and those that no call has are dead.
 static void place_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t parent)
 {
+	const uint32_t not_claimed = NFP_NONE - 1; // instead of the batch, which no row of a log has
 	struct nfp_log *log = stream->log, *moved = &pipeline->moved;
 	uint32_t base = log->count;
 	append_moved(log, moved, parent);
 	for (uint32_t i = base; i < log->count; i++)
 		if (!row_reported(&log->items[i]) && log->items[i].function != NFP_NONE)
-			reopen(&stream->tree, log, i);
+			log->items[i].batch = not_claimed;
+	for (uint32_t i = 0; i < stream->tree.count && base < log->count; i++) {
+		struct nfp_open *open = &stream->tree.items[i];
+		if (open->row != NFP_NONE || open->moved == NFP_NONE ||
+		    log->items[base + open->moved].batch != not_claimed)
+			continue;
+		open->row = base + open->moved;
+		log->items[open->row].batch = NFP_NONE;
+	}
+	for (uint32_t i = base; i < log->count; i++) {
+		if (log->items[i].batch == not_claimed)
+			nfp_log_kill(log, i);
+		log->items[i].batch = NFP_NONE;
+	}
 }
 
 struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct nfp_stream *stream,

@@ -7,15 +7,22 @@
 // same stack was left without its exit (longjmp, exception, lost record), or it belongs to a coroutine
 // whose stack lies near. Which of the two it is shows later: a call that cannot be told is *doubtful*; its
 // own exit makes it a call again, an entry at its very rsp proves that its frame is gone.
+//
+// A program's next record mostly belongs to the innermost call. Looking through all that are open is paid from a credit
+// that each record adds to; a stream that overdraws it loses its outermost calls, counted, so that work is bounded
+// whatever the records say.
 #ifndef NFPROBE_CALLTREE_H
 #define NFPROBE_CALLTREE_H
 #include "array.h"
 #include "columns.h"
 
 enum {
-	NFP_STACK_SPAN = 64 << 20,  // calls further apart than this are on different stacks
-	NFP_OPEN_MAX = 16384,       // deeper than this: the outermost quarter is given up
-	NFP_DOUBTFUL_MAX = 64,      // more doubtful calls: the oldest is given up
+	NFP_STACK_SPAN = 64 << 20, // calls further apart than this are on different stacks
+	NFP_OPEN_MAX = 16384, // deeper than this: the outermost quarter is given up
+	NFP_DOUBTFUL_MAX = 64, // more doubtful calls: the oldest is given up
+	NFP_STEPS_PER_RECORD = 64, // looks at an open call that each record pays for
+	NFP_STEPS_SAVED = 1
+	    << 22, // of those that were not needed, for programs that have thousands of stacks
 };
 
 // The rows of calls under construction. A row with end_ticks 0 is open, one with function NFP_NONE is dead
@@ -31,6 +38,7 @@ enum nfp_open_flags {
 	NFP_OPEN_DOUBTFUL = 1,
 	NFP_OPEN_VALUE = 2,
 	NFP_OPEN_AGED = 4, // was open at an earlier take
+	NFP_OPEN_GONE = 8, // given up, until the next sweep
 };
 
 struct nfp_open {
@@ -38,10 +46,11 @@ struct nfp_open {
 	uint64_t start_ticks;
 	uint32_t rsp;
 	uint32_t function;
-	uint32_t row;    // in the log, or NFP_NONE: the call is paired but not reported
+	uint32_t row; // in the log, or NFP_NONE: the call is paired but not reported
 	uint32_t handed; // transmit and drop: first of its packets in the thread's handed list
-	uint16_t flags;  // enum nfp_open_flags
-	uint16_t role;   // enum nfp_role
+	uint32_t moved; // its row among those on their way from log to log, or NFP_NONE (batch.c)
+	uint16_t flags; // enum nfp_open_flags
+	uint16_t role; // enum nfp_role
 };
 
 // What one probed call costs by itself: between its two time stamps, and in all.
@@ -58,6 +67,7 @@ struct nfp_calltree {
 	uint32_t capacity;
 	uint32_t doubtful;
 	uint32_t enclosing; // calls open when the batch began
+	int64_t credit; // steps that may be taken; below 0: nfp_calltree_pay is due
 	uint64_t paired;
 	uint64_t unpaired_entries; // doubtful ones not included
 	uint64_t unpaired_exits;
@@ -65,15 +75,37 @@ struct nfp_calltree {
 
 // Slow parts, see calltree.c.
 void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint32_t rsp, int entry);
-uint32_t nfp_calltree_search(const struct nfp_calltree *tree, uint32_t function, uint32_t rsp);
+uint32_t nfp_calltree_search(struct nfp_calltree *tree, uint32_t function, uint32_t rsp);
 int nfp_calltree_make_room(struct nfp_calltree *tree, struct nfp_log *log);
-uint32_t nfp_calltree_parent(const struct nfp_calltree *tree, uint32_t rsp);
-// The call `index` will not be paired (counted).
-void nfp_calltree_give_up(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index);
+uint32_t nfp_calltree_parent(struct nfp_calltree *tree, uint32_t rsp);
+// Gives up the calls with this role: they will not be paired (counted).
+void nfp_calltree_give_up(struct nfp_calltree *tree, struct nfp_log *log, uint16_t role);
+// Gives up outermost calls until the credit is not overdrawn. Indices of open calls change.
+void nfp_calltree_pay(struct nfp_calltree *tree, struct nfp_log *log);
 void nfp_calltree_pull(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index);
 // Gives up all open calls: their exits may have been lost.
 void nfp_calltree_clear(struct nfp_calltree *tree, struct nfp_log *log);
 void nfp_calltree_deinit(struct nfp_calltree *tree);
+
+static inline void nfp_calltree_earn(struct nfp_calltree *tree, uint64_t records)
+{
+	int64_t credit = tree->credit + (int64_t)records * NFP_STEPS_PER_RECORD;
+	tree->credit = credit < NFP_STEPS_SAVED ? credit : NFP_STEPS_SAVED;
+}
+
+static inline void nfp_calltree_spend(struct nfp_calltree *tree, uint64_t steps)
+{
+	tree->credit -= (int64_t)steps;
+}
+
+// Whether `count` things may be done that are worth so many steps each; if so they are paid.
+static inline int nfp_calltree_affords(struct nfp_calltree *tree, uint64_t count, uint32_t steps)
+{
+	if (tree->credit < (int64_t)(count * steps))
+		return 0;
+	nfp_calltree_spend(tree, count * steps);
+	return 1;
+}
 
 // 1: a call at rsp `outer` can enclose one at `inner`.
 static inline int nfp_rsp_encloses(uint32_t outer, uint32_t inner)
@@ -144,7 +176,7 @@ static inline struct nfp_open *nfp_calltree_enter(struct nfp_calltree *tree, str
 }
 
 // Finds the open call that an exit or a value belongs to; NFP_NONE when there is none.
-static inline uint32_t nfp_calltree_find(const struct nfp_calltree *tree, uint32_t function, uint32_t rsp)
+static inline uint32_t nfp_calltree_find(struct nfp_calltree *tree, uint32_t function, uint32_t rsp)
 {
 	uint32_t top = tree->count - 1;
 	if (tree->count && tree->items[top].rsp == rsp && tree->items[top].function == function &&

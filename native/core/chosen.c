@@ -25,23 +25,22 @@ int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 	return 1;
 }
 
-struct nfp_pending *nfp_batch_find(const struct nfp_stream *stream, uint64_t start_ticks)
+void nfp_handed_cut(struct nfp_stream *stream, uint32_t first)
 {
-	if (!start_ticks)
-		return NULL;
-	if (stream->batch && stream->batch->batch.start_ticks == start_ticks)
-		return stream->batch;
-	for (struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
-		if (pending->batch.start_ticks == start_ticks)
-			return pending;
-	return NULL;
+	for (uint32_t i = first; i < stream->handed.count; i++)
+		if (stream->handed.items[i].chosen != NFP_NONE) { // and all behind it are chosen later
+			stream->chosen.count = stream->handed.items[i].chosen;
+			break;
+		}
+	if (first < stream->handed.count)
+		stream->handed.count = first;
 }
 
 int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
                     uint32_t chosen)
 {
 	const struct nfp_chosen *item = &stream->chosen.items[chosen];
-	struct nfp_pending *pending = nfp_batch_find(stream, item->origin_ticks);
+	struct nfp_pending *pending = nfp_recent_find(stream, item->origin_ticks);
 	pipeline->counts.identified++;
 	if (!pending || item->packet.index >= pending->batch.size ||
 	    pending->packets.count >= pending->batch.size ||
@@ -84,17 +83,22 @@ void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed)
 	stream->turn += handed != 0;
 }
 
-// Packets of the thread up to the last one of the batch's turn.
-static uint64_t turn_total(const struct nfp_stream *stream, const struct nfp_pending *pending)
+// Packets of the thread up to the last one of the batch's turn. It is the same for all batches of the turn, which are asked
+// for one after the other.
+static uint64_t turn_total(struct nfp_stream *stream, const struct nfp_pending *pending)
 {
+	if (stream->turn_end.known && stream->turn_end.turn == pending->turn)
+		return stream->turn_end.received_total;
+	stream->turn_end.turn = pending->turn;
+	stream->turn_end.known = 1;
 	while (pending->next && pending->next->turn == pending->turn)
 		pending = pending->next;
 	if (!pending->next && stream->batch && stream->batch->turn == pending->turn)
 		pending = stream->batch;
-	return pending->received_total;
+	return stream->turn_end.received_total = pending->received_total;
 }
 
-int nfp_chosen_waits(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_pending *pending)
 {
 	if (!stream->chooses || stream->handed_total >= stream->received_total ||

@@ -158,8 +158,10 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 		if (pending->packets.items[i].disposition == NFP_UNKNOWN)
 			nfp_packet_forget(pipeline, pending, i);
 	nfp_handovers_release(pipeline, pending);
+	pipeline->pending_batches--;
 	pipeline->pending_calls -= pending->log.count;
 	pipeline->pending_packets -= pending->packets.count;
+	pending->batch.id = 0; // recent.c
 	pending->next = pipeline->idle;
 	pipeline->idle = pending;
 }
@@ -172,6 +174,7 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;
+	stream->turn_end.known = 0;
 	while (*link) {
 		struct nfp_pending *pending = *link;
 		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;

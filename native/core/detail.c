@@ -8,9 +8,7 @@
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {
 	uint64_t before = stream->tree.unpaired_entries;
-	for (uint32_t i = stream->tree.count; i-- > 0;)
-		if (stream->tree.items[i].role == NFP_ROLE_CALL)
-			nfp_calltree_give_up(&stream->tree, stream->log, i);
+	nfp_calltree_give_up(&stream->tree, stream->log, NFP_ROLE_CALL);
 	pipeline->counts.ungated += stream->tree.unpaired_entries - before;
 	stream->tree.unpaired_entries = before;
 	stream->closes = 1;

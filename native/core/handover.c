@@ -42,10 +42,11 @@ void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 	pipeline->counts.taken_over++;
 }
 
-int nfp_handovers_wait(const struct nfp_pipeline *pipeline, const struct nfp_pending *pending)
+// Those that have ended stay so until they are let go: they are not looked at again.
+int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
-	for (uint32_t i = 0; i < pending->handovers.count; i++)
-		if (!pipeline->slots.items[pending->handovers.items[i].slot]->number)
+	for (; pending->handovers_ended < pending->handovers.count; pending->handovers_ended++)
+		if (!pipeline->slots.items[pending->handovers.items[pending->handovers_ended].slot]->number)
 			return 1;
 	return 0;
 }
@@ -94,5 +95,5 @@ void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pe
 {
 	for (uint32_t i = 0; i < pending->handovers.count; i++)
 		nfp_handover_leave(pipeline, pending->handovers.items[i].slot);
-	pending->handovers.count = 0;
+	pending->handovers.count = pending->handovers_ended = 0;
 }

@@ -17,17 +17,20 @@ static uint64_t buffer_of(uint64_t topic)
 	return topic & (UINT64_MAX >> NUMBER_BITS);
 }
 
-static uint32_t find_open(const struct nfp_calltree *tree, uint32_t function)
+static uint32_t find_open(struct nfp_calltree *tree, uint32_t function)
 {
-	for (uint32_t i = tree->count; i-- > 0;)
+	uint32_t i = tree->count;
+	while (i-- > 0)
 		if (tree->items[i].function == function)
-			return i;
-	return NFP_NONE;
+			break;
+	nfp_calltree_spend(tree, tree->count - (i + 1));
+	return i; // NFP_NONE when there is none
 }
 
 // The outermost call of role AROUND that encloses the open call `index`, or NFP_NONE.
-static uint32_t find_around(const struct nfp_calltree *tree, uint32_t index)
+static uint32_t find_around(struct nfp_calltree *tree, uint32_t index)
 {
+	nfp_calltree_spend(tree, index);
 	for (uint32_t i = 0; i < index; i++)
 		if (tree->items[i].role == NFP_ROLE_AROUND && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
 		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))

@@ -130,6 +130,7 @@ static int handed(struct nfp_stream *stream, const struct nfp_record *record)
 	uint32_t i = stream->tree.count;
 	while (i && stream->tree.items[i - 1].function != nfp_record_function(record))
 		i--;
+	nfp_calltree_spend(&stream->tree, stream->tree.count - i);
 	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
 	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
 		return 0;
@@ -162,8 +163,9 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 }
 
 // A transmit call inside another one (a driver below a bonded port) hands on the same packets.
-static int inside_same_role(const struct nfp_calltree *tree, uint32_t index)
+static int inside_same_role(struct nfp_calltree *tree, uint32_t index)
 {
+	nfp_calltree_spend(tree, index);
 	for (uint32_t i = 0; i < index; i++)
 		if (tree->items[i].role == tree->items[index].role &&
 		    !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
@@ -173,8 +175,9 @@ static int inside_same_role(const struct nfp_calltree *tree, uint32_t index)
 }
 
 // What a transmit call frees has been sent, and what another free or drop frees is its own.
-static int inside_handing_on(const struct nfp_calltree *tree, uint32_t index)
+static int inside_handing_on(struct nfp_calltree *tree, uint32_t index)
 {
+	nfp_calltree_spend(tree, index);
 	for (uint32_t i = 0; i < index; i++)
 		if (nfp_role_hands_on(tree->items[i].role) && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
 		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
@@ -195,7 +198,7 @@ static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint
 		                                          .buffer = stream->handed.items[i].buffer,
 		                                          .function = open->function,
 		                                          .kind = NFP_EVENT_FREE});
-	stream->handed.count = first;
+	nfp_handed_cut(stream, first);
 }
 
 static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop,
@@ -238,9 +241,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		else if (nfp_event_append(pipeline, stream, event))
 			described++;
 	}
-	stream->handed.count = first;
-	if (!first)
-		stream->chosen.count = 0;
+	nfp_handed_cut(stream, first);
 	if (accepted > described) {
 		count_undescribed(pipeline, stream, drop, accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known

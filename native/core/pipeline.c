@@ -7,18 +7,22 @@
 
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-// Only the records of signal handlers stand out of order: the interrupted probe had read its time before.
-static uint64_t ticks_of(struct nfp_stream *stream, const struct nfp_record *record)
+// Only the records of signal handlers stand out of order: the interrupted probe had read its time before. What is much
+// earlier is another time line. It may change all that is open: to be called first.
+static uint64_t ticks_of(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                         const struct nfp_record *record)
 {
 	if (record->word > stream->last_ticks)
 		stream->last_ticks = record->word;
+	else if (UNLIKELY(stream->last_ticks - record->word > NFP_STEP_TICKS))
+		nfp_stream_step_back(pipeline, stream, record->word);
 	return stream->last_ticks;
 }
 
 static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record)
 {
-	uint64_t ticks = ticks_of(stream, record);
+	uint64_t ticks = ticks_of(pipeline, stream, record);
 	uint32_t function = nfp_record_function(record), role = pipeline->roles.items[function];
 	if (stream->log == &stream->outside) {
 		if (UNLIKELY(stream->log->count >= stream->outside_limit))
@@ -26,6 +30,8 @@ static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	} else if (UNLIKELY(stream->log->count >= NFP_BATCH_CALLS_MAX)) {
 		nfp_batch_close(pipeline, stream, record->rsp);
 	}
+	if (UNLIKELY(role && stream->tree.credit < 0))
+		nfp_calltree_pay(&stream->tree, stream->log);
 	if (UNLIKELY(role == NFP_ROLE_TURN))
 		nfp_turn_begin(pipeline, stream, ticks, function, record->rsp);
 	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->rsp);
@@ -39,7 +45,7 @@ static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	if (open->row != NFP_NONE)
 		stream->log->items[open->row].flags = nfp_role_flag(role);
 	if (stream->tree.count == 1)
-		stream->handed.count = 0;
+		nfp_handed_cut(stream, 0);
 	open->handed = stream->handed.count;
 }
 
@@ -47,7 +53,7 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record, uint16_t flags)
 {
 	struct nfp_calltree *tree = &stream->tree;
-	uint64_t ticks = ticks_of(stream, record);
+	uint64_t ticks = ticks_of(pipeline, stream, record);
 	uint32_t index = nfp_calltree_find(tree, nfp_record_function(record), record->rsp);
 	if (UNLIKELY(index == NFP_NONE)) {
 		uint32_t role = pipeline->roles.items[nfp_record_function(record)];
@@ -78,7 +84,8 @@ static void read_mark(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	if (index == NFP_NONE)
 		return; // no memory: counted
 	uint32_t row = stream->tree.items[index].row;
-	nfp_calltree_leave(&stream->tree, stream->log, index, ticks_of(stream, record), NFP_CALL_MARK);
+	nfp_calltree_leave(&stream->tree, stream->log, index, ticks_of(pipeline, stream, record),
+	                   NFP_CALL_MARK);
 	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
 		nfp_counted_mark(&pipeline->counted, stream->log, row);
 	stream->tree.paired--;
@@ -101,26 +108,6 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	stream->tree.items[index].value = record->word;
 	stream->tree.items[index].flags |= NFP_OPEN_VALUE;
-}
-
-static void collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
-{
-	nfp_packets_settle(pipeline, until_ticks);
-	nfp_batches_deliver(pipeline, all);
-}
-
-static int too_much_pending(const struct nfp_pipeline *pipeline)
-{
-	return pipeline->pending_calls > NFP_PENDING_CALLS_MAX ||
-	       pipeline->pending_packets > NFP_PENDING_PACKETS_MAX || pipeline->events > NFP_EVENTS_MAX;
-}
-
-static void bound_pending(struct nfp_pipeline *pipeline)
-{
-	if (too_much_pending(pipeline))
-		collect(pipeline, UINT64_MAX, 0);
-	if (too_much_pending(pipeline))
-		collect(pipeline, UINT64_MAX, 1);
 }
 
 static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *record)
@@ -152,7 +139,7 @@ static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		stream->tree.unpaired_exits++;
 		return;
 	}
-	uint64_t ticks = ticks_of(stream, record);
+	uint64_t ticks = ticks_of(pipeline, stream, record);
 	stream->poll.valid = 0;
 	stream->tree.paired++;
 	// A receive call around one that has begun a batch (a bonded port) returned the same packets again.
@@ -162,7 +149,9 @@ static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_detail_close(pipeline, stream);
 	nfp_batch_begin(pipeline, stream, ticks, record->rsp & 0xffff, record->rsp >> 16);
 	stream->poll.lossy = 0;
-	bound_pending(pipeline);
+	if (UNLIKELY(stream->outside.count >= stream->outside_limit && stream->log == &stream->outside))
+		nfp_outside_deliver(pipeline, stream, 1); // polls that return nothing have rows there, too
+	nfp_pending_bound(pipeline);
 }
 
 static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -176,6 +165,10 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	struct nfp_calltree *tree = &stream->tree;
+	if (record->rsp == NFP_LOST_MISTIMED) {
+		nfp_stream_interrupt(pipeline, stream, record->word);
+		return;
+	}
 	if (record->rsp >= NFP_LOST_CLASSES) {
 		pipeline->counts.invalid++;
 		return;
@@ -187,8 +180,9 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	if (record->rsp == NFP_LOST_CALL) {
 		// An exit and the next entry of the same function may be missing: nothing open can be trusted.
 		nfp_calltree_clear(tree, stream->log);
-		stream->handed.count = 0;
+		nfp_handed_cut(stream, 0);
 	} else if (record->rsp == NFP_LOST_POLL) {
+		nfp_calltree_spend(tree, tree->count);
 		nfp_counted_spoil(&pipeline->counted, tree, stream->log);
 		// The calls that follow belong to a batch whose receive call is missing.
 		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
@@ -232,6 +226,8 @@ static void read_rare(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
+	if (UNLIKELY(stream->tree.credit < 0))
+		nfp_calltree_pay(&stream->tree, stream->log);
 	if (kind >= NFP_COUNTERS && kind <= NFP_COUNTERS_LAST) {
 		nfp_readings_take(&stream->readings, record);
 		return;
@@ -286,6 +282,8 @@ static void deliver_early(struct nfp_pipeline *pipeline, struct nfp_stream *stre
 	uint64_t fresh = stream->ended_total - stream->ended_seen;
 	if (!at_end && fresh < NFP_EARLY_BATCHES + stream->ended_left)
 		return;
+	if (stream->ended_left > NFP_WAITING_MANY && fresh < stream->ended_left)
+		return;
 	stream->ended_seen = stream->ended_total;
 	stream->ended_left = nfp_stream_deliver(pipeline, stream, 0);
 }
@@ -300,8 +298,10 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 	pipeline->counts.records += count;
 	for (uint64_t done = 0; done < count; done += NFP_EARLY_RECORDS) {
 		uint64_t left = count - done;
+		nfp_calltree_earn(&stream->tree, left < NFP_EARLY_RECORDS ? left : NFP_EARLY_RECORDS);
 		read_records(pipeline, stream, records + done,
 		             left < NFP_EARLY_RECORDS ? left : NFP_EARLY_RECORDS);
+		nfp_pending_bound(pipeline); // not only receive calls make something pending
 		deliver_early(pipeline, stream, left <= NFP_EARLY_RECORDS);
 	}
 	return 0;
@@ -339,7 +339,7 @@ void nfp_pipeline_finish(struct nfp_pipeline *pipeline)
 		if (pipeline->streams[i])
 			end_stream(pipeline, pipeline->streams[i]);
 	pipeline->finishing = 1;
-	collect(pipeline, UINT64_MAX, 1);
+	nfp_pending_collect(pipeline, UINT64_MAX, 1);
 }
 
 static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
@@ -372,7 +372,7 @@ void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *c
 	// Where one thread describes packets nobody else can have handed them on.
 	pipeline->taking_part = 1;
 	if (nfp_packets_horizon(pipeline) == UINT64_MAX)
-		collect(pipeline, UINT64_MAX, 0);
+		nfp_pending_collect(pipeline, UINT64_MAX, 0);
 	pipeline->taking_part = 0;
 	give(pipeline, columns);
 }
@@ -382,10 +382,11 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 	begin_feed(pipeline);
 	uint64_t horizon = nfp_packets_horizon(pipeline);
 	pipeline->merges = horizon != UINT64_MAX;
+	pipeline->taken_ticks = 0;
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (pipeline->streams[i])
 			pipeline->streams[i]->ended_settled = pipeline->streams[i]->ended_taken;
-	collect(pipeline, horizon, pipeline->finishing);
+	nfp_pending_collect(pipeline, horizon, pipeline->finishing);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];
 		if (!stream)

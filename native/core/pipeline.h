@@ -20,6 +20,7 @@ struct nfp_pipeline_counts {
 	uint64_t open;             // calls that have not ended
 	uint64_t marked;           // calls whose end is not measured
 	uint64_t lost[3];          // NFP_LOST_CLASSES, as said by LOST records
+	uint64_t mistimed;         // records whose time stamp could not be, and steps back in time
 	uint64_t batches;
 	uint64_t received;         // packets
 	uint64_t transmitted;

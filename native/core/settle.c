@@ -8,52 +8,6 @@
 #include "stream.h"
 #include <string.h>
 
-static uint32_t home_of(const struct nfp_buffers *buffers, uint64_t buffer)
-{
-	return (uint32_t)(buffer * 0x9e3779b97f4a7c15u >> 32) & (buffers->capacity - 1);
-}
-
-// The entry of the buffer, or the free one where it belongs.
-static struct nfp_buffer_entry *find_entry(const struct nfp_buffers *buffers, uint64_t buffer)
-{
-	uint32_t i = home_of(buffers, buffer);
-	while (buffers->items[i].slot != NFP_NONE && buffers->items[i].buffer != buffer)
-		i = (i + 1) & (buffers->capacity - 1);
-	return &buffers->items[i];
-}
-
-static void remove_entry(struct nfp_buffers *buffers, struct nfp_buffer_entry *entry)
-{
-	uint32_t mask = buffers->capacity - 1, gap = (uint32_t)(entry - buffers->items);
-	for (uint32_t i = (gap + 1) & mask; buffers->items[i].slot != NFP_NONE; i = (i + 1) & mask) {
-		uint32_t home = home_of(buffers, buffers->items[i].buffer);
-		if (((i - home) & mask) < ((i - gap) & mask))
-			continue; // would move before its home
-		buffers->items[gap] = buffers->items[i];
-		gap = i;
-	}
-	buffers->items[gap].slot = NFP_NONE;
-	buffers->count--;
-}
-
-static int make_room(struct nfp_buffers *buffers)
-{
-	if (buffers->capacity && buffers->count < buffers->capacity / 2)
-		return 1;
-	struct nfp_buffers larger = {.capacity = buffers->capacity ? buffers->capacity * 2 : 4096};
-	larger.items = malloc(larger.capacity * sizeof(*larger.items));
-	if (!larger.items)
-		return 0;
-	memset(larger.items, 0xff, larger.capacity * sizeof(*larger.items));
-	for (uint32_t i = 0; i < buffers->capacity; i++)
-		if (buffers->items[i].slot != NFP_NONE)
-			*find_entry(&larger, buffers->items[i].buffer) = buffers->items[i];
-	larger.count = buffers->count;
-	free(buffers->items);
-	*buffers = larger;
-	return 1;
-}
-
 // The packet or message that the entry belongs to will not be asked for any more.
 static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry)
 {
@@ -89,11 +43,11 @@ static void settle_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_
 static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffers *buffers = &pipeline->buffers;
-	if (!make_room(buffers)) {
+	if (!nfp_buffers_make_room(buffers)) {
 		pipeline->slots.items[event->slot]->undone--;
 		return;
 	}
-	struct nfp_buffer_entry *entry = find_entry(buffers, event->buffer);
+	struct nfp_buffer_entry *entry = nfp_buffers_find(buffers, event->buffer);
 	if (entry->slot == NFP_NONE)
 		buffers->count++;
 	else {
@@ -107,7 +61,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 {
 	if (!pipeline->buffers.capacity)
 		return 0;
-	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, event->buffer);
+	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, event->buffer);
 	if (entry->slot >= NFP_SLOT_LATE)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
@@ -125,7 +79,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	pending->undone--;
 	*(drop ? &pending->batch.dropped : &pending->batch.transmitted) += 1;
 	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += 1;
-	remove_entry(&pipeline->buffers, entry);
+	nfp_buffers_remove(&pipeline->buffers, entry);
 	return 1;
 }
 
@@ -133,7 +87,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 static int settle_take_over(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
 	if (!entry || entry->slot >= NFP_SLOT_LATE)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
@@ -147,7 +101,7 @@ static int settle_take_over(struct nfp_pipeline *pipeline, const struct nfp_even
 static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
 	if (!entry || entry->slot == NFP_NONE)
 		return 0;
 	if (entry->slot == NFP_SLOT_LATE) {
@@ -176,11 +130,11 @@ static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 static void settle_made(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? find_entry(&pipeline->buffers, event->buffer) : NULL;
+	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
 	if (!entry || entry->slot == NFP_NONE)
 		return;
 	leave_entry(pipeline, entry);
-	remove_entry(&pipeline->buffers, entry);
+	nfp_buffers_remove(&pipeline->buffers, entry);
 }
 
 static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *event)
@@ -224,29 +178,59 @@ static uint64_t source_ticks(const struct source *source)
 	return source->events->items[source->next].ticks;
 }
 
-// Settles the source with the earliest event up to the earliest event of the others. 0 when all are empty.
-static int settle_run(struct nfp_pipeline *pipeline, struct source *sources, uint32_t count)
+static int is_before(const struct source *one, const struct source *other)
 {
-	struct source *first = NULL;
-	uint64_t until = UINT64_MAX;
-	for (uint32_t i = 0; i < count; i++) {
-		if (sources[i].next == sources[i].end)
-			continue;
-		if (!first) {
-			first = &sources[i];
-		} else if (source_ticks(&sources[i]) < source_ticks(first)) {
-			until = source_ticks(first);
-			first = &sources[i];
-		} else if (source_ticks(&sources[i]) < until) {
-			until = source_ticks(&sources[i]);
-		}
+	uint64_t ticks = source_ticks(one), other_ticks = source_ticks(other);
+	return ticks < other_ticks || (ticks == other_ticks && one < other);
+}
+
+// A heap, as a thousand threads may write by turns: the source with the earliest event is the first.
+static void sink(struct source **heap, uint32_t from, uint32_t count)
+{
+	struct source *source = heap[from];
+	for (uint32_t child; (child = 2 * from + 1) < count; from = child) {
+		if (child + 1 < count && is_before(heap[child + 1], heap[child]))
+			child++;
+		if (!is_before(heap[child], source))
+			break;
+		heap[from] = heap[child];
 	}
-	if (!first)
-		return 0;
-	do
-		settle_event(pipeline, &first->events->items[first->next++]);
-	while (first->next < first->end && source_ticks(first) <= until);
-	return 1;
+	heap[from] = source;
+}
+
+// The table is larger than a cache when many packets wait: the entry that comes next but some is fetched meanwhile.
+static void ask_for(const struct nfp_buffers *buffers, const struct source *source)
+{
+	const uint32_t ahead = 8;
+	if (source->end - source->next > ahead && buffers->capacity)
+		__builtin_prefetch(&buffers->items[nfp_buffers_home(
+		    buffers, source->events->items[source->next + ahead].buffer)]);
+}
+
+// Settles all events in the order of time, those of one source up to the earliest of the others.
+static void settle_all(struct nfp_pipeline *pipeline, struct source *sources, uint32_t source_count)
+{
+	struct source *heap[NFP_THREAD_COUNT + 1];
+	uint32_t count = 0;
+	for (uint32_t i = 0; i < source_count; i++)
+		if (sources[i].next < sources[i].end)
+			heap[count++] = &sources[i];
+	for (uint32_t i = count / 2; i-- > 0;)
+		sink(heap, i, count);
+	while (count) {
+		struct source *first = heap[0];
+		uint64_t until = UINT64_MAX;
+		for (uint32_t i = 1; i < count && i < 3; i++)
+			until = source_ticks(heap[i]) < until ? source_ticks(heap[i]) : until;
+		do {
+			ask_for(&pipeline->buffers, first);
+			settle_event(pipeline, &first->events->items[first->next++]);
+		} while (first->next < first->end && source_ticks(first) <= until);
+		if (first->next == first->end)
+			heap[0] = heap[--count];
+		if (count)
+			sink(heap, 0, count);
+	}
 }
 
 // Keeps what comes after the settled events.
@@ -315,14 +299,23 @@ void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (pipeline->streams[i] && pipeline->streams[i]->events.count)
 			sources[count++] = source_of(&pipeline->streams[i]->events, until_ticks);
-	while (settle_run(pipeline, sources, count))
-		;
+	settle_all(pipeline, sources, count);
 	pipeline->events = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		drop_settled(sources[i].events, sources[i].end);
 		pipeline->events += sources[i].events->count;
 	}
 	keep_unmatched(pipeline);
+}
+
+// What the thread has queued is settled without the others' events: its time steps back, and they could not be put in
+// order any more.
+void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+{
+	for (uint32_t i = 0; i < stream->events.count; i++)
+		settle_event(pipeline, &stream->events.items[i]);
+	pipeline->events -= stream->events.count;
+	stream->events.count = 0;
 }
 
 static uint64_t earliest_handing_on(const struct nfp_stream *stream)
@@ -358,9 +351,10 @@ void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *
 {
 	if (!pipeline->buffers.capacity)
 		return;
-	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, pending->packets.items[index].buffer);
+	struct nfp_buffer_entry *entry =
+	    nfp_buffers_find(&pipeline->buffers, pending->packets.items[index].buffer);
 	if (entry->slot == pending->slot && entry->index == index)
-		remove_entry(&pipeline->buffers, entry);
+		nfp_buffers_remove(&pipeline->buffers, entry);
 }
 
 void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index)
@@ -368,11 +362,11 @@ void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *p
 	if (!pipeline->buffers.capacity)
 		return;
 	const struct nfp_packet *packet = &pending->packets.items[index];
-	struct nfp_buffer_entry *entry = find_entry(&pipeline->buffers, packet->buffer);
+	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, packet->buffer);
 	if (entry->slot != pending->slot || entry->index != index)
 		return;
 	if (pipeline->late >= NFP_LATE_MAX) {
-		remove_entry(&pipeline->buffers, entry);
+		nfp_buffers_remove(&pipeline->buffers, entry);
 		return;
 	}
 	pipeline->late++;

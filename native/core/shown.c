@@ -16,9 +16,9 @@ void nfp_shown_begin(struct nfp_stream *stream, const struct nfp_record *record)
 
 static int place(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *origin)
 {
-	struct nfp_pending *pending = nfp_batch_find(stream, origin->word);
-	if (!pending || pending->kind != NFP_PENDING_BURST || origin->rsp >= pending->batch.size ||
-	    pending->packets.count >= pending->batch.size ||
+	struct nfp_pending *pending = nfp_recent_find(stream, origin->word);
+	if (!pending || pending->kind != NFP_PENDING_BURST || pending->batch.flags & NFP_BATCH_TAKEN_OVER ||
+	    origin->rsp >= pending->batch.size || pending->packets.count >= pending->batch.size ||
 	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1))
 		return 0;
 	struct nfp_event event = {.ticks = pending->receive_ticks,

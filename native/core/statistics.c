@@ -27,6 +27,10 @@ struct nfp_statistics {
 	uint32_t count;
 	uint32_t capacity;
 	struct histogram others[OTHERS]; // NFP_BATCH_SIZE and after
+	struct {
+		uint16_t *items; // of a batch's calls: the roles of those around it
+		uint32_t capacity;
+	} around;
 };
 
 // Values below 32 have their own bucket; block b > 0 holds 2^(b+4) <= value < 2^(b+5).
@@ -136,6 +140,7 @@ void nfp_statistics_destroy(struct nfp_statistics *statistics)
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		histogram_deinit(&statistics->others[i]);
+	free(statistics->around.items);
 	free(statistics->costs.items);
 	free(statistics->items);
 	free(statistics);
@@ -223,27 +228,26 @@ static int add_packet(struct histogram *others, const struct nfp_packet *packet,
 	                     packet->done_ticks - start_ticks);
 }
 
-// How many packets the call handed on; 0 as well when it is inside another one that did so.
-static uint64_t handed_on(const struct nfp_columns *columns, uint32_t index)
+// How many packets the call handed on; 0 as well when it is inside another one that did so, of the roles `around`.
+static uint64_t handed_on(const struct nfp_call *call, uint16_t around)
 {
-	const struct nfp_call *call = &columns->calls[index];
 	uint16_t role = call->flags & (NFP_CALL_TRANSMIT | NFP_CALL_DROP);
-	if (!role || !(call->flags & NFP_CALL_VALUE))
-		return 0;
-	for (uint32_t i = index; columns->calls[i].parent < i; i = columns->calls[i].parent)
-		if (columns->calls[columns->calls[i].parent].flags & role)
-			return 0;
-	return call->value & UINT32_MAX;
+	return role && !(around & role) && call->flags & NFP_CALL_VALUE ? call->value & UINT32_MAX : 0;
 }
 
 // The packets of a chosen batch are not all described: they are as old as the calls that handed them on tell.
-static int add_chosen(struct histogram *others, const struct nfp_columns *columns,
+static int add_chosen(struct nfp_statistics *statistics, const struct nfp_columns *columns,
                       const struct nfp_batch *batch)
 {
-	int result = 0;
-	for (uint32_t i = batch->first_call; i - batch->first_call < batch->calls; i++) {
-		const struct nfp_call *call = &columns->calls[i];
-		uint64_t packets = handed_on(columns, i), own = call->end_ticks - batch->start_ticks;
+	struct histogram *others = statistics->others;
+	const struct nfp_call *calls = columns->calls + batch->first_call;
+	int result = NFP_ARRAY_RESERVE(&statistics->around, batch->calls + 1) ? 0 : -1;
+	uint16_t *around = statistics->around.items;
+	for (uint32_t i = 0; !result && i < batch->calls; i++) {
+		const struct nfp_call *call = &calls[i];
+		uint32_t parent = call->parent - batch->first_call; // parents stand before their children
+		around[i] = parent < i ? (uint16_t)(around[parent] | calls[parent].flags) : 0;
+		uint64_t packets = handed_on(call, around[i]), own = call->end_ticks - batch->start_ticks;
 		if (call->end_ticks < batch->start_ticks)
 			continue;
 		uint64_t age = own + (batch->start_ticks - nfp_batch_life_start(batch));
@@ -264,7 +268,7 @@ int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_colum
 		result |= add_batch(statistics->others, &columns->batches[i]);
 	for (uint64_t i = 0; i < columns->batch_count; i++)
 		if (columns->batches[i].flags & NFP_BATCH_CHOSEN)
-			result |= add_chosen(statistics->others, columns, &columns->batches[i]);
+			result |= add_chosen(statistics, columns, &columns->batches[i]);
 	for (uint64_t i = 0; i < columns->packet_count; i++) {
 		const struct nfp_packet *packet = &columns->packets[i];
 		if (packet->batch < columns->batch_count &&

@@ -8,6 +8,7 @@
 #define NFPROBE_STREAM_H
 #include <nfprobe/session.h>
 #include "array.h"
+#include "buffers.h"
 #include "calltree.h"
 #include "columns.h"
 #include "counters.h"
@@ -20,14 +21,18 @@ enum {
 	NFP_OUTSIDE_CALLS = 4096,       // calls outside batches held for a call that is still open
 	NFP_EARLY_RECORDS = 1024, // after so many it is looked for batches that need not wait
 	NFP_EARLY_BATCHES = 64,
+	NFP_WAITING_MANY = 4096, // more are not looked at for the sake of a few new ones
 	NFP_LATER_BATCHES = 64, // a batch waits for its packets until so many later ones have ended ...
 	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads
 	NFP_HANDED_MAX = 65536, // packets of the transmit calls that one thread has open
+	NFP_PENDING_BATCHES_MAX = 1 << 19,
 	NFP_PENDING_CALLS_MAX = 2 << 20, // all threads; above it batches are delivered as they are
 	NFP_PENDING_PACKETS_MAX = 1 << 20,
 	NFP_EVENTS_MAX = 1 << 20,
+	NFP_PENDING_PARTS = 8, // what is over such a bound is brought down by one of so many parts at least
 	NFP_DELIVERED_CALLS_MAX = 16 << 20, // not taken; above it batches are discarded and counted
 	NFP_DELIVERED_PACKETS_MAX = 8 << 20,
+	NFP_STEP_TICKS = 1 << 30, // no signal handler takes so long: time has stepped back
 	NFP_LATE_MAX = 65536, // delivered messages whose later sendings are still counted as theirs
 };
 
@@ -47,33 +52,36 @@ struct nfp_pending_handover {
 
 // A batch that has begun and was not delivered.
 struct nfp_pending {
-	struct nfp_batch batch;
+	// What is looked at again and again while it waits, in two cache lines.
+	struct nfp_pending *next;
+	uint64_t
+	    number; // one more than receiving batches of its thread had ended with it; 0: it has not ended
+	uint64_t round; // of the take after which it ended
+	uint64_t given_take, again_take; // of the takes that have it, the number; 0: none has
+	uint64_t received_total; // packets of its thread up to its last one
+	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
 	enum nfp_pending_kind kind;
+	uint32_t undone; // described packets that may still be transmitted or dropped
+	struct {
+		struct nfp_pending_handover *items;
+		uint32_t count;
+		uint32_t capacity;
+	} handovers; // of its packets to other batches (handover.c)
+	uint32_t handovers_ended; // of these the first ones went to batches that have ended
+	uint32_t taken; // described packets of a batch that took them over ...
+	uint32_t held; // ... of which so many are not delivered: it stays, delivered or not
+	uint32_t slot; // in nfp_pipeline.slots
+
+	struct nfp_batch batch;
 	struct nfp_log log;
 	struct {
 		struct nfp_packet *items;
 		uint32_t count;
 		uint32_t capacity;
 	} packets;
-	struct {
-		struct nfp_pending_handover *items;
-		uint32_t count;
-		uint32_t capacity;
-	} handovers; // of its packets to other batches (handover.c)
-	uint32_t taken; // described packets of a batch that took them over ...
-	uint32_t held; // ... of which so many are not delivered: it stays, delivered or not
-	uint32_t given_index, again_index; // in the columns of the take ...
-	uint64_t given_take, again_take; // ... with this number; 0: never
-	uint32_t undone; // described packets that may still be transmitted or dropped
-	uint32_t slot; // in nfp_pipeline.slots
+	uint32_t given_index, again_index; // in the columns of these takes
 	uint64_t handed; // packets that calls of this batch transmitted or dropped
 	uint64_t receive_ticks; // exit of the receive call
-	uint64_t received_total; // packets of its thread up to its last one
-	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
-	uint64_t round; // of the take after which it ended
-	uint64_t
-	    number; // one more than receiving batches of its thread had ended with it; 0: it has not ended
-	struct nfp_pending *next;
 };
 
 enum nfp_event_kind {
@@ -119,6 +127,18 @@ struct nfp_chosen {
 	uint64_t origin_ticks; // entry of its receive call; 0: not known
 };
 
+// What a thread's packets may name (recent.c).
+enum { NFP_RECENT_BATCHES = 1024 };
+struct nfp_recent_batch {
+	uint64_t start_ticks; // entry of the receive call
+	uint64_t id;
+	struct nfp_pending *pending;
+};
+struct nfp_recent {
+	struct nfp_recent_batch *items; // in a ring; NULL: nothing was named yet
+	uint64_t count; // that were ever added
+};
+
 // The packet whose facts are being read: the last one of the batch, the last one handed on, or neither.
 enum nfp_describing {
 	NFP_DESCRIBING_NONE,
@@ -160,11 +180,17 @@ struct nfp_stream {
 		uint32_t count;
 		uint32_t capacity;
 	} chosen; // of the transmit calls that are open
+	struct nfp_recent recent;
 	struct nfp_pending *showing; // the batch of the packet that was shown last (shown.c)
 	struct nfp_packet shown; // what is known of it before its batch is
 	uint32_t shows;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint64_t turn; // grows whenever packets are handed on
+	struct {
+		uint64_t turn;
+		uint64_t received_total;
+		uint32_t known;
+	} turn_end; // packets up to the last batch of a turn, while batches are delivered (chosen.c)
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
 		uint64_t length;
@@ -180,21 +206,6 @@ struct nfp_stream {
 	uint64_t ended_taken; // the same at the last take
 	uint64_t ended_settled; // and at the one whose events are settled
 	uint64_t ended_seen, ended_left; // when batches were delivered last: ended_total, and how many stayed
-};
-
-// Buffer address -> packet, for all packets that are received and not done. Linear probing, at most half
-// full, deletion by moving back.
-struct nfp_buffer_entry {
-	uint64_t buffer;
-	uint32_t slot; // NFP_NONE: free; NFP_SLOT_LATE: of a message that has been delivered
-	uint32_t index; // late: whether it was sent
-};
-#define NFP_SLOT_LATE (NFP_NONE - 1)
-
-struct nfp_buffers {
-	struct nfp_buffer_entry *items;
-	uint32_t count;
-	uint32_t capacity; // power of two, or 0
 };
 
 struct nfp_pipeline {
@@ -216,7 +227,7 @@ struct nfp_pipeline {
 	struct nfp_topics topics;
 	struct nfp_events unmatched; // handed on, their receive was not seen yet
 	struct nfp_events still_unmatched;
-	uint64_t pending_calls, pending_packets, events;
+	uint64_t pending_batches, pending_calls, pending_packets, events;
 	uint64_t next_batch_id, round, given; // given: takes, those of parts included
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were settled
@@ -325,12 +336,16 @@ void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_record *record);
 void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
-int nfp_chosen_waits(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_pending *pending);
 // The batch is delivered.
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
+// The packets that were handed to open calls, from `first` on, are forgotten.
+void nfp_handed_cut(struct nfp_stream *stream, uint32_t first);
+// recent.c
+void nfp_recent_add(struct nfp_recent *recent, struct nfp_pending *pending);
 // The batch whose receive call was entered then, and which has not been delivered; or NULL.
-struct nfp_pending *nfp_batch_find(const struct nfp_stream *stream, uint64_t start_ticks);
+struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
 // shown.c
 void nfp_shown_begin(struct nfp_stream *stream, const struct nfp_record *record);
 int nfp_shown_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
@@ -358,16 +373,26 @@ void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 // Nothing more will come of what holds the batch in this slot.
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
 // Whether packets of the batch are in batches that have not ended.
-int nfp_handovers_wait(const struct nfp_pipeline *pipeline, const struct nfp_pending *pending);
+int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Those of a batch whose packets stand in the columns from `first_packet` on.
 void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet);
 void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // detail.c
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
+// overload.c
+// Settles what happened up to then and delivers what is complete; all: every batch that has ended.
+void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all);
+// Does so when too much is pending.
+void nfp_pending_bound(struct nfp_pipeline *pipeline);
+// step.c
+// So many records are missing, of whatever kind: nothing open can be trusted.
+void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records);
+void nfp_stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks);
 // settle.c
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);
+void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline);
 void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
 // The message's batch is delivered; it may be sent once more.

@@ -10,6 +10,8 @@ struct nfp_pipeline *nfp_pipeline_create(const uint8_t *roles, uint32_t function
 	if (!pipeline)
 		return NULL;
 	pipeline->next_batch_id = 1;
+	nfp_hash_init(&pipeline->buffers.hash);
+	nfp_hash_init(&pipeline->topics.hash);
 	if (nfp_pipeline_roles(pipeline, roles, functions) == 0)
 		return pipeline;
 	free(pipeline);
@@ -22,6 +24,7 @@ static void stream_destroy(struct nfp_stream *stream)
 	free(stream->outside.items);
 	free(stream->handed.items);
 	free(stream->chosen.items);
+	free(stream->recent.items);
 	free(stream->events.items);
 	free(stream);
 }
@@ -114,6 +117,7 @@ struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 	stream->tree.costs = &pipeline->costs;
 	stream->log = &stream->outside;
 	stream->outside_limit = NFP_OUTSIDE_CALLS;
+	stream->tree.credit = NFP_STEPS_SAVED;
 	stream->ended_last = &stream->ended;
 	stream->last_ticks = 1; // 0 means open in a row
 	pipeline->streams[thread] = stream;

@@ -6,16 +6,17 @@
 
 enum { TOPICS_FIRST = 64, DOTS = 3 };
 
-static struct nfp_topic_entry *find_in(const struct nfp_topic_table *table, uint64_t digest)
+static struct nfp_topic_entry *find_in(const struct nfp_topics *topics, const struct nfp_topic_table *table,
+                                       uint64_t digest)
 {
 	uint32_t mask = table->capacity - 1;
-	uint32_t i = (uint32_t)(digest >> 32 ^ digest) & mask;
+	uint32_t i = nfp_hash_of(&topics->hash, digest) & mask;
 	while (table->items[i].used && table->items[i].topic.digest != digest)
 		i = (i + 1) & mask;
 	return &table->items[i];
 }
 
-static int make_larger(struct nfp_topic_table *table)
+static int make_larger(const struct nfp_topics *topics, struct nfp_topic_table *table)
 {
 	struct nfp_topic_table larger = {.count = table->count,
 	                                 .capacity = table->capacity ? 2 * table->capacity : TOPICS_FIRST};
@@ -24,7 +25,7 @@ static int make_larger(struct nfp_topic_table *table)
 		return 0;
 	for (uint32_t i = 0; i < table->capacity; i++)
 		if (table->items[i].used)
-			*find_in(&larger, table->items[i].topic.digest) = table->items[i];
+			*find_in(topics, &larger, table->items[i].topic.digest) = table->items[i];
 	free(table->items);
 	*table = larger;
 	return 1;
@@ -80,16 +81,16 @@ void nfp_topics_deinit(struct nfp_topics *topics)
 void nfp_topics_add(struct nfp_topics *topics, uint64_t digest, const struct nfp_topic_reader *reader)
 {
 	struct nfp_topic_table *newest = &topics->newest;
-	if (newest->capacity && find_in(newest, digest)->used)
+	if (newest->capacity && find_in(topics, newest, digest)->used)
 		return;
 	if (newest->count >= NFP_TOPICS_MAX) {
 		free(topics->older.items);
 		topics->older = *newest;
 		*newest = (struct nfp_topic_table){0};
 	}
-	if (2 * newest->count >= newest->capacity && !make_larger(newest))
+	if (2 * newest->count >= newest->capacity && !make_larger(topics, newest))
 		return;
-	struct nfp_topic_entry *entry = find_in(newest, digest);
+	struct nfp_topic_entry *entry = find_in(topics, newest, digest);
 	*entry = (struct nfp_topic_entry){.topic = {.digest = digest}, .used = 1, .given = UINT64_MAX};
 	write_text(&entry->topic, reader);
 	newest->count++;
@@ -99,7 +100,8 @@ struct nfp_topic_entry *nfp_topics_find(struct nfp_topics *topics, uint64_t dige
 {
 	struct nfp_topic_table *tables[] = {&topics->newest, &topics->older};
 	for (int i = 0; i < 2; i++) {
-		struct nfp_topic_entry *entry = tables[i]->capacity ? find_in(tables[i], digest) : NULL;
+		struct nfp_topic_entry *entry =
+		    tables[i]->capacity ? find_in(topics, tables[i], digest) : NULL;
 		if (entry && entry->used)
 			return entry;
 	}

@@ -4,6 +4,7 @@
 #ifndef NFPROBE_TOPICS_H
 #define NFPROBE_TOPICS_H
 #include "columns.h"
+#include "hash.h"
 
 enum { NFP_TOPICS_MAX = 32768 };
 
@@ -23,6 +24,7 @@ struct nfp_topic_table {
 
 struct nfp_topics {
 	struct nfp_topic_table newest, older;
+	struct nfp_hash hash; // secret: digests are the target's
 };
 
 // A topic while its records are read.

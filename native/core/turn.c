@@ -5,8 +5,9 @@
 #include "stream.h"
 
 // A call inside another one of the same function ends no turn.
-static int is_nested(const struct nfp_calltree *tree, uint32_t rsp)
+static int is_nested(struct nfp_calltree *tree, uint32_t rsp)
 {
+	nfp_calltree_spend(tree, tree->count);
 	for (uint32_t i = 0; i < tree->count; i++)
 		if (tree->items[i].role == NFP_ROLE_TURN && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
 		    nfp_rsp_encloses(tree->items[i].rsp, rsp))

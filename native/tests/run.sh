@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,shown,detail,calltree,batch,deliver,handover,outside,packet,message,turn,topics,settle,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,codescan}.c)
+sources=("$core"/{drain,counters,chosen,shown,recent,hash,detail,calltree,batch,deliver,handover,outside,packet,message,turn,topics,settle,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,codescan}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -37,6 +37,12 @@ run_crowd() { # of the core, on processes
 	echo "plain: $("$build/crowd")"
 }
 
+run_worst() { # not with sanitizers: it compares times
+	gcc -std=gnu11 -O2 -Wall -Wextra -Werror -I"$core" -I../include -o "$build/worst" test_worst.c \
+		contents_good.c attacks_{calls,batches,packets}.c "${sources[@]}"
+	echo "none: $("$build/worst")"
+}
+
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
 run_room
@@ -48,3 +54,4 @@ run fuzz address,undefined test_fuzz.c
 run framerows address,undefined test_framerows.c
 run codescan address,undefined test_codescan.c
 run otlp-fuzz address,undefined test_otlp_fuzz.c
+run_worst

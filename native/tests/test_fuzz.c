@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random records, from pure noise to nearly legal ones, through drain, pipeline and statistics: never a
-// crash, and what comes out obeys the rules of columns.h. Run under AddressSanitizer and UBSan.
+// crash, and what comes out obeys the rules of columns.h. Run under AddressSanitizer and UBSan. Every kind of record is
+// made, alone and in the sequences in which probes write them. An argument: so many seconds instead of some seeds.
 #include "check.h"
 #include "counters.h"
 #include "drain.h"
 #include "pipeline.h"
+#include "stamps.h"
 #include "statistics.h"
 #include <nfprobe/ring.h>
 #include <nfprobe/session.h>
+#include <pthread.h>
 #include <string.h>
+#include <time.h>
 
-enum { FUNCTIONS = 18, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 60 };
+enum { FUNCTIONS = 19, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 45 };
 
-static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 12, 0, 1, 2, 3, 200, 13, 4, 5, 6, 7, 8, 9};
+static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 12, 0, 1, 2, 3, 200, 13, 4, 5, 6, 7, 8, 9, 10};
 
 // Few values of everything, so that entries meet their exits and packets their buffers.
 static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
-	static const uint32_t kinds[] = {0,  0,  0,  0,  1,  1,  1,  1,  2,  3,  3,  4,  4,
-	                                 5,  6,  8,  8,  8,  8,  9,  10, 11, 12, 13, 14, 15,
-	                                 16, 24, 25, 30, 30, 32, 32, 32, 33, 34, 16};
+	static const uint32_t kinds[] = {0,  0,  0,  0,  1,  1,  1,  1,  2,  3,  3,  4,  4,  5,
+	                                 6,  8,  8,  8,  8,  9,  10, 11, 12, 13, 14, 15, 16, 24,
+	                                 25, 30, 30, 32, 32, 32, 33, 34, 16, 7,  7,  31, 17};
 	static uint64_t polled; // when the last receive call was entered
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
@@ -43,6 +47,8 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 	if (kind == NFP_PACKET_TOPIC)
 		record.rsp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
+		record.rsp = (random >> 32) % 5 == 4 ? NFP_LOST_MISTIMED : (random >> 32) % 5;
+	if (kind == NFP_BATCH_NOTE)
 		record.rsp = (random >> 32) % 4;
 	if (kind >= NFP_COUNTERS) // of few counters that change seldom
 		record.tag = kind << NFP_KIND_SHIFT | ((random >> 40) % 9 == 0 ? 3 : 2) |
@@ -72,9 +78,59 @@ static int likely_poll(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	return count;
 }
 
+struct sequence {
+	struct nfp_record *records;
+	unsigned long *state;
+	uint64_t *ticks;
+	int count;
+};
+
+// One record of a sequence, and sometimes another one between it and the next.
+static void then(struct sequence *sequence, uint32_t kind, uint32_t function, uint64_t word, uint32_t rsp)
+{
+	sequence->records[sequence->count++] =
+	    (struct nfp_record){word, kind << NFP_KIND_SHIFT | function, rsp};
+	if (next_random(sequence->state) % 40 == 0)
+		sequence->records[sequence->count++] = likely_record(sequence->state, sequence->ticks);
+}
+
+// A receive call whose packets are described late: some when they are handed on, or shown; some are taken over.
+static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record records[32])
+{
+	enum { RECEIVE = 1, TRANSMIT = 2, DROP = 3, SHOW = 5, TAKE_OVER = 11 };
+	struct sequence sequence = {records, state, ticks, 0};
+	unsigned long random = next_random(state);
+	uint64_t origin = *ticks += 5, buffer = 0x1000 + random % 9 * 64;
+	uint32_t giver = random >> 20 & 1 ? DROP : TRANSMIT, rsp = 0x70000000u - 160;
+	then(&sequence, NFP_POLL_ENTRY, RECEIVE, origin, rsp);
+	then(&sequence, NFP_POLL_QUEUE, RECEIVE, origin - random % 64, (uint32_t)(random >> 32));
+	then(&sequence, NFP_POLL_EXIT, RECEIVE, *ticks += 5, 2 | 4 << 16);
+	then(&sequence, NFP_BATCH_NOTE, RECEIVE, 0, (uint32_t)(random >> 8) % 4);
+	if (random >> 30 & 1) {
+		then(&sequence, NFP_PACKET, SHOW, buffer, 60);
+		then(&sequence, NFP_PACKET_ORIGIN, 0, origin, 1);
+		then(&sequence, NFP_PACKET_ID, 0, buffer * 3, 4 << 24);
+	}
+	if (random >> 31 & 1) {
+		then(&sequence, NFP_POLL_ENTRY, TAKE_OVER, *ticks += 5, rsp);
+		then(&sequence, NFP_POLL_EXIT, TAKE_OVER, *ticks += 5, 1 | 4 << 16);
+		then(&sequence, NFP_PACKET, TAKE_OVER, buffer, 0);
+	}
+	then(&sequence, NFP_ENTRY, giver, *ticks += 5, rsp);
+	then(&sequence, NFP_PACKET, giver, buffer, 60);
+	then(&sequence, NFP_PACKET_ORIGIN, 0, random >> 33 & 7 ? origin : random,
+	     (uint32_t)(random >> 36) % 3);
+	then(&sequence, NFP_PACKET_ID, 0, buffer * 3, 4 << 24);
+	then(&sequence, NFP_VALUE, giver, 1 | 1ull << 32, rsp);
+	then(&sequence, NFP_EXIT, giver, *ticks += 5, rsp);
+	return sequence.count;
+}
+
 // Returns how many.
 static int likely_records(unsigned long *state, uint64_t *ticks, struct nfp_record *records, int room)
 {
+	if (room >= 32 && next_random(state) % 48 == 0)
+		return likely_late(state, ticks, records);
 	if (room >= 8 && next_random(state) % 32 == 0)
 		return likely_poll(state, ticks, records);
 	records[0] = likely_record(state, ticks);
@@ -159,7 +215,10 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[3])
 					((uint64_t *)&records[i])[next_random(&state) % 2] =
 					    next_random(&state);
 			}
-			CHECK(nfp_pipeline_feed(pipeline, thread, records, next_random(&state) % CHUNK) == 0);
+			uint64_t count = next_random(&state) % CHUNK;
+			if (seed % 5 == 0) // as in a session; else what a hostile recording holds
+				nfp_stamps_bound(records, count, 900, ticks[thread] + 1000);
+			CHECK(nfp_pipeline_feed(pipeline, thread, records, count) == 0);
 		}
 		if (round == ROUNDS / 2)
 			nfp_pipeline_end_thread(pipeline, 1);
@@ -208,14 +267,74 @@ static void fuzz_drain(void)
 	}
 }
 
-int main(void)
+static struct {
+	uint64_t ring[NFP_RING_BYTES_MIN / 8];
+	int ends;
+} shared;
+
+// A thread of the target: writes anything anywhere into its ring, much of it committed records.
+static void *scribble(void *unused)
+{
+	unsigned long state = 11;
+	uint64_t ticks = 1000, position = 0;
+	(void)unused;
+	while (!__atomic_load_n(&shared.ends, __ATOMIC_RELAXED)) {
+		struct nfp_record record = likely_record(&state, &ticks);
+		uint64_t at = next_random(&state) % 4 ? position : next_random(&state) % (1 << 20) * 16;
+		uint64_t *slot = &shared.ring[at % NFP_RING_BYTES_MIN / 8];
+		uint64_t tail = (uint64_t)record.rsp << 32 |
+		                (uint32_t)(record.tag + nfp_ring_low(at, NFP_RING_BYTES_MIN));
+		__atomic_store_n(slot, record.word, __ATOMIC_RELAXED);
+		__atomic_store_n(slot + 1, next_random(&state) % 64 ? tail : next_random(&state),
+		                 __ATOMIC_RELAXED);
+		position += NFP_RECORD_BYTES;
+	}
+	return NULL;
+}
+
+// The ring changes while it is drained: what comes out is bounded, and whatever it is, the pipeline takes it.
+static uint64_t fuzz_changing_ring(uint64_t most)
+{
+	static struct nfp_record records[CHUNK];
+	struct nfp_pipeline *pipeline = nfp_pipeline_create(roles, FUNCTIONS);
+	struct nfp_drain_hole hole;
+	struct nfp_columns columns;
+	uint64_t position = 0, drained = 0;
+	pthread_t thread;
+	CHECK(pipeline && pthread_create(&thread, NULL, scribble, NULL) == 0);
+	for (int i = 0; drained < most; i++) {
+		uint64_t before = position;
+		uint64_t count = nfp_drain((const uint8_t *)shared.ring, sizeof(shared.ring), &position,
+		                           i & 1, records, CHUNK, &hole);
+		CHECK(count <= CHUNK && position - before <= 4 * sizeof(shared.ring));
+		nfp_stamps_bound(records, count, 900, UINT64_MAX / 2);
+		CHECK(nfp_pipeline_feed(pipeline, 0, records, count) == 0);
+		drained += count;
+		if (!count)
+			sched_yield(); // to the writer
+		if (i % 16 == 0) {
+			nfp_pipeline_take(pipeline, &columns);
+			check_columns(&columns);
+		}
+	}
+	__atomic_store_n(&shared.ends, 1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	nfp_pipeline_destroy(pipeline);
+	return drained;
+}
+
+int main(int count, char **arguments)
 {
 	uint64_t counts[3] = {0, 0, 0};
-	for (unsigned long seed = 1; seed <= SEEDS; seed++)
+	time_t end = count > 1 ? time(NULL) + atol(arguments[1]) : 0;
+	for (unsigned long seed = 1; end ? time(NULL) < end : seed <= SEEDS; seed++)
 		fuzz(seed, (int)(seed % 3) * 3, counts);
 	CHECK(counts[0] > 10000 && counts[1] > 1000 && counts[2] > 100);
 	fuzz_drain();
-	printf("fuzz: %lu calls, %lu packets, %lu counted receive calls came out\n", (unsigned long)counts[0],
-	       (unsigned long)counts[1], (unsigned long)counts[2]);
+	uint64_t drained = fuzz_changing_ring(end ? 20000000 : 100000);
+	printf("fuzz: %lu calls, %lu packets, %lu counted receive calls came out; %lu records of a changing "
+	       "ring\n",
+	       (unsigned long)counts[0], (unsigned long)counts[1], (unsigned long)counts[2],
+	       (unsigned long)drained);
 	return 0;
 }

@@ -18,7 +18,7 @@ from otel_nfprobe.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
-BLOCK = re.compile(r"<!-- figures: ([a-z]+) -->\n.*?<!-- end of figures -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- figures: ([a-z_]+) -->\n.*?<!-- end of figures -->", re.DOTALL)
 STREAM = "calls: engine, receive, transmit"
 MONITORS = {"slow": "drained, with statistics", "recording": "recorded, too", "export": "exported instead"}
 

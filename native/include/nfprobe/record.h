@@ -29,7 +29,7 @@
 #define NFP_POLL_ENTRY 2 // time stamp counter            low half of rsp at the function's entry
 #define NFP_POLL_EXIT 3 // time stamp counter            packets returned | packets asked for << 16
 #define NFP_VALUE 4 // the value captured by a call  low half of rsp of the call (its EXIT follows)
-#define NFP_LOST 5 // number of records lost here   loss class (session.h)
+#define NFP_LOST 5 // number of records lost here   loss class (session.h), or NFP_LOST_MISTIMED
 #define NFP_UNWOUND 6 // time stamp counter            as EXIT: the call was left by unwinding
 #define NFP_FILL 17 // nothing: the end of a lap    nothing; nfp_drain leaves these out
 #define NFP_MARK 7 // time stamp counter            as ENTRY: a call whose end is not measured
@@ -72,6 +72,9 @@
 // Its upper bits say which counters were read: how many times they had been changed in this session.
 #define NFP_COUNTERS_CHANGE_SHIFT 18
 #define NFP_COUNTERS_CHANGES 64 // then from 0 again
+
+// Class of LOST records that only the monitor makes (native/core/stamps.c), of records whose time cannot be.
+#define NFP_LOST_MISTIMED 255
 
 // Marks of a PACKET_ID record: NFP_FACTS_* of headers.h.
 #define NFP_PACKET_VERSION_SHIFT 24
