@@ -30,6 +30,38 @@ static void sort_spans(struct nfp_span *spans, uint32_t count)
 	}
 }
 
+// Whether the bytes lie where a program's can: addresses are offsets in /proc/PID/mem, and those are signed.
+static int is_place(uint64_t address, uint32_t bytes)
+{
+	return address <= (uint64_t)INT64_MAX - bytes;
+}
+
+static int is_sound(const struct nfp_change *change)
+{
+	return change->bytes && change->bytes <= sizeof(change->expected) &&
+	       is_place(change->address, change->bytes) && is_place(change->island, NFP_ISLAND_BYTES);
+}
+
+// Two changes of the same bytes cannot both be meant: neither is made. The spans are sorted by address.
+static void refuse_overlapping(struct nfp_plan *plan)
+{
+	const struct nfp_span *farthest = NULL; // of those before, the one that ends last
+	for (uint32_t i = 0; i < plan->span_count; i++) {
+		const struct nfp_span *span = &plan->spans[i];
+		if (farthest && span->address < farthest->address + farthest->bytes) {
+			plan->changes[span->change].failed = NFP_CHANGE_UNEXPECTED;
+			plan->changes[farthest->change].failed = NFP_CHANGE_UNEXPECTED;
+		}
+		if (!farthest || span->address + span->bytes > farthest->address + farthest->bytes)
+			farthest = span;
+	}
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < plan->span_count; i++)
+		if (!plan->changes[plan->spans[i].change].failed)
+			plan->spans[kept++] = plan->spans[i];
+	plan->span_count = kept;
+}
+
 int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t count,
                   const struct nfp_move *moves)
 {
@@ -39,6 +71,9 @@ int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t co
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++) {
 		struct nfp_change *change = &changes[i];
+		change->failed = is_sound(change) ? NFP_CHANGE_MADE : NFP_CHANGE_UNEXPECTED;
+		if (change->failed)
+			continue;
 		plan->spans[plan->span_count++] = (struct nfp_span){change->address, change->bytes, i,
 		                                                    change->expected, change->replacement};
 		if (change->island)
@@ -47,7 +82,14 @@ int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t co
 			                      change->island_replacement};
 	}
 	sort_spans(plan->spans, plan->span_count);
+	refuse_overlapping(plan);
 	return 0;
+}
+
+int nfp_plan_has(const struct nfp_plan *plan, uint32_t index)
+{
+	const struct nfp_span *span = nfp_plan_span(plan, plan->changes[index].address);
+	return span && span->change == index;
 }
 
 const struct nfp_span *nfp_plan_span(const struct nfp_plan *plan, uint64_t address)

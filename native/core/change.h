@@ -12,7 +12,8 @@
 // cdef begin
 enum nfp_change_result {
 	NFP_CHANGE_MADE = 0,
-	NFP_CHANGE_UNEXPECTED = 1, // the bytes found were not `expected`: nothing was written
+	// The bytes found were not `expected`, or the change is not sound (nfp_plan_make): nothing was written.
+	NFP_CHANGE_UNEXPECTED = 1,
 	NFP_CHANGE_UNREAD = 2, // they did not read back as written
 	NFP_CHANGE_LEFT = 3, // not made
 	NFP_CHANGE_ISLAND_LEFT = 4, // made, but the island is not as it was yet
@@ -51,13 +52,16 @@ struct nfp_plan {
 	struct nfp_change *changes;
 	uint32_t count;
 	const struct nfp_move *moves;
-	struct nfp_span *spans; // sorted by address
+	struct nfp_span *spans; // sorted by address; no two have a byte in common
 	uint32_t span_count;
 };
 
-// Returns 0 or -ENOMEM. The changes stay the caller's.
+// Returns 0 or -ENOMEM. The changes stay the caller's. Those that have no bytes or too many, lie where no program's bytes
+// can, or overlap another one are marked NFP_CHANGE_UNEXPECTED and left out: the table that they are from is the target's.
 int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t count,
                   const struct nfp_move *moves);
+// Whether the change is not left out.
+int nfp_plan_has(const struct nfp_plan *plan, uint32_t index);
 // The span that holds the address, or NULL.
 const struct nfp_span *nfp_plan_span(const struct nfp_plan *plan, uint64_t address);
 // Returns 1 and where to go on, 0 when the address may stay, -EBUSY when there is no place to go.

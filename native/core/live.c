@@ -90,7 +90,7 @@ static int holds(struct patch *patch, uint64_t address, const uint8_t *bytes, ui
 static int check_site(struct patch *patch, struct nfp_change *change)
 {
 	int sound =
-	    change->bytes >= 2 && change->bytes <= sizeof(change->expected) &&
+	    change->bytes >= 2 && nfp_plan_has(&patch->watch.plan, (uint32_t)(change - patch->changes)) &&
 	    holds(patch, change->address, change->expected, change->bytes) &&
 	    (!change->island || holds(patch, change->island, change->island_expected, NFP_ISLAND_BYTES));
 	change->failed = sound ? NFP_CHANGE_MADE : NFP_CHANGE_UNEXPECTED;

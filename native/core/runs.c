@@ -101,8 +101,6 @@ static int compose_run(struct nfp_runs *runs, const struct nfp_run *run)
 
 int nfp_runs_write(struct nfp_runs *runs, int memory)
 {
-	for (uint32_t i = 0; i < runs->plan->count; i++)
-		runs->plan->changes[i].failed = NFP_CHANGE_MADE;
 	for (uint32_t i = 0; i < runs->count; i++) {
 		const struct nfp_run *run = &runs->runs[i];
 		if (read_run(run, memory, runs->found))

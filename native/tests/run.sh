@@ -37,6 +37,12 @@ run_crowd() { # of the core, on processes
 	echo "plain: $("$build/crowd")"
 }
 
+run_runs() {
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-o "$build/runs" test_runs.c "$core"/{runs,change}.c
+	echo "address,undefined: $("$build/runs")"
+}
+
 run_worst() { # not with sanitizers: it compares times
 	gcc -std=gnu11 -O2 -Wall -Wextra -Werror -I"$core" -I../include -o "$build/worst" test_worst.c \
 		contents_good.c attacks_{calls,batches,packets}.c "${sources[@]}"
@@ -48,6 +54,7 @@ run ring-address address,undefined test_ring.c
 run_room
 run_hold
 run_crowd
+run_runs
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
