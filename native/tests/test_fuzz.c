@@ -126,11 +126,34 @@ static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	return sequence.count;
 }
 
+// A message that is read, described with its topic, and sent.
+static int likely_message(unsigned long *state, uint64_t *ticks, struct nfp_record records[32])
+{
+	enum { AROUND = 12, MESSAGE = 13, SEND = 14 };
+	struct sequence sequence = {records, state, ticks, 0};
+	unsigned long random = next_random(state);
+	uint64_t buffer = 0x1000 + random % 9 * 64;
+	then(&sequence, NFP_ENTRY, AROUND, *ticks += 5, 0x70000000u);
+	then(&sequence, NFP_ENTRY, MESSAGE, *ticks += 5, 0x70000000u - 16);
+	then(&sequence, NFP_PACKET, MESSAGE, buffer, 0);
+	then(&sequence, NFP_PACKET_ID, 0, random % 200, (uint32_t)NFP_VERSION_MESSAGE << 24);
+	then(&sequence, NFP_PACKET_TOPIC, 0, 0, (uint32_t)(random >> 32) % 13);
+	then(&sequence, NFP_PACKET_TEXT, 0, random, (uint32_t)(random >> 16));
+	then(&sequence, NFP_EXIT, MESSAGE, *ticks += 5, 0x70000000u - 16);
+	then(&sequence, NFP_ENTRY, SEND, *ticks += 5, 0x70000000u - 16);
+	then(&sequence, NFP_VALUE, SEND, buffer << 16, 0x70000000u - 16);
+	then(&sequence, NFP_EXIT, SEND, *ticks += 5, 0x70000000u - 16);
+	then(&sequence, NFP_EXIT, AROUND, *ticks += 5, 0x70000000u);
+	return sequence.count;
+}
+
 // Returns how many.
 static int likely_records(unsigned long *state, uint64_t *ticks, struct nfp_record *records, int room)
 {
 	if (room >= 32 && next_random(state) % 48 == 0)
 		return likely_late(state, ticks, records);
+	if (room >= 32 && next_random(state) % 48 == 0)
+		return likely_message(state, ticks, records);
 	if (room >= 8 && next_random(state) % 32 == 0)
 		return likely_poll(state, ticks, records);
 	records[0] = likely_record(state, ticks);
