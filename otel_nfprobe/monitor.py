@@ -129,6 +129,7 @@ class Monitor:
             raise
         self._abandoned = False
         self.session: Session = self.injected.session
+        self.session.memory_fd = self.target.memory.descriptor
         self.patcher = Patcher(
             self.session,
             self.target,
@@ -143,6 +144,8 @@ class Monitor:
             raise
 
     def _tell_if_replaced(self, error: BaseException) -> None:
+        if isinstance(error, NfprobeError) and "has ended" in error.sentence:
+            self._presence.await_exec()
         if isinstance(error, NfprobeError) and self._presence.is_replaced:
             error.sentence = replaced(self.target.pid)
 
@@ -251,7 +254,18 @@ class Monitor:
         return True
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
-        """Makes the way of the data and opens the gates."""
+        """Makes the way of the data and opens the gates.
+
+        Raises:
+            NfprobeError: the target does not answer any more, or has started another program.
+        """
+        try:
+            self._start(clock, recording, spans)
+        except NfprobeError as error:
+            self._tell_if_replaced(error)
+            raise
+
+    def _start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         names = {thread.tid: thread.name for thread in self.target.threads()}
         pipeline, statistics = Pipeline(self.roles_by_id()), Statistics()
         costs = costs_by_id(self.probes, self.costs)
@@ -393,7 +407,8 @@ class Monitor:
             self.patcher.disarm()
         except NfprobeError as error:
             self.say(error.sentence)
-        self.session.leave()
+        if not self._presence.is_gone:
+            self.session.leave()
         self.close()
 
     def close(self) -> None:

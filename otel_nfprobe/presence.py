@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.memory import has_memory
 from otel_nfprobe.target import Target
+
+EXEC_S = 0.01
+EXEC_PATIENCE_S = 1.0
 
 
 class Presence:
@@ -37,8 +41,20 @@ class Presence:
     @property
     def has_ended(self) -> bool:
         """Whether the process is gone."""
+        if not self._says_ended():
+            return False
+        time.sleep(EXEC_S)  # while another thread than the first one execs it looks as if the process had ended
+        return self._says_ended()
+
+    def _says_ended(self) -> bool:
         readable, _, _ = select.select([self._process], [], [], 0)
         return bool(readable)
+
+    def await_exec(self) -> None:
+        """Waits, not for long, until a process that seemed to have ended has, or has started another program."""
+        deadline = time.monotonic() + EXEC_PATIENCE_S
+        while not self.is_gone and time.monotonic() < deadline:
+            time.sleep(EXEC_S)
 
     @property
     def is_gone(self) -> bool:

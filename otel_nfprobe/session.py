@@ -105,6 +105,7 @@ class Session:
         self._threads = ThreadTable(rows, ThreadIds(pid))
         self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
         self.torn = 0  # slots that were reserved and never written
+        self.memory_fd = -1  # of the target's memory, if known: no answer is waited for when its program is gone
 
     def _find_ring_bytes(self) -> int:
         ring_bytes, rest = divmod(os.fstat(self._fd).st_size - RING_OFFSET, THREAD_COUNT)
@@ -157,7 +158,7 @@ class Session:
         """
         result = ffi.new("int32_t *")
         words = ffi.new("uint64_t[4]", list(arguments) + [0] * (4 - len(arguments)))
-        if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, result) != 0:
+        if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, self.memory_fd, result) != 0:
             raise NfprobeError(
                 f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
             )

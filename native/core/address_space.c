@@ -10,6 +10,13 @@
 #define RANDOM_BYTES 16
 #define PAIRS_MAX 256
 
+int nfp_memory_is_gone(int memory)
+{
+	uint8_t byte;
+	return pread(memory, &byte, 1, 0) ==
+	       0; // living memory answers with an error: nothing is mapped there
+}
+
 int nfp_memory_read(int memory, uint64_t address, void *bytes, size_t count)
 {
 	ssize_t found = pread(memory, bytes, count, (off_t)address);

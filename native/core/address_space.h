@@ -18,6 +18,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+// Whether the program has ended, or its process has started another one.
+int nfp_memory_is_gone(int memory);
 // All bytes or none: return 0 or -errno, -ESTALE when the memory is gone.
 int nfp_memory_read(int memory, uint64_t address, void *bytes, size_t count);
 int nfp_memory_write(int memory, uint64_t address, const void *bytes, size_t count);

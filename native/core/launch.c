@@ -247,6 +247,9 @@ static int release_here(void *shared)
 
 int nfp_launch_release(struct nfp_launch *launch)
 {
-	int error = nfp_guard(release_here, launch);
+	int error;
+	do {
+		error = nfp_guard(release_here, launch);
+	} while (error == -EAGAIN); // a thread that a constructor has made is in an exec
 	return error == -ESRCH ? -ECHILD : error;
 }

@@ -69,7 +69,7 @@ static void mend_at_last(struct patch *patch)
 	int32_t result;
 	if (!patch->watch.replaced && has_lost_handler(patch))
 		nfp_mailbox_ask(patch->header, NFP_COMMAND_SYNC_CORE, arguments, patch->live->patience_ns,
-		                &result);
+		                patch->live->memory_fd, &result);
 }
 
 // ---- bytes -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // One command at a time, one monitor at a time (it holds the session's lock).
 #define _GNU_SOURCE
 #include "mailbox.h"
+#include "address_space.h"
 #include "ptrace.h"
 #include <errno.h>
 #include <limits.h>
@@ -37,13 +38,13 @@ int nfp_mailbox_answered(struct nfp_session_header *header, uint32_t request, ui
 }
 
 int nfp_mailbox_ask(struct nfp_session_header *header, uint32_t command, const uint64_t arguments[4],
-                    uint64_t patience_ns, int32_t *result)
+                    uint64_t patience_ns, int32_t memory_fd, int32_t *result)
 {
 	uint32_t request = nfp_mailbox_post(header, command, arguments);
 	uint64_t deadline_ns = nfp_now_ns() + patience_ns;
 	while (!nfp_mailbox_answered(header, request, 10000000))
-		if (nfp_now_ns() > deadline_ns)
-			return -ETIMEDOUT;
+		if (nfp_now_ns() > deadline_ns || nfp_memory_is_gone(memory_fd))
+			return nfp_now_ns() > deadline_ns ? -ETIMEDOUT : -ESTALE;
 	*result = header->result;
 	return 0;
 }

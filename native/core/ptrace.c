@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTRACE_SEIZE and PTRACE_INTERRUPT: no signal is sent to the target, and none of its own is lost.
 #include "ptrace.h"
+#include "crowd.h"
 #include <errno.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -15,6 +18,7 @@
 #define YIELDS 50
 #define STEPS_MAX 8
 #define ERESTARTNOHAND 514 // the kernel's own: make it again, but EINTR when a handler runs
+#define SEIZE_PATIENCE_US 200000
 
 uint64_t nfp_now_ns(void)
 {
@@ -43,10 +47,40 @@ int nfp_seize(pid_t tid, struct nfp_seized *thread)
 	return nfp_seize_with(tid, 0, thread);
 }
 
+// Of the guard, or of the thread that waits for it.
+static __thread sigjmp_buf out_of_seize;
+static __thread volatile sig_atomic_t is_seizing;
+
+static void leave_seize(int signal)
+{
+	(void)signal;
+	if (is_seizing) {
+		is_seizing = 0;
+		siglongjmp(out_of_seize, 1); // the kernel would make the system call again
+	}
+}
+
+// A thread that execs has the lock that PTRACE_SEIZE waits for until all others of its process have ended, and those
+// that are traced end when their tracer has answered: that must not be this process while it waits for the lock.
 int nfp_seize_with(pid_t tid, long options, struct nfp_seized *thread)
 {
+	const struct itimerval patience = {{0, 0}, {0, SEIZE_PATIENCE_US}}, none = {{0, 0}, {0, 0}};
+	struct sigaction action = {.sa_handler = leave_seize};
+	sigset_t alarm;
 	*thread = (struct nfp_seized){.tid = tid};
-	return ptrace(PTRACE_SEIZE, tid, 0, options) == 0 ? 0 : -errno;
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	if (sigsetjmp(out_of_seize, 1) != 0)
+		return nfp_is_traced_here(tid) ? 0 : -EAGAIN;
+	sigaction(SIGALRM, &action, NULL);
+	sigprocmask(SIG_UNBLOCK, &alarm, NULL);
+	is_seizing = 1;
+	setitimer(ITIMER_REAL, &patience, NULL);
+	int error = ptrace(PTRACE_SEIZE, tid, 0, options) == 0 ? 0 : -errno;
+	is_seizing = 0;
+	setitimer(ITIMER_REAL, &none, NULL);
+	sigprocmask(SIG_BLOCK, &alarm, NULL);
+	return error;
 }
 
 int nfp_interrupt(struct nfp_seized *thread)

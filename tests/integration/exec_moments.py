@@ -14,10 +14,12 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from otel_nfprobe.target import Target
 
 TRIGGER = 9
 ABOVE = 20  # descriptors from here on are nobody's by accident
+EXEC_PATIENCE_MS = 60_000
 REHEARSALS = 2  # how many moments there are depends a little on what the threads do
 PROBED = ["count_up", "call_twice", "begin_long", "in_loop", "with_frame"]
 RING_BYTES = 1 << 16
@@ -156,9 +159,14 @@ def finish(talker: Talker, writer: int, is_to_come: bool) -> dict[str, Any]:
     """What the program that was executed says of itself."""
     if is_to_come:
         os.write(writer, b"x")
-    answer = talker.hear()
-    if answer == "ready":
-        answer = talker.ask("check")
+    closed = select.poll()
+    closed.register(writer, 0)
+    assert closed.poll(EXEC_PATIENCE_MS), talker.where()  # its exec closes the other end
+    answer = "ready"  # of the new program, and before that of the first one if it came so far
+    with suppress(BrokenPipeError):
+        talker.say("check")
+    while answer == "ready":
+        answer = talker.hear()
     os.close(writer)
     return {"answer": answer, "status": talker.process.poll()}
 
@@ -176,9 +184,7 @@ def launch(moments: Moments, command: list[str], plan: Plan) -> dict[str, Any]:
         talker.process = Ends(launched, words_in[1], words_out[0])  # type: ignore[assignment]
         try:
             found = Measured(launched.pid).run(moments, plan, writer, launched.release)
-            if not launched.is_replaced:
-                assert launched.released, found
-                assert talker.hear() == "ready"  # the first program came to its own main
+            assert launched.released or launched.is_replaced, found
             return found | finish(talker, writer, not found["made"])
         finally:
             if not launched.has_ended():

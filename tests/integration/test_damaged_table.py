@@ -103,8 +103,9 @@ def test_stray_writes_while_the_session_runs(talker: Talker) -> None:
 def test_stray_writes_over_slots_while_the_session_runs(slots: Talker) -> None:
     before = slot_words(slots.pid)
     with Probed(slots.pid, SLOT_GLOBS, strategy="got") as probed:
-        sites = [int(entry.site) for entry in SharedTable(slots.pid).armed()]
-        for entry in SharedTable(slots.pid).armed():
+        table = SharedTable(slots.pid)
+        sites = [int(entry.site) for entry in table.armed()]
+        for entry in table.armed():
             ffi.memmove(entry.old_bytes, b"\x10" * 8, 8)
         assert slots.ask("crc 10") == "right"
     probed.assert_exact()

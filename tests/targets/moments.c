@@ -36,7 +36,7 @@ ssize_t pwrite(int file, const void *bytes, size_t count, off_t offset)
 {
 	static ssize_t (*real)(int, const void *, size_t, off_t);
 	if (!real)
-		real = (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+		real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
 	moment();
 	return real(file, bytes, count, offset);
 }

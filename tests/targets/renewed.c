@@ -4,6 +4,9 @@
 // say whether all code in their memory is that of the files, and how many threads they have.
 //
 //   renewed NEXT main|thread    renewed          (the new program)
+//
+// With -DTRIGGER=1 this is the library whose constructor starts the thread: it is there before the program's first
+// instruction. With -DTRIGGER=0 the program has none of its own.
 #define _GNU_SOURCE
 #include "commands.h"
 #include <elf.h>
@@ -14,9 +17,52 @@
 #include <unistd.h>
 
 #define NOINLINE __attribute__((noinline, noclone, used))
-enum { TRIGGER = 9, WORKERS = 2, PIECE = 4096 };
+enum { PIPE = 9, WORKERS = 2, PIECE = 4096 };
 
-static const char *next, *executes;
+#ifndef TRIGGER
+#define TRIGGER 2 // all in one
+#endif
+
+static __attribute__((unused)) const char *executes;
+
+static void start(void *(*function)(void *))
+{
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, function, NULL) != 0)
+		exit(3);
+}
+
+#if TRIGGER
+static const char *next;
+
+static __attribute__((unused)) void wait_and_execute(void)
+{
+	char byte;
+	while (read(PIPE, &byte, 1) != 1)
+		;
+	execl(next, next, (char *)NULL);
+	_exit(7);
+}
+
+static void *wait_in_thread(void *unused)
+{
+	wait_and_execute();
+	return unused;
+}
+
+__attribute__((constructor)) static void begin(int count, char **words)
+{
+	if (count != 3)
+		return;
+	next = words[1];
+	executes = words[2];
+	fcntl(PIPE, F_SETFD, FD_CLOEXEC);
+	if (strcmp(executes, "thread") == 0)
+		start(wait_in_thread);
+}
+#endif
+
+#if TRIGGER != 1
 static long calls, wrong;
 
 // Functions whose first instructions need each way of patching.
@@ -63,21 +109,6 @@ static void *work(void *unused)
 	return NULL;
 }
 
-static void wait_and_execute(void)
-{
-	char byte;
-	while (read(TRIGGER, &byte, 1) != 1)
-		;
-	execl(next, next, (char *)NULL);
-	_exit(7);
-}
-
-static void *wait_in_thread(void *unused)
-{
-	wait_and_execute();
-	return unused;
-}
-
 // ---- what the new program says -----------------------------------------------------------------------------
 
 // Whether executable memory, whose line of /proc/self/maps this is, holds what its file does.
@@ -102,6 +133,8 @@ static const char *check_code(long unused)
 {
 	static char answer[512], line[512];
 	int compared = 0;
+	while (!__atomic_load_n(&calls, __ATOMIC_RELAXED))
+		usleep(1000);
 	FILE *maps = fopen("/proc/self/maps", "r");
 	(void)unused;
 	while (maps && fgets(line, sizeof(line), maps)) {
@@ -119,29 +152,10 @@ static const char *check_code(long unused)
 	struct stat tasks;
 	stat("/proc/self/task", &tasks);
 	if (wrong || !calls || compared < 2 || tasks.st_nlink != 2 + 1 + WORKERS)
-		return snprintf(answer, sizeof(answer), "wrong %ld of %ld, %d files, %d threads", wrong, calls, compared,
-		                (int)tasks.st_nlink - 2),
+		return snprintf(answer, sizeof(answer), "wrong %ld of %ld, %d files, %d threads", wrong,
+		                calls, compared, (int)tasks.st_nlink - 2),
 		       answer;
 	return geteuid() == getuid() ? "whole" : "whole, with rights of its file";
-}
-
-static void start(void *(*function)(void *))
-{
-	pthread_t thread;
-	if (pthread_create(&thread, NULL, function, NULL) != 0)
-		exit(3);
-}
-
-// As a library's constructor may: a program that is held before its first instruction has this thread already.
-__attribute__((constructor)) static void begin(int count, char **words)
-{
-	if (count != 3)
-		return;
-	next = words[1];
-	executes = words[2];
-	fcntl(TRIGGER, F_SETFD, FD_CLOEXEC);
-	if (strcmp(executes, "thread") == 0)
-		start(wait_in_thread);
 }
 
 int main(void)
@@ -149,10 +163,13 @@ int main(void)
 	static const struct command commands[] = {{"check", check_code}, {NULL, NULL}};
 	for (int i = 0; i < WORKERS; i++)
 		start(work);
+#if TRIGGER
 	if (executes && strcmp(executes, "main") == 0) {
 		puts("ready");
 		fflush(stdout);
 		wait_and_execute();
 	}
+#endif
 	return obey(commands);
 }
+#endif
