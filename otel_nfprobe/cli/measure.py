@@ -94,8 +94,7 @@ def plan(
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     for sentence in describe_unreadable(target):
         say(sentence)
-    identity = find_identity(arguments)
-    wish = _find_wish(arguments)
+    identity, wish = find_identity(arguments), _find_wish(arguments)
     size, packets = arguments.ring_size, arguments.packets
     detail = Detail(arguments.slower_than, wish.slowest) if arguments.detail == AUTO else None
     monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
