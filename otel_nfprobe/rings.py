@@ -31,7 +31,9 @@ class Rings:
         stamps: which time stamps can be.
     """
 
-    def __init__(self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any, stamps: StampBounds) -> None:
+    def __init__(
+        self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any, stamps: StampBounds
+    ) -> None:
         self._memory = mmap.mmap(descriptor, count * ring_bytes, offset=offset)
         self._bytes = ffi.from_buffer("uint8_t[]", self._memory)
         self._states = ffi.new("struct nfp_ring_state[]", count)

@@ -33,7 +33,7 @@ run_hold() { # of the probe library
 
 run_crowd() { # of the core, on processes
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/crowd" test_crowd.c \
-		"$core"/{crowd,guard,ptrace,change}.c "$core"/x86_64/signal_frame.c -pthread
+		"$core"/{crowd,guard,ptrace,change,address_space}.c "$core"/x86_64/signal_frame.c -pthread
 	echo "plain: $("$build/crowd")"
 }
 

@@ -25,7 +25,7 @@ class Rings:
         self.rings = [Ring() for _ in range(RINGS)]
         memory = np.zeros((RINGS, SLOTS), RECORD)
         for ring, slots in zip(self.rings, memory, strict=True):
-            ring.slots = slots
+            ring.written.slots = slots
         self.memory, self.table = memory, np.zeros(RINGS, THREAD)
         self.states = ffi.new("struct nfp_ring_state[]", RINGS)
         self.sweep = ffi.new("struct nfp_sweep *")
