@@ -339,8 +339,7 @@ def _function_of(target: Target, role: RoleFunction) -> Function:
         function = function_at(module, role.address - module.base)
         if function is not None and function.address == role.address:
             return function
-    if not target.maps():  # its modules were found while it ended
-        raise NfprobeError(f"Process {target.pid} has ended.", "pgrep -a NAME")
+    target.maps()  # raises where its modules were found while it ended
     raise UsageError(f"{role.label} is not the start of a function.", f"nfprobe functions {target.pid}")
 
 

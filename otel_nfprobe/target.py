@@ -89,6 +89,7 @@ class Target:
         self._modules: dict[tuple[str, str, int, int], Module] = {}
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
         self.memory = Memory(pid)  # first: what is looked at later is of this program, or cannot be read
+        self._had_memory = not self.memory.is_gone  # a kernel thread has none
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, a sentence
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
         self.counters_forbidden = ""  # why its seccomp filters do not allow COUNTER_CALLS of x86_64/calls.py
@@ -123,12 +124,15 @@ class Target:
     def _read_maps(self) -> str:
         try:
             with open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-                return file.read()
+                text = file.read()
         except OSError as error:
             raise NfprobeError(
                 f"The memory map of process {self.pid} cannot be read: {error.strerror}.",
                 f"sudo nfprobe doctor {self.pid}",
             ) from error
+        if not text and self._had_memory:  # its first thread gives it up before the process counts as ended
+            raise NfprobeError(f"Process {self.pid} has ended.", "pgrep -a NAME")
+        return text
 
     # ---- modules -----------------------------------------------------------------------------------------
 
