@@ -88,6 +88,16 @@ CHANGING_MODES = ["library-reused", "session-reused", "session-flips", "session-
 COUNTER_MODES = ["file", "device", "pipe", "stream", "nothing", "elsewhere", "full"]
 
 
+# A process that a large one starts counts that one's memory as its own until it executes its program: so a small one
+# starts it.
+PEAK = """
+import os, subprocess, sys
+_, status, usage = os.wait4(subprocess.Popen(sys.argv[2:]).pid, 0)
+os.write(int(sys.argv[1]), str(usage.ru_maxrss * 1024).encode())
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+
+
 @dataclass(frozen=True)
 class Ended:
     """A command that has ended: its status, what it said, the most memory that it had."""
@@ -153,17 +163,22 @@ def run(*words: object, **options: Any) -> Ended:
     """Runs nfprobe to its end, which must come."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", "otel_nfprobe", *map(str, words)]
-        process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
-        timer = threading.Timer(BOUND_S, process.kill)
+        measured, said = os.pipe()
+        words = [sys.executable, "-c", PEAK, str(said), *map(str, command)]
+        options = {"pass_fds": (said,), "start_new_session": True} | options
+        process = subprocess.Popen(words, stdout=output, stderr=errors, **options)
+        os.close(said)
+        timer = threading.Timer(BOUND_S, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        status = process.wait()
         timer.cancel()
+        with open(measured) as measured_file:
+            peak_bytes = int(measured_file.read() or 0)
         texts = []
         for stream in (output, errors):
             stream.seek(0)
             texts.append(stream.read().decode())
-        return Ended(process.returncode, *texts, usage.ru_maxrss * 1024)
+        return Ended(status, *texts, peak_bytes)
 
 
 def attach(talker: Talker, *options: object) -> Ended:
