@@ -15,7 +15,7 @@ from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
 from otel_nfprobe.collection import collection_paused
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, PROGRAM_COUNT
 from otel_nfprobe.snippet import Capture

@@ -93,6 +93,15 @@ class ElfParser:
         finally:
             os.close(descriptor)
 
+    def start(self) -> None:
+        """Starts the process now, for a monitor that gives up the right to do so later.
+
+        Raises:
+            NfprobeError: no process can be started.
+        """
+        with self._lock:
+            self._connect()
+
     def end(self) -> None:
         """Ends the process; the next question starts another one."""
         with self._lock:

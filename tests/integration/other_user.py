@@ -8,6 +8,8 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 
+from otel_nfprobe.elfparser import parser
+
 NOBODY = 65534
 PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 4, 8
 CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
@@ -25,6 +27,7 @@ def run_as(user: int, capabilities: Iterable[str], work: Callable[[], str]) -> s
     child = os.fork()
     if child == 0:
         try:
+            parser.start()  # the tests' Python may lie where that user cannot read
             become(user, capabilities)
             answer = work()
         except BaseException:
