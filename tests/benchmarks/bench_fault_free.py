@@ -50,7 +50,12 @@ FIREWALL = ROOT / "examples" / "firewall"
 LATE = 0.999
 START_S = 0.3  # attaching stops the target, and its first records meet memory that was never touched
 HALF = 0.5
-VECTORS = ("local_timer", "reschedule", "call_function", "call_function_single", "irq_work")
+VECTORS = (
+    "local_timer",
+    "reschedule",
+    "call_function",
+    "call_function_single",
+)  # the kernel keeps irq_work's to itself
 EVENTS = (
     *(f"irq_vectors:{vector}_{end}" for vector in VECTORS for end in ("entry", "exit")),
     "irq:irq_handler_entry",
@@ -146,7 +151,7 @@ def kernel_trace(cpu: int, path: Path) -> Iterator[None]:
     finally:
         perf.terminate()
         _, errors = perf.communicate()
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         raise SystemExit(f"perf recorded nothing: {errors}")
 
 
@@ -165,7 +170,7 @@ class Names:
     """What was said of the late packets of some runs, and what the kernel's trace says of that."""
 
     def __init__(self) -> None:
-        self.late = self.named = self.contradicted = 0
+        self.late = self.named = self.contradicted = self.confirmed = 0
         self.kinds: Counter[str] = Counter()
         self.functions: Counter[str] = Counter()
         self.noises: Counter[str] = Counter()
@@ -191,18 +196,23 @@ class Names:
         to_raw = RawTimes(RawClock(clock), clock.ticks_per_second)
         for cause in find_causes(columns, late, sample.typical(), facts.switches):
             self.late += 1
-            self.kinds[CauseKind(int(cause["kind"])).name.lower()] += 1
-            if cause["function"] == NONE:
+            kind = CauseKind(int(cause["kind"]))
+            self.kinds[kind.name.lower()] += 1
+            if cause["function"] == NONE and kind != CauseKind.PREEMPTION:
                 continue
-            self.named += 1
-            self.functions[facts.function_names[cause["function"]]] += 1
             batch = columns.batches[cause["batch"]]
             span = to_raw.ns(int(batch["start_ticks"])), to_raw.ns(int(batch["end_ticks"]))
             excess_ns = int(cause["excess_ticks"]) / clock.ticks_per_second * 1e9
-            parts = {kind: noise.during(kind, *span) for kind in noise.spans}
-            if sum(parts.values()) >= HALF * min(excess_ns, span[1] - span[0]):
+            parts = {name: noise.during(name, *span) for name in noise.spans}
+            is_noise = sum(parts.values()) >= HALF * min(excess_ns, span[1] - span[0])
+            if kind == CauseKind.PREEMPTION:  # the other way round: the trace must show it, or it shows nothing
+                self.confirmed += is_noise
+                continue
+            self.named += 1
+            self.functions[facts.function_names[cause["function"]]] += 1
+            if is_noise:
                 self.contradicted += 1
-                self.noises[max(parts, key=lambda kind: parts[kind])] += 1
+                self.noises[max(parts, key=lambda name: parts[name])] += 1
                 self.wrong_batches.add((run, int(cause["batch_id"])))
 
     def facts(self) -> dict[str, Any]:
@@ -215,6 +225,7 @@ class Names:
             "functions": dict(self.functions.most_common(6)),
             "contradicted": self.contradicted,
             "contradicted_by": dict(self.noises.most_common()),
+            "preemptions_confirmed": self.confirmed,
             "wrong_batches_per_hour": round(len(self.wrong_batches) / hours) if hours else 0,
         }
 

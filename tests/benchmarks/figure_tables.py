@@ -263,13 +263,22 @@ def fault_free(figures: Figures) -> str:
                 f"{found['host_took']:.1%}",
                 f"{found['late_packets']:,}",
                 ", ".join(f"{kind} {count:,}" for kind, count in found["kinds"].items()) or "-",
+                f"{found['preemptions_confirmed']:,}",
                 f"{named:,}",
                 f"{contradicted:,}",
                 ", ".join(f"{noise} {count:,}" for noise, count in found["contradicted_by"].items()) or "-",
                 f"{found['wrong_batches_per_hour']:,}",
             )
         )
-    head = ("target", "measured", "the host took", "late packets", "causes", "a function is named for")
+    head = (
+        "target",
+        "measured",
+        "the host took",
+        "late packets",
+        "causes",
+        "preemptions confirmed",
+        "a function is named for",
+    )
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
