@@ -75,6 +75,7 @@ class Noise:
     """What the kernel saw on the target's CPU: per kind start and end (raw ns), and how much of that was noise (ns)."""
 
     spans: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    _arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # the same, once all are there
 
     def add(self, kind: str, start_ns: int, end_ns: int, noise_ns: int) -> None:
         self.spans.setdefault(kind, []).append((start_ns, end_ns, noise_ns))
@@ -86,10 +87,9 @@ class Noise:
         return int(np.minimum(inside[inside > 0], rows[inside > 0, 2]).sum())
 
     def _rows(self, kind: str) -> NDArray[np.int64]:
-        if kind not in self.__dict__:
-            self.__dict__[kind] = np.array(self.spans.get(kind, []), np.int64).reshape(-1, 3)
-        rows: NDArray[np.int64] = self.__dict__[kind]
-        return rows
+        if kind not in self._arrays:
+            self._arrays[kind] = np.array(self.spans.get(kind, []), np.int64).reshape(-1, 3)
+        return self._arrays[kind]
 
 
 class TraceReader:
