@@ -14,7 +14,10 @@ NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
+# An installed package has its modules compiled. Without that each start compiles all of them anew where the environment
+# forbids Python to keep what it compiled (PYTHONDONTWRITEBYTECODE), as in many containers.
 build: $(VENV)/.built ## make .venv/bin/nfprobe
+	@$(BIN)/python -m compileall -q otel_nfprobe
 
 $(VENV)/.packages: requirements.lock scripts/set-up
 	scripts/set-up build
@@ -35,9 +38,7 @@ test: build ## every test, real targets and backends included
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
 	native/tests/run.sh
-	$(BIN)/pytest -m 'not long' $(TESTS) || { [ $$? -eq 1 ] || exit 1; \
-		echo "What failed is run once more, alone: the machine may have been busy."; \
-		$(BIN)/pytest -m 'not long' --last-failed --last-failed-no-failures none $(TESTS); }
+	$(BIN)/pytest -m 'not long' $(TESTS)
 
 test-long: build stack-build ## the longer runs
 	scripts/set-up test

@@ -16,6 +16,7 @@ ones before. Decides only, touches nothing. Called by the command line, choice.p
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -95,9 +96,15 @@ def plan_functions(
         tail_calls = TailCalls(target)
         return [_Ladder(function, tail_calls).plan(find_strategy(strategy)) for function in functions]
     kept = KeptPlans(target)
-    plans = [kept.find(function) or kept.keep(_Ladder(function, kept.tail_calls).plan(None)) for function in functions]
+    plans = [kept.find(function) or _judge(function, kept) for function in functions]
     kept.store()
     return plans
+
+
+def _judge(function: Function, kept: KeptPlans) -> FunctionPlan:
+    began_s = time.process_time()
+    plan = _Ladder(function, kept.tail_calls).plan(None)
+    return kept.keep(plan, time.process_time() - began_s)
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:

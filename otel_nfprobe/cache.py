@@ -134,11 +134,16 @@ def _prepare(cache_home: str, home: str) -> Path | None:
         status = os.lstat(folder)
     except OSError:
         return None
-    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
+    # Others may look into it: it may have been made for something else, and entries are readable to nobody.
+    return folder if stat.S_ISDIR(status.st_mode) and _is_own(status, stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def _is_private(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return _is_own(status, stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _is_own(status: os.stat_result, denied: int) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & denied
 
 
 def _write(path: Path, content: bytes) -> None:

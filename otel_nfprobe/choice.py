@@ -339,7 +339,7 @@ def _function_of(target: Target, role: RoleFunction) -> Function:
         function = function_at(module, role.address - module.base)
         if function is not None and function.address == role.address:
             return function
-    target.maps()  # raises where its modules were found while it ended
+    target.check_not_ended()  # while its modules were looked for
     raise UsageError(f"{role.label} is not the start of a function.", f"nfprobe functions {target.pid}")
 
 

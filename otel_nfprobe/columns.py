@@ -283,6 +283,11 @@ def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
     return handovers, batches, calls
 
 
+def copy_rows(rows: Rows) -> Rows:
+    """A copy of rows that lie together, as bytes: NumPy copies structures field by field, thirty times as slowly."""
+    return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
+
+
 def order_topics(topics: Rows) -> Rows:
     """Each topic once, by rising digest."""
     if len(topics) < 2:
@@ -338,6 +343,8 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
         packets: of dtype PACKET.
         ticks_of_unix_ns: the clock's conversion, array to array of the same shape.
     """
+    if not len(packets):
+        return
     stamped = (packets["flags"] & PacketFlag.ARRIVAL_UNIX_NS) != 0
     if not stamped.any():
         return

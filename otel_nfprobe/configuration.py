@@ -17,7 +17,6 @@ from opentelemetry.environment_variables import OTEL_METRICS_EXPORTER, OTEL_TRAC
 from opentelemetry.sdk import environment_variables as names
 from opentelemetry.util.types import AttributeValue
 
-from otel_nfprobe.configfile import read_file
 from otel_nfprobe.errors import UsageError
 
 FOREVER_MS = 86_400_000  # a timeout of 0 means none
@@ -61,7 +60,11 @@ def find_configuration(environment: Mapping[str, str]) -> Configuration | None:
         UsageError: the file cannot be used.
     """
     path = environment.get(names.OTEL_CONFIG_FILE, "").strip()
-    return _Reader(path, read_file(path, environment)).read() if path else None
+    if not path:
+        return None
+    from otel_nfprobe.configfile import read_file  # YAML takes long to load, and most have no such file
+
+    return _Reader(path, read_file(path, environment)).read()
 
 
 def find_environment(environment: Mapping[str, str]) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ from otel_nfprobe.timedreader import TimedReader
 
 REQUEST_BYTES_MAX = 1 << 16
 CLIENT_PATIENCE_S = 5.0  # for a client that has connected to say what it wants
+CLOSE_PATIENCE_S = 1.0  # for the thread that talks to let go of the socket's name
 PAUSE_S = 0.1
 SESSION_PATIENCE_S = 60.0  # for the session to do it
 _PEER = struct.Struct("iII")  # pid, uid, gid
@@ -73,7 +74,8 @@ class Control:
             self._socket.close()
             self._socket = None
             return
-        threading.Thread(target=self._serve, args=(self._socket,), name="nfprobe-control", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, args=(self._socket,), name="nfprobe-control", daemon=True)
+        self._thread.start()
 
     def step(self) -> None:
         """Does what was asked for since the last time."""
@@ -83,14 +85,19 @@ class Control:
                 answers.put(_answer(self._act, wish))
 
     def close(self) -> None:
-        """Ends listening; what is asked now is refused."""
+        """Ends listening; what is asked now is refused.
+
+        The kernel keeps the socket, and its name, while a thread is in its accept: that thread is waited for.
+        """
         self._act = _refuse
-        if self._socket is not None:
+        listening, self._socket = self._socket, None
+        if listening is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-            self._socket = None
+                listening.shutdown(socket.SHUT_RDWR)
+            listening.close()
         self.step()
+        if listening is not None:
+            self._thread.join(CLOSE_PATIENCE_S)
 
     def _serve(self, listening: socket.socket) -> None:
         while True:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 
 _FIXED_FORMATS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
-_ADDRESS_MASK = (1 << 64) - 1
+ADDRESS_MASK = (1 << 64) - 1
 
 
 class FrameError(ValueError):
@@ -90,4 +90,4 @@ class Cursor:
             value += place
         elif encoding & 0x70:
             raise FrameError(f"an unsupported pointer encoding {encoding:#x}")
-        return value & _ADDRESS_MASK
+        return value & ADDRESS_MASK

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.mappedfile import MappedFile
 
 GET_SEALS, ADD_SEALS = 1034, 1033  # F_GET_SEALS, F_ADD_SEALS
 SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_EXEC = 1, 2, 4, 8, 0x20
@@ -42,12 +43,15 @@ def can_take() -> bool:
     return bool(lib.nfp_descriptor_take(os.getpid(), (1 << 31) - 1, lib.NFP_DESCRIPTOR_MEMORY) == -errno.EBADF)
 
 
-def fill_library(pid: int, number: int, name: str, content: bytes) -> None:
+def fill_library(pid: int, number: int, name: str, content: bytes) -> MappedFile:
     """Writes the library to the empty memory file that a target has made for it, and seals it.
 
     Args:
         number: of the target's descriptor.
         name: of the memory file.
+
+    Returns:
+        By what the file is known again where it is mapped.
 
     Raises:
         NfprobeError: the descriptor is anything else, or the target writes to the file itself.
@@ -64,6 +68,7 @@ def fill_library(pid: int, number: int, name: str, content: bytes) -> None:
         # What stands there now stays: whoever wrote meanwhile, did so before.
         if os.fstat(fd).st_size != len(content) or os.pread(fd, len(content), 0) != content:
             raise _UnfitError("its content has been changed")
+        return MappedFile.of(fd)
 
 
 def open_session_file(pid: int, number: int) -> int:

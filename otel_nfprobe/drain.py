@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,14 +27,17 @@ from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
 from otel_nfprobe.latecapture import LateCapture
 from otel_nfprobe.limiter import Limiter
+from otel_nfprobe.nodes import NodeCounts
+from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
 from otel_nfprobe.profiler import Profiler
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.repeats import Repeats
+from otel_nfprobe.rings import Swept
 from otel_nfprobe.sampling import Sampler
-from otel_nfprobe.session import Session
+from otel_nfprobe.session import THREAD_COUNT, Session
 from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
@@ -46,7 +48,10 @@ SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
 DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
 SWITCHES_S = 0.05  # how often the buffers of the threads' switches are emptied
 EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
-PAUSE_S = 0.002  # between rounds; a ring of 16 MiB holds 50 ms of 20 M records/s
+SHORTEST_PAUSE_S = 0.002  # between rounds
+LONGEST_PAUSE_S = 0.01
+PAUSE_SHARE = 16  # a pause lets the ring that fills quickest fill by this part of it
+BURST_RECORDS_PER_S = 4e6  # of a thread that wrote nothing before: a pause is never so long that these fill its ring
 BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind
 ROOM_SHARE = 0.9  # of the exporter's room is used: how many traces fill it is an estimate
 TRACE_BYTES = 2000.0  # of one packet's trace, as long as none was encoded
@@ -132,7 +137,7 @@ class Drain:
         thread_names: comm of each thread of the target by its tid.
         recording_error: what stopped the recording; the session goes on without it.
         records: records taken.
-        pause_s: between rounds.
+        longest_pause_s: between rounds, while no ring fills quickly.
         note_samples: gets what the profiler took.
     """
 
@@ -151,9 +156,13 @@ class Drain:
     slow_batches: SlowBatches | None = None
     counter_sums: SessionSums | None = None
     counted: CounterSet | None = None  # that are read now; None: none ever were
+    nodes: NodeCounts = field(default_factory=NodeCounts)
+    names: NumberNames = field(default_factory=NumberNames)
     recording_error: NfprobeError | None = None
     records: int = 0
-    pause_s: float = PAUSE_S
+    longest_pause_s: float = LONGEST_PAUSE_S
+    _pause_s: float = SHORTEST_PAUSE_S
+    _began_at: float = 0.0  # the last round
     _anchors_written: int = 0
     _threads_written: dict[int, int] = field(default_factory=dict)
     _housekeeping_at: float = 0.0
@@ -175,15 +184,17 @@ class Drain:
 
     def round(self) -> int:
         """Drains every ring once. Returns the number of records taken."""
+        began_at, self._began_at = self._began_at, time.monotonic()
         while not self._new.empty():
             self._learn(self._new.get())
-        by_thread: Counter[int] = Counter()
-        for thread, records in self.session.drain():
-            by_thread[thread] += self._feed(thread, records)
+        by_thread = np.zeros(THREAD_COUNT, np.uint64)
+        for swept in self.session.drain():
+            by_thread[swept.parts["thread"]] += swept.parts["count"]
+            self._feed(swept)
             if self._untaken >= PART_RECORDS:
                 self._deliver(is_part=True)
-        self._note_fill(max(by_thread.values(), default=0))
-        taken = by_thread.total() + self._free_ended()
+        self._note_fill(int(by_thread.max()), self._began_at - began_at)
+        taken = int(by_thread.sum()) + self._free_ended()
         self.records += taken
         self._undelivered = DELIVERIES if taken else self._undelivered - 1
         if self._undelivered >= 0:
@@ -196,9 +207,11 @@ class Drain:
             self._keep_house()
         return taken
 
-    def _note_fill(self, records: int) -> None:
+    def _note_fill(self, records: int, elapsed_s: float) -> None:
+        room = self.session.ring_bytes // RECORD.itemsize
+        self._pause_s = find_pause_s(records, elapsed_s, room, self.longest_pause_s)
         # Once is no sign: after a pause of the monitor's own one round takes much.
-        is_full = 2 * records > self.session.ring_bytes // RECORD.itemsize
+        is_full = 2 * records > room
         self._full_rounds = self._full_rounds + 1 if is_full else 0
         if self.spans is not None and self._full_rounds >= BEHIND_ROUNDS:
             self.spans.limits.is_behind = True
@@ -206,13 +219,14 @@ class Drain:
     def run_until(self, deadline: float) -> None:
         """Drains until the monotonic time `deadline`.
 
-        Sleeps between rounds unless a ring fills quickly: a drain that follows its producer closely reads the
-        very cache line that the producer writes next, which costs the target hundreds of ns per record.
+        Sleeps between rounds unless a ring fills quickly, the longer the slower: a round costs the monitor some time
+        whatever it finds, and a drain that follows its producer closely reads the very cache line that the producer
+        writes next, which costs the target hundreds of ns per record.
         """
-        plenty = self.session.ring_bytes // RECORD.itemsize // PLENTY_SHARE
         while (now := time.monotonic()) < deadline:
-            if self.round() < plenty:
-                time.sleep(min(self.pause_s, max(0.0, deadline - now)))
+            self.round()
+            if self._pause_s:
+                time.sleep(min(self._pause_s, max(0.0, deadline - now)))
 
     def run_dry(self, patience_s: float = 2.0) -> None:
         """Drains until two rounds in a row find nothing."""
@@ -240,10 +254,21 @@ class Drain:
         if self.counted is not None:
             self.count_anew(self.counted._replace(costs=functions.find_counter_costs()))
         self.statistics.set_costs(functions.costs)
-        self.write(lambda recording: recording.functions(functions.added))
+        self.learn_functions(functions.added)
         if self.spans is not None:
             self.spans.encoder.set_functions(functions.names)
         functions.known.set()
+
+    def learn_functions(self, functions: Sequence[FunctionInfo]) -> None:
+        """Takes what has a probe, or gets one."""
+        self.write(lambda recording: recording.functions(functions))
+        self.nodes.learn(functions)
+
+    def name_numbers(self, names: NumberNames) -> None:
+        """Takes what the target calls numbers in records; the same object again: nothing new."""
+        if names is not self.names and names:
+            self.names = names
+            self.write(lambda recording: recording.names(names))
 
     def count_anew(self, counted: CounterSet) -> None:
         """Takes what is read from here on as readings of these counters; the same again: their costs are other ones."""
@@ -257,31 +282,32 @@ class Drain:
         if counted.number:
             self.write(lambda recording: recording.counting(counted))
 
-    def _feed(self, thread: int, records: NDArray[np.void]) -> int:
-        self._record(thread, records)
-        self.pipeline.feed(thread, records)
-        self._untaken += len(records)
-        return len(records)
+    def _feed(self, swept: Swept) -> int:
+        if self.recording is not None:
+            for thread, records in swept.by_thread():
+                self._record(thread, records)
+        self.pipeline.feed_parts(swept.parts, swept.records)
+        self._untaken += len(swept.records)
+        return len(swept.records)
 
     def _free_ended(self) -> int:
         """Gives the rings of ended threads to new ones, after what they left behind was taken."""
-        taken = 0
         found = self._ended.find()
-        for thread in found:
-            taken += sum(self._feed(thread, records) for records in self.session.take_last(thread))
-        for thread in self._ended.confirm(found):
-            self.pipeline.end_thread(thread)
-            self._write_ended(thread)
-            self.session.free_thread(thread)
+        if not found:
+            return 0
+        taken = sum(self._feed(swept) for swept in self.session.take_last(found))
+        if ended := self._ended.confirm(found):
+            self.pipeline.end_threads(ended)
+            self._write_ended(ended)
+            self.session.free_threads(ended)
         return taken
 
-    def _write_ended(self, thread: int) -> None:
-        self.write(lambda recording: recording.threads([ThreadInfo(thread, 0, "")]))
-        self._threads_written.pop(thread, None)
+    def _write_ended(self, threads: Sequence[int]) -> None:
+        self.write(lambda recording: recording.threads([ThreadInfo(thread, 0, "") for thread in threads]))
+        for thread in threads:
+            self._threads_written.pop(thread, None)
 
     def _record(self, thread: int, records: NDArray[np.void]) -> None:
-        if self.recording is None:
-            return
         self.write(lambda recording: recording.records(thread, records))
 
     def write(self, write: Callable[[RecordingWriter], None]) -> None:
@@ -300,6 +326,7 @@ class Drain:
         self.repeats.mark(columns.packets, self.clock)
         self.write(lambda recording: recording.take(columns, is_over, is_part))
         self.statistics.add(columns)
+        self.nodes.add(columns)
         if self.late is not None:
             self.late.add(columns)
         if self.slow_batches is not None:
@@ -383,6 +410,21 @@ class Drain:
             known += [(0, "")] * (count.index + 1 - len(known))
             known[count.index] = (count.tid, self.thread_names.get(count.tid, ""))
         self.spans.encoder.set_threads(known)
+
+
+def find_pause_s(records: int, elapsed_s: float, room: int, longest_s: float = LONGEST_PAUSE_S) -> float:
+    """How long to wait after a round.
+
+    Args:
+        records: taken from the ring that held most.
+        elapsed_s: since the round before began.
+        room: records that a ring holds.
+        longest_s: bounds it.
+    """
+    if records * PLENTY_SHARE >= room:
+        return 0.0
+    bound_s = min(longest_s, room / BURST_RECORDS_PER_S)
+    return max(SHORTEST_PAUSE_S, min(bound_s, elapsed_s * room / PAUSE_SHARE / max(records, 1)))
 
 
 def _counters(counts: Sequence[ThreadCounts]) -> list[ThreadCounters]:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from otel_nfprobe.cursor import Cursor, FrameError
+from otel_nfprobe.cursor import ADDRESS_MASK, Cursor, FrameError
 from otel_nfprobe.framerows import quick_rows
 
 RSP = 7  # DWARF numbers of x86-64 registers
@@ -27,6 +27,8 @@ DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames
 ENTRY_BYTES = 64  # more than a patch site displaces
 
 _OMITTED = 0xFF
+_USUAL_POINTERS = 0x1B  # 32 bits, from where they stand
+_USUAL_FRAME = struct.Struct("<iiB")  # start, size, and how many bytes of data there are
 _REMEMBERED_MAX = 64
 _PARTIAL = (0x0D, 0x0E, 0x13)  # change the register or the offset only
 _OFFSET_MAX = (1 << 31) - 1  # of a canonical frame address; no stack is larger
@@ -317,7 +319,7 @@ def parse_frames(section: bytes, section_address: int) -> FrameTable:
             common = commons.get(body - distance)
             if common is None:
                 raise FrameError(f"the entry at offset {position:#x} refers to no common entry")
-            frame = _parse_frame(cursor, section_address, common)
+            frame = _parse_usual(cursor, section_address, common) or _parse_frame(cursor, section_address, common)
             if frame.size and frame.start:
                 frames.append(frame)
         position = end
@@ -362,6 +364,20 @@ def _parse_common(cursor: Cursor, section_address: int) -> CommonEntry:
         b"S" in augmentation,
         cursor.data[cursor.position : cursor.end],
     )
+
+
+def _parse_usual(cursor: Cursor, section_address: int, common: CommonEntry) -> Frame | None:
+    """As `_parse_frame`, several times as fast, where pointers have 32 bits and lengths of data one byte."""
+    data, position, end = cursor.data, cursor.position, cursor.end
+    if common.pointer_encoding != _USUAL_POINTERS or not common.has_augmentation or end - position < 9:
+        return None
+    distance, size, more_bytes = _USUAL_FRAME.unpack_from(data, position)
+    behind = position + 9 + more_bytes
+    if size < 0 or more_bytes > 0x7F or behind > end:
+        return None
+    start = (section_address + position + distance) & ADDRESS_MASK
+    has_lsda = more_bytes and common.lsda_encoding != _OMITTED and any(data[position + 9 : behind])
+    return Frame(start, size, common, data[behind:end], bool(has_lsda))
 
 
 def _parse_frame(cursor: Cursor, section_address: int, common: CommonEntry) -> Frame:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
-from otel_nfprobe import elfparser
+from otel_nfprobe import elfanswers, elfplain
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import FrameTable, parse_frames
-from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SENSELESS, SYMBOLS, ParserError
+from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SYMBOLS, ParserError
 from otel_nfprobe.elftables import (
     Relocations,
     Segment,
@@ -90,7 +90,7 @@ class ElfImage:
         self.soname = head.soname
 
     def _parse(self, question: bytes, read: Callable[[list[memoryview]], _Answer]) -> _Answer:
-        """What another process reads of the file (elfparser.py).
+        """What another process reads of the file (elfparser.py), or read earlier.
 
         Raises:
             UsageError: it is no ELF file.
@@ -99,18 +99,13 @@ class ElfImage:
         if self.failure:
             raise self._unreadable()
         try:
-            parts = elfparser.parser.ask(question, self.content)
+            found = elfanswers.ask(question, self.content, read)
         except ParserError as error:
             self.failure = str(error)
             raise self._unreadable() from None
-        if parts is None:
+        if found is None:
             raise UsageError(f"{self.path} is not a readable ELF file.", "nfprobe functions ELF-FILE")
-        try:
-            return read(parts)
-        except (ValueError, struct.error):
-            elfparser.parser.end()  # whatever it has become, it reads no other file
-            self.failure = SENSELESS
-            raise self._unreadable() from None
+        return found
 
     def _parse_or(self, nothing: _Answer, question: bytes, read: Callable[[list[memoryview]], _Answer]) -> _Answer:
         """As `_parse`; without raising: the file's functions are refused later on, and the others are not."""
@@ -183,6 +178,14 @@ class ElfImage:
                 if known is None or symbol.rank < known.rank:
                     found[symbol.name] = symbol
         return found
+
+    def may_name(self, name: str) -> bool:
+        """Whether it can import or export a symbol of that name: quick, and for nearly all files right."""
+        known: dict[str, bool] = self.cache.setdefault("may name", {})
+        if name not in known:
+            names = elfplain.dynamic_names(self.content)
+            known[name] = names is None or name.encode() + b"\0" in names
+        return known[name]
 
     @cached_property
     def names_by_version(self) -> frozenset[str]:

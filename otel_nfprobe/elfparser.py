@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a process without rights (elfworker.py) what lief reads of ELF files; its answers are as hostile as the files.
+"""Asks processes without rights (elfworker.py) what lief reads of ELF files; their answers are as hostile as the files.
 
-    request: REQUEST and the file's descriptor     answer: state, number of parts, bytes of each, the parts
+    request: REQUEST and the descriptors of the file and of a socket for the answer      then, from the server: STATUS
+    answer:  state, number of parts, bytes of each, the parts
 
-The process is started when the first file is to be read, serves all of them, and ends when nothing was asked for some
-seconds, or with this process. A file that it dies of, or takes too long or too much memory for, costs a new one for the
-next file.
+A server is started when the first file is to be read. It forks a child for each request, which alone sees the file and
+the socket, and says how that child ended. So what one file does to a child is no other file's concern. The server ends
+when nothing was asked for some seconds, or with this process; it is ended when a child takes too long.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from otel_nfprobe.filecontent import Content
 HEAD, SYMBOLS, RELOCATIONS, NAMES = b"h", b"s", b"r", b"n"
 PARTS = {HEAD: 6, SYMBOLS: 8, RELOCATIONS: 5, NAMES: 1}
 DONE, NO_ELF, NO_MEMORY = b"d", b"n", b"m"  # any other state: lief has raised something
-REQUEST = struct.Struct("<sQQ")
+REQUEST, STATUS = struct.Struct("<sQQ"), struct.Struct("<i")
 ANSWER_BYTES_MAX = 256 << 20
 MEMORY_BYTES, MEMORY_PER_BYTE, MEMORY_BYTES_MAX = 256 << 20, 6, 4 << 30  # lief takes 2.5 bytes per byte of a file
 CPU_SECONDS, BYTES_PER_CPU_SECOND = 20, 4 << 20  # lief takes a second for 200 MiB
@@ -49,11 +50,11 @@ class ParserError(Exception):
 
 
 class _EndedIdleError(ParserError):
-    """The process has ended by itself."""
+    """The server has ended by itself."""
 
 
 class ElfParser:
-    """One process that reads ELF files, and the next one where it ends.
+    """One server whose children read ELF files, and the next one where it ends.
 
     Args:
         command: what is started, without the arguments that elfworker.py describes.
@@ -70,7 +71,7 @@ class ElfParser:
 
     @property
     def pid(self) -> int | None:
-        """The process's; None when there is none."""
+        """The server's; None when there is none."""
         return None if self._process is None else self._process.pid
 
     def ask(self, question: bytes, content: Content) -> Parts:
@@ -94,7 +95,7 @@ class ElfParser:
             os.close(descriptor)
 
     def start(self) -> None:
-        """Starts the process now, for a monitor that gives up the right to do so later.
+        """Starts the server now, for a monitor that gives up the right to do so later.
 
         Raises:
             NfprobeError: no process can be started.
@@ -103,53 +104,53 @@ class ElfParser:
             self._connect()
 
     def end(self) -> None:
-        """Ends the process; the next question starts another one."""
+        """Ends the server and its child; the next question starts another one."""
         with self._lock:
             self._end()
 
-    def _exchange(self, question: bytes, descriptor: int, size_bytes: int) -> Parts:
-        """Ends the process where nothing sensible can come from it any more."""
+    def _exchange(self, question: bytes, file: int, size_bytes: int) -> Parts:
         seconds = (NAMES_CPU_SECONDS if question == NAMES else self._cpu_seconds) + size_bytes / BYTES_PER_CPU_SECOND
         memory_bytes = min(MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes, MEMORY_BYTES_MAX)
+        request = REQUEST.pack(question, memory_bytes, int(seconds))
         connection = self._connect()
-        reader = _Reader(connection, time.monotonic() + PATIENCE_RATIO * seconds)
+        deadline_s = time.monotonic() + PATIENCE_RATIO * seconds
         try:
-            socket.send_fds(connection, [REQUEST.pack(question, memory_bytes, int(seconds))], [descriptor])
-            state, count = reader.take(1), _number(reader.take(8))
-            if count != (PARTS[question] if state == DONE else 0):
-                raise ParserError(SENSELESS)
-            if state == DONE:
-                return reader.take_parts(count)
-        except TimeoutError:
-            self._end()
-            raise ParserError(f"reading it takes longer than {PATIENCE_RATIO * seconds:.0f} s") from None
-        except OSError:
-            reason = self._how_it_ended(seconds)
-            self._end()
-            raise reason from None
-        except ParserError:
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs, suppress(ConnectionError):  # a server that is not there any more says nothing below
+                    connection.settimeout(None)
+                    socket.send_fds(connection, [request], [file, theirs.fileno()])
+                answer = _Answer(_Reader(ours, deadline_s), question)
+            # Without its socket a child that has more to say ends.
+            status = self._wait(connection, deadline_s, PATIENCE_RATIO * seconds)
+        except BaseException:  # of Ctrl-C, too: the status that comes later is not that of the next child
             self._end()
             raise
-        if state == NO_ELF:
-            return None
-        if state == NO_MEMORY:
+        if answer.failure:
+            raise ParserError(answer.failure)
+        if status:
+            raise ParserError(_how_it_ended(status, seconds))
+        if not answer.is_whole:
+            raise ParserError(SENSELESS)
+        if answer.state == NO_MEMORY:
             raise ParserError(f"reading it takes more than {memory_bytes >> 20} MiB of memory")
-        raise ParserError("its tables cannot be read")
+        if answer.state not in (DONE, NO_ELF):
+            raise ParserError("its tables cannot be read")
+        return answer.parts
 
-    def _how_it_ended(self, seconds: float) -> ParserError:
-        assert self._process is not None
+    def _wait(self, connection: socket.socket, deadline_s: float, patience_s: float) -> int:
+        """How a child ended, which only the server says."""
         try:
-            status = self._process.wait(END_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            return ParserError("the process that reads ELF files does not answer any more")
-        if status == 0:
-            return _EndedIdleError("the process that reads ELF files ended when it read it")
-        if status == -signal.SIGXCPU:
-            return ParserError(f"reading it takes more than {seconds:.0f} s of processor time")
-        with suppress(ValueError):
-            name = signal.Signals(-status).name
-            return ParserError(f"the process that reads ELF files was ended by {name} when it read it")
-        return ParserError(f"the process that reads ELF files ended with status {status} when it read it")
+            return int(STATUS.unpack(_Reader(connection, deadline_s).take(STATUS.size))[0])
+        except TimeoutError:
+            raise ParserError(f"reading it takes longer than {patience_s:.0f} s") from None
+        except OSError:
+            assert self._process is not None
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_PATIENCE_S)
+            if self._process.returncode == 0:
+                raise _EndedIdleError("the process that reads ELF files ended when it read it") from None
+            raise ParserError("the process that reads ELF files does not answer any more") from None
 
     def _connect(self) -> socket.socket:
         if self._owner != os.getpid():  # a forked process has a copy of this object
@@ -193,10 +194,36 @@ class ElfParser:
         if connection is not None:
             connection.close()
         if process is not None and self._owner == os.getpid():
-            process.kill()
+            if process.returncode is None:  # its number is its group's; its child ends with it in any case
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+
+
+class _Answer:
+    """What a child says.
+
+    Attributes:
+        parts: of DONE.
+        is_whole: whether it has said all of it.
+        failure: why that makes no sense, "" when it does.
+    """
+
+    def __init__(self, reader: _Reader, question: bytes) -> None:
+        self.state, self.parts, self.failure = b"", None, ""  # type: bytes, Parts, str
+        self.is_whole = False
+        try:
+            self.state, count = bytes(reader.take(1)), _number(reader.take(8))
+            if count != (PARTS[question] if self.state == DONE else 0):
+                raise ParserError(SENSELESS)
+            if self.state == DONE:
+                self.parts = reader.take_parts(count)
+            self.is_whole = True
+        except ParserError as error:
+            self.failure = str(error)
+        except OSError:  # it has ended; or takes too long
+            pass
 
 
 class _Reader:
@@ -233,6 +260,16 @@ class _Reader:
 
 def _number(content: bytearray) -> int:
     return int.from_bytes(content, "little")
+
+
+def _how_it_ended(status: int, seconds: float) -> str:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return f"reading it takes more than {seconds:.0f} s of processor time"
+    if os.WIFSIGNALED(status):
+        with suppress(ValueError):
+            name = signal.Signals(os.WTERMSIG(status)).name
+            return f"the process that reads ELF files was ended by {name} when it read it"
+    return f"the process that reads ELF files ended with status {os.waitstatus_to_exitcode(status)} when it read it"
 
 
 def _not_started(reason: str) -> NfprobeError:

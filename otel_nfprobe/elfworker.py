@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which lief reads ELF files, and C++ names are demangled: a file that makes it crash, hang or obey
+"""The processes in which lief reads ELF files, and C++ names are demangled: a file that makes one crash, hang or obey
 takes nothing else with it.
 
-    python -I -S elfworker.py SOCKET SYS-PATH    (elfparser.py starts it, and says there what goes over the socket)
+    python -I -S elfworker.py SOCKET SYS-PATH    (elfparser.py starts it, and says there what goes over the sockets)
 
-It gives up its rights before it gets a file: another user, no capability, no file but the descriptor that it is sent,
-and no system call but those that reading takes. Nothing of this package is imported here.
+The first one loads lief and gives up its rights before it gets a file: another user, no capability, no file but the
+descriptors that it is sent, and few system calls. It looks into no file: for each request it forks a child, which gives
+up all calls but those that reading takes, has no socket but the one for this answer, and ends. So what a file has made
+of it sees no other file and says nothing about one. Nothing of this package is imported here.
 """
 
 from __future__ import annotations
@@ -25,9 +27,8 @@ import select
 import signal
 import socket
 import struct
-import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -38,6 +39,7 @@ JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 SONAME = 14  # DT_SONAME
 UNREADABLE_NAME = "?"
 REQUEST = struct.Struct("<sQQ")  # what is asked; the most memory (bytes) and processor time (s) that it may take
+STATUS = struct.Struct("<i")  # of the child, as waitpid tells it
 _TABLES = ("dyn_symbols", "symtab_symbols", "symbol_versions", "relocations", "notes", "overlay")
 
 OWN_USERS = 0x7C000000  # behind those of directories and containers; a user of nobody else could be signalled by him
@@ -46,40 +48,54 @@ CPU_SECONDS_MAX, MEMORY_BYTES_MAX = 3600, 6 << 30  # of its life
 IDLE_MS = 10_000
 FILES_MAX = 16
 F_SETSIG = 10
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 38, 22, 2
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 1, 38, 22, 2
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 CAPABILITIES_VERSION = 0x20080522
 X86_64, KILL_PROCESS, ERRNO_EPERM, ALLOW = 0xC000003E, 0x80000000, 0x00050001, 0x7FFF0000
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF, on 32-bit words
 ARCHITECTURE_AT, NUMBER_AT, FIRST_ARGUMENT_AT = 4, 0, 16
-PRLIMIT = 302
-CALLS = (
+PRCTL, PRLIMIT, CLONE = 157, 302, 56
+FORK_FLAGS, OTHER_FORK_FLAGS = 0x1200011, 0x11  # SIGCHLD, with and without CLONE_CHILD_SETTID and _CLEARTID
+READING_CALLS = (
     *(0, 1, 3, 7, 8, 17),  # read, write, close, poll, lseek, pread64
     *(9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
     *(13, 14, 15, 24, 202, 228),  # rt_sigaction, rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime
     *(44, 45, 47, 60, 231),  # sendto, recvfrom, recvmsg, exit, exit_group
 )
+SERVING_CALLS = (
+    *READING_CALLS,
+    *(39, 57, 61, 110, 186),  # getpid, fork, wait4, getppid, gettid
+    *(273, 334),  # set_robust_list, rseq: of a new process's C library
+)
+SERVING_CALLS_WITH = {  # by their first arguments; prlimit64 of this process itself
+    CLONE: (FORK_FLAGS, OTHER_FORK_FLAGS),
+    PRCTL: (PR_SET_SECCOMP, PR_SET_PDEATHSIG),
+    PRLIMIT: (0,),
+}
 
 
 # ---- giving up rights ---------------------------------------------------------------------------------------------
 
 
 def _end_with_the_monitor() -> None:
-    """Standard input is a pipe of the monitor's: when that is gone the kernel ends this process, whatever it does.
+    """Standard input is a pipe of the monitor's: when that is gone the kernel ends this process and its child, whatever
+    they do. They are a process group, as elfparser.py starts a session.
 
-    PR_SET_PDEATHSIG would do so when the *thread* ends that has started it.
+    PR_SET_PDEATHSIG would do so when the *thread* ends that has started it. The signal comes from the user that asks
+    for it here: in a container even root may signal none but the same.
     """
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(0, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def give_up_rights() -> None:
+def give_up_rights(library: ctypes.CDLL) -> None:
     """For good. What a container does not allow is left out: each of the others is enough for most files."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # when memory runs out this process ends, not the monitor
-    library = ctypes.CDLL(None)
     library.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    limits = {"CORE": 0, "FSIZE": 0, "MEMLOCK": 0, "NOFILE": FILES_MAX}
+    limits |= {"CPU": CPU_SECONDS_MAX, "AS": MEMORY_BYTES_MAX}
     if os.geteuid() == 0:
         with suppress(OSError):
             os.setgroups([])
@@ -88,27 +104,38 @@ def give_up_rights() -> None:
                 os.setresgid(user, user, user)
                 os.setresuid(user, user, user)
                 break
+    _end_with_the_monitor()
+    if os.geteuid() == OWN_USERS + os.getpid():  # other users may have more processes, and the limit is the user's
+        limits["NPROC"] = 2
     library.capset(struct.pack("<Ii", CAPABILITIES_VERSION, 0), bytes(24))
-    limits = {"CORE": 0, "FSIZE": 0, "NPROC": 0, "MEMLOCK": 0, "NOFILE": FILES_MAX}
-    limits |= {"CPU": CPU_SECONDS_MAX, "AS": MEMORY_BYTES_MAX}
     for name, limit in limits.items():
-        _limit(getattr(resource, f"RLIMIT_{name}"), limit, for_good=True)
+        _limit(getattr(resource, f"RLIMIT_{name}"), limit, limit)
     library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _allow_only(library, CALLS)
+    _allow_only(library, SERVING_CALLS, SERVING_CALLS_WITH)
 
 
-def _limit(what: int, wanted: int, for_good: bool = False) -> None:
+def _limit(what: int, wanted: int, most: int) -> None:
     hard = resource.getrlimit(what)[1]
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(what, (limit, limit if for_good else hard))
+    wanted, most = (limit if hard == resource.RLIM_INFINITY else min(limit, hard) for limit in (wanted, most))
+    resource.setrlimit(what, (wanted, most))
 
 
-def _allow_only(library: ctypes.CDLL, numbers: Iterable[int]) -> None:
-    """Every other system call fails with EPERM; of prlimit64 those for this process are made."""
+def _allow_only(library: ctypes.CDLL, numbers: Iterable[int], numbers_with: Mapping[int, Sequence[int]]) -> None:
+    """Every other system call fails with EPERM.
+
+    Args:
+        library: the C library.
+        numbers: of calls that are made.
+        numbers_with: first arguments, without their high halves, with which other calls are made.
+    """
     rows = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, X86_64), (RETURN, 0, 0, KILL_PROCESS), (LOAD, 0, 0, NUMBER_AT)]
     for number in numbers:
         rows += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
-    rows += [(EQUAL, 0, 3, PRLIMIT), (LOAD, 0, 0, FIRST_ARGUMENT_AT), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
+    for number, arguments in numbers_with.items():
+        rows += [(EQUAL, 0, 2 * len(arguments) + 2, number), (LOAD, 0, 0, FIRST_ARGUMENT_AT)]
+        for argument in arguments:
+            rows += [(EQUAL, 0, 1, argument), (RETURN, 0, 0, ALLOW)]
+        rows += [(RETURN, 0, 0, ERRNO_EPERM)]
     rows += [(RETURN, 0, 0, ERRNO_EPERM)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *row) for row in rows))
     header = ctypes.create_string_buffer(struct.pack("<H6xQ", len(rows), ctypes.addressof(program)))
@@ -259,10 +286,9 @@ class _CppNames:
         self._free = ctypes.CDLL(None).free
         self._free.argtypes = [ctypes.c_void_p]
 
-    def read(self, content: bytes) -> list[bytes]:
-        """Names with zero bytes between them; an empty one is to stay as it is."""
-        names = content.split(b"\0")
-        return [b"\0".join(map(self._shown, names) if self._demangle else [b""] * len(names))]
+    def read(self, content: bytes) -> list[bytes] | None:
+        """Names with zero bytes between them; an empty one is to stay as it is. None without a runtime."""
+        return [b"\0".join(map(self._shown, content.split(b"\0")))] if self._demangle else None
 
     def _shown(self, name: bytes) -> bytes:
         found = self._demangle(name, None, None, ctypes.byref(ctypes.c_int()))
@@ -286,31 +312,56 @@ READERS: dict[bytes, Callable[[bytes], list[bytes] | None]] = {
 # ---- requests -----------------------------------------------------------------------------------------------------
 
 
-def _answer(connection: socket.socket, own_bytes: int) -> bool:
-    """One request; False when there is none any more."""
+def _serve(connection: socket.socket, library: ctypes.CDLL, own_bytes: int) -> bool:
+    """One request; False when there is none any more. Says last how the child ended: that cannot say so itself."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     if not poll.poll(IDLE_MS):  # another process is started when it is needed: this one takes 60 MiB
         return False
-    request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1)
-    if len(request) != REQUEST.size or not descriptors:
+    request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 2)
+    if len(request) != REQUEST.size or len(descriptors) != 2:
         return False
     question, memory_bytes, cpu_seconds = REQUEST.unpack(request)
-    _limit(resource.RLIMIT_CPU, int(time.process_time() + cpu_seconds + 1))
-    _limit(resource.RLIMIT_AS, own_bytes + memory_bytes)
+    own = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            connection.close()
+            _narrow(library, own, own_bytes + memory_bytes, cpu_seconds)
+            _answer(question, *descriptors)
+            os._exit(0)  # lief complains about every object of its that is left at the end
+        finally:
+            os._exit(1)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    connection.sendall(STATUS.pack(os.waitpid(child, 0)[1]))
+    return True
+
+
+def _narrow(library: ctypes.CDLL, parent: int, memory_bytes: int, cpu_seconds: int) -> None:
+    """Leaves a child nothing but reading."""
+    library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(1)
+    _limit(resource.RLIMIT_NPROC, 0, 0)
+    _limit(resource.RLIMIT_CPU, cpu_seconds + 1, cpu_seconds + 2)  # SIGXCPU, which says why; then SIGKILL
+    _limit(resource.RLIMIT_AS, memory_bytes, memory_bytes)
+    _allow_only(library, READING_CALLS, {})
+
+
+def _answer(question: bytes, file: int, answer: int) -> None:
     try:
-        parts = READERS[question](_whole(descriptors[0]))
+        parts = READERS[question](_whole(file))
         state = DONE if parts is not None else NO_ELF
     except MemoryError:
         parts, state = None, NO_MEMORY
     except Exception:  # whatever lief raises for what it cannot read
         parts, state = None, NOT_READ
-    os.close(descriptors[0])
     parts = parts or []
-    connection.sendall(state + struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)))
-    for part in parts:
-        connection.sendall(part)
-    return True
+    for content in (state + struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)), *parts):
+        left = memoryview(content)
+        while left:  # nothing after the last byte: the monitor may have closed its end by then
+            left = left[os.write(answer, left) :]
 
 
 def _whole(descriptor: int) -> bytes:
@@ -329,12 +380,12 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the monitor, which may need an answer
         signal.signal(number, signal.SIG_IGN)
     _cpp_names.load()
-    _end_with_the_monitor()
-    give_up_rights()
+    library = ctypes.CDLL(None)
+    give_up_rights(library)
     connection.sendall(DONE)
-    while _answer(connection, own_bytes):
+    while _serve(connection, library, own_bytes):
         pass
-    os._exit(0)  # lief complains about every object of its that is left at the end
+    os._exit(0)
 
 
 if __name__ == "__main__":

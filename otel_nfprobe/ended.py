@@ -17,10 +17,8 @@ from otel_nfprobe.session import THREAD_COUNT, Session
 from otel_nfprobe.threadtable import Claims
 
 LOOK_S = 1.0
-CROWDED_LOOK_S = 0.02  # while many entries are in use
-CROWDED_ENTRIES = THREAD_COUNT // 8
-SCARCE_LOOK_S = 0.002  # while most are
-SCARCE_ENTRIES = 3 * THREAD_COUNT // 4
+CROWDED_ENTRIES = THREAD_COUNT // 8  # more of them in use: it looks in time for so many new threads to find a free one
+NEW_PER_S = 10000
 KEPT_ENTRIES = THREAD_COUNT // 2  # so many entries may be kept for the counters of ended packet threads
 
 
@@ -50,12 +48,12 @@ class EndedThreads:
         if before is None or not found:
             return []
         now = self._session.thread_claims()
-        asked = np.flatnonzero(np.isin(now.index, found) & now.were_in(before))
+        was_found = np.zeros(THREAD_COUNT, np.bool_)
+        was_found[found] = True
+        asked = np.flatnonzero(was_found[now.index] & now.were_in(before))
         gone = now.are_outdated()[asked] | self._session.surely_gone(now.tid[asked])
         return [int(index) for index in now.index[asked[gone]]]
 
 
 def _find_pause_s(used: int) -> float:
-    if used > SCARCE_ENTRIES:
-        return SCARCE_LOOK_S
-    return CROWDED_LOOK_S if used > CROWDED_ENTRIES else LOOK_S
+    return LOOK_S if used <= CROWDED_ENTRIES else (THREAD_COUNT - used) / NEW_PER_S

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong, as one sentence for a person, an exit status, and the next command to type."""
 
+from __future__ import annotations
+
 
 class NfprobeError(Exception):
     """Something was not done. `main` prints the sentence and the next command, and exits with the status.
@@ -16,6 +18,15 @@ class NfprobeError(Exception):
         super().__init__(sentence)
         self.sentence = sentence
         self.next_command = next_command
+
+
+class EndedError(NfprobeError):
+    """The target's program has ended; the process may live on with another one (presence.py)."""
+
+    @classmethod
+    def of(cls, pid: int) -> EndedError:
+        """The same of a process that is gone."""
+        return cls(f"Process {pid} has ended.", "pgrep -a NAME")
 
 
 class UsageError(NfprobeError):

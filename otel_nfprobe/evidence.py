@@ -13,6 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arenafile import PREFIX
 from otel_nfprobe.copies import SESSION_PATH
@@ -27,6 +30,7 @@ from otel_nfprobe.x86_64.tailcalls import IFUNC
 SITE_BYTES_MAX = 32
 SHORT_JUMP, LONG_JUMP = 0xEB, 0xE9
 SLOT_BYTES = 8
+PIECE_BYTES = 1 << 20  # of code that is compared at a time
 
 
 def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> dict[int, str]:
@@ -49,6 +53,26 @@ def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> di
     return doubts
 
 
+def find_jumps(target: Target, places_max: int) -> tuple[int, list[int]]:
+    """Jumps to trampolines that stand in a target's code and not in its files: how many, and where the first ones are.
+
+    Raises:
+        NfprobeError: the target has ended.
+    """
+    evidence = _Evidence(target)
+    count = 0
+    places: list[int] = []
+    for first, last, module in evidence.ranges:
+        for low, high in module.image.code_ranges:
+            start, end = max(first, module.base + low), min(last, module.base + high)
+            file = np.frombuffer(module.image.read(start - module.base, max(end - start, 0)), np.uint8)
+            for at in range(0, len(file), PIECE_BYTES):
+                found = evidence.jumps(start + at, file[at : at + PIECE_BYTES + JUMP_BYTES - 1])
+                count += len(found)
+                places += found[: places_max - len(places)].tolist()
+    return count, places
+
+
 class _Evidence:
     """What is known of a target's code without its session's memory."""
 
@@ -58,8 +82,8 @@ class _Evidence:
         self._arenas = sorted((item.start, item.end) for item in arenas)
         self._modules = target.modules()
         ranges = ((start, end, module) for module in self._modules for start, end in module.executable_ranges)
-        self._ranges = sorted(ranges, key=lambda item: item[0])
-        self._range_starts = [start for start, _, _ in self._ranges]
+        self.ranges = sorted(ranges, key=lambda item: item[0])
+        self._range_starts = [start for start, _, _ in self.ranges]
         self._slots: dict[int, dict[int, str]] = {}
         self._contents: dict[int, bytes] = {}
 
@@ -92,15 +116,29 @@ class _Evidence:
     def _file_bytes(self, address: int, length: int) -> bytes:
         """What the file that is mapped there has; empty where no code of a file is."""
         at = bisect_right(self._range_starts, address) - 1
-        if at < 0 or address + length > self._ranges[at][1]:
+        if at < 0 or address + length > self.ranges[at][1]:
             return b""
-        start, end, module = self._ranges[at]
+        start, end, module = self.ranges[at]
         if at not in self._contents:
             self._contents[at] = module.image.read(start - module.base, end - start)
         return self._contents[at][address - start : address - start + length]
 
     def _is_in_arena(self, address: int) -> bool:
         return any(start <= address < end for start, end in self._arenas)
+
+    def jumps(self, start: int, file: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Addresses of jumps to trampolines in a piece of code, where its file has something else."""
+        code = np.frombuffer(self._target.read(start, len(file)), np.uint8)
+        differs = code != file
+        if len(code) < JUMP_BYTES or not differs.any():
+            return np.zeros(0, np.int64)
+        first = len(code) - JUMP_BYTES + 1  # places where a jump may begin
+        is_changed = np.logical_or.reduce([differs[at : at + first] for at in range(JUMP_BYTES)])
+        places = np.flatnonzero(is_changed & (code[:first] == LONG_JUMP))
+        distances = code[places[:, None] + np.arange(1, JUMP_BYTES)].view("<i4").ravel()
+        destinations = start + places + JUMP_BYTES + distances
+        leads = [(low <= destinations) & (destinations < high) for low, high in self._arenas]
+        return start + places[np.logical_or.reduce(leads)] if leads else np.zeros(0, np.int64)
 
     # ---- GOT slots -----------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
 from otel_nfprobe.counted import Attributes, Counted, Span, lowers_of
+from otel_nfprobe.statistics import SIZES_EXACT
 
-# Powers of two are lower edges of the C core's buckets: all sizes to 64, and these above, are counted exactly.
+# Sizes below SIZES_EXACT are counted one by one; beyond them powers of two are lower edges of the C core's buckets.
 SIZE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # From a short function to a thread that was away for a second; three in each power of ten.
 DURATION_BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-8, 1) for digit in (1, 2, 5))[:-2]
@@ -43,13 +44,14 @@ def make_durations(
 
 def make_sizes(counted: Counted, span: Span) -> HistogramDataPoint:
     """The point of a distribution of packets per batch."""
+    sizes = np.where(counted.uppers < SIZES_EXACT, counted.uppers, lowers_of(counted.uppers))
     return HistogramDataPoint(
         attributes={},
         start_time_unix_nano=span.start_ns,
         time_unix_nano=span.end_ns,
         count=counted.count,
         sum=counted.total,
-        bucket_counts=_place(lowers_of(counted.uppers).astype(np.float64), SIZE_BOUNDS, counted),
+        bucket_counts=_place(sizes.astype(np.float64), SIZE_BOUNDS, counted),
         explicit_bounds=SIZE_BOUNDS,
         min=counted.least,
         max=counted.largest,

@@ -8,9 +8,11 @@ file that is opened again must be the very file that it was. Called by elf.py.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any
 
 from otel_nfprobe.errors import NfprobeError
@@ -36,6 +38,15 @@ class Content:
     def whole(self) -> bytes:
         """All bytes."""
         return self._data
+
+    def copy(self) -> Content:
+        """All bytes as they are now, which nobody can change any more. Raises as `FileContent.part`."""
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all bytes, as they were when this was asked for first, in hex. Raises as `FileContent.part`."""
+        return hashlib.blake2b(self.whole(), digest_size=32).hexdigest()
 
     def open(self) -> int:
         """A descriptor of a file with these bytes, which the caller closes. Raises as `FileContent.part`."""
@@ -66,22 +77,29 @@ class FileContent(Content):
         Raises:
             NfprobeError: the file is gone, or another one.
         """
-        whole = _kept.find(self)
-        if whole is not None:
-            return whole[offset : offset + size_bytes]
-        return self._read(offset, size_bytes)
+        copy = _kept.find(self)
+        return self._read(offset, size_bytes) if copy is None else copy.part(offset, size_bytes)
 
     def whole(self) -> bytes:
         """All bytes. Raises as `part`."""
+        return self.copy().whole()
+
+    def copy(self) -> Content:
+        """All bytes as they are now, which nobody can change any more; digested once. Raises as `part`."""
         last = _kept.last
         if last is not None and last[0] is self:
             return last[1]
-        whole = _kept.find(self)
-        if whole is None:
-            whole = self._read(0, self.size_bytes)
-            _kept.keep(self, whole)
-        _kept.last = self, whole
-        return whole
+        copy = _kept.find(self)
+        if copy is None:
+            copy = Content(self._read(0, self.size_bytes))
+            _kept.keep(self, copy)
+        _kept.last = self, copy
+        return copy
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all bytes, as they were when this was asked for first, in hex. Raises as `part`."""
+        return self.copy().digest
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
         wanted = min(size_bytes, self.size_bytes - offset)
@@ -120,23 +138,23 @@ class _Kept:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
-        self._contents: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self._contents: OrderedDict[tuple[int, ...], Content] = OrderedDict()
         self._size_bytes = 0
-        self.last: tuple[FileContent, bytes] | None = None  # the one that was asked for last, found without the lock
+        self.last: tuple[FileContent, Content] | None = None  # the one that was asked for last, found without the lock
 
-    def find(self, content: FileContent) -> bytes | None:
+    def find(self, content: FileContent) -> Content | None:
         with self._lock:
             if content.key in self._contents:
                 self._contents.move_to_end(content.key)
             return self._contents.get(content.key)
 
-    def keep(self, content: FileContent, data: bytes) -> None:
+    def keep(self, content: FileContent, copy: Content) -> None:
         with self._lock:
             if content.key not in self._contents:
-                self._contents[content.key] = data
-                self._size_bytes += len(data)
+                self._contents[content.key] = copy
+                self._size_bytes += copy.size_bytes
             while self._size_bytes > KEPT_BYTES_MAX and len(self._contents) > 1:
-                self._size_bytes -= len(self._contents.popitem(last=False)[1])
+                self._size_bytes -= self._contents.popitem(last=False)[1].size_bytes
 
     def forget(self) -> None:
         with self._lock:

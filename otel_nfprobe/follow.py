@@ -36,7 +36,8 @@ from otel_nfprobe.unwinders import tell_unwinders
 LOOK_S = 0.1
 FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before
 UNSETTLED_S = 1.0  # a module is relocated after it was announced; a list that never comes to rest is taken as it is
-ROLES_LOOK_S = 0.5
+ROLES_LOOK_S = 0.5  # at most between two questions to the adapter ...
+ROLES_PAUSE_RATIO = 20  # ... or so many times the processor time that the last one took
 SITE_BYTES_MAX = 32
 IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # what stands at a site
 
@@ -218,8 +219,10 @@ class Follower:
 
     def _follow_roles(self) -> None:
         if time.monotonic() >= self._roles_at:
-            self._roles_at = time.monotonic() + ROLES_LOOK_S
+            before_s = time.thread_time()
             self._later += self.choice.requests(self.choice.add_roles(self.target))
+            pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
+            self._roles_at = time.monotonic() + min(pause_s, ROLES_LOOK_S)
         if not self._later:
             return
         self.write_programs()

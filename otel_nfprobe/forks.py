@@ -23,7 +23,7 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.copies import COPY, ENDED, Family, Search
 from otel_nfprobe.counters.compensation import Compensation
-from otel_nfprobe.drain import PAUSE_S, SpanPath
+from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.recording import RecordingWriter
@@ -37,8 +37,7 @@ ATTEMPTS = 10  # the live patcher may trace a new child for a moment; a busy mac
 ATTEMPT_PAUSE_S = 0.05
 ATTEMPTS_S = 5.0  # after that no other: who does not answer keeps the other children waiting
 SOURCE_PATIENCE_S = 2.0  # until the session of the process that has forked a child is known
-CHILD_PAUSE_S = 0.02  # between rounds of a child's drain, with rings of 16 MiB
-PAUSE_RING_BYTES = 16 << 20
+CHILD_PAUSE_S = 0.02  # at most, between rounds of a child's drain
 
 
 class Measured(Protocol):
@@ -101,7 +100,7 @@ class ChildMonitor(Monitor):
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         """As Monitor.start; many drains share a CPU, so they pause as long as the rings allow."""
         super().start(clock, recording, spans)
-        self.drain.pause_s = max(PAUSE_S, min(CHILD_PAUSE_S, CHILD_PAUSE_S * self.ring_bytes / PAUSE_RING_BYTES))
+        self.drain.longest_pause_s = CHILD_PAUSE_S
 
     def _arm(self) -> None:
         self._texts.adopt(self._source._texts)

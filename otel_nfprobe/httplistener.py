@@ -69,6 +69,7 @@ class HttpListener:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # with less a client that comes with many others tries again a second later
 
     def __init__(self, *arguments: Any) -> None:
         self._waits: dict[Any, bool] = {}  # for a client, by connection in the order in which they came

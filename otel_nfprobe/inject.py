@@ -16,18 +16,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.descriptors import fill_library
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import EndedError, NfprobeError
 from otel_nfprobe.leftover import find_monitor, refuse_second
+from otel_nfprobe.loadedlibrary import (
+    ENTRY_SYMBOL,
+    beside_core,
+    check_loaded,
+    find_library,
+    library_name,
+    library_offset,
+    library_path,
+)
+from otel_nfprobe.mappedfile import MappedFile
 from otel_nfprobe.musl import ThreadWords
 from otel_nfprobe.place import LibraryFile, write_library
 from otel_nfprobe.presence import replaced
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN, Session
-from otel_nfprobe.symbols import build_id_of, exported_address
+from otel_nfprobe.symbols import exported_address
 from otel_nfprobe.target import Target, Thread, read_status
 from otel_nfprobe.turns import take_turn
 
@@ -37,7 +46,6 @@ FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
 HELPER_PATIENCE_S = 20.0
 PREPARED_RINGS_MAX = 3
-ENTRY_SYMBOL = "nfp_helper_main"
 LIBC_FUNCTIONS = (
     "pthread_create",
     "pthread_attr_init",
@@ -89,19 +97,20 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         if session_is_served(target):
             refuse_second(target)
             raise NfprobeError(f"Another nfprobe is attached to process {target.pid}.", f"nfprobe status {target.pid}")
-        boot = _boot_values(target, ring_bytes)
+        library = find_library(target)
+        boot = _boot_values(target, ring_bytes, library)
         request = _request(target)
-        words = _look_at_words(target, bool(boot.entry))
+        words = _look_at_words(target, bool(library))
         if refuse is not None:
             refuse()
         ignored_trap = ignores_trap(target.pid)
         thread = _run(target, request, boot)
         try:
-            session = _converse(target, request)
+            session = _converse(target, request, library)
             _prepare(target, session, ignored_trap, words)
         except FileNotFoundError as error:
-            raise NfprobeError(f"Process {target.pid} has ended.") from error
-    return Injected(session, int(request.stopped_ns), thread, not boot.entry)
+            raise EndedError.of(target.pid) from error
+    return Injected(session, int(request.stopped_ns), thread, not library)
 
 
 def may_sync_cores(target: Target) -> bool:
@@ -116,16 +125,6 @@ def ignores_trap(pid: int) -> bool:
     return bool(int(read_status(pid).get("SigIgn", "0"), 16) >> (signal.SIGTRAP - 1) & 1)
 
 
-def library_path(musl: bool = False) -> Path:
-    """The probe library for this C library on disk, beside this package's extension module."""
-    return _beside_core("libnfprobe-musl.so" if musl else "libnfprobe.so")
-
-
-def library_name(musl: bool = False) -> str:
-    """Name of the library's memory file in targets. It holds the build id: other builds load beside."""
-    return f"libnfprobe-{build_id_of(library_path(musl))[:12]}.so"
-
-
 def session_is_served(target: Target) -> bool:
     """Whether a helper thread of ours runs in the target: a monitor is attached, or died a moment ago."""
     deadline = time.monotonic() + HELPER_PATIENCE_S
@@ -136,18 +135,12 @@ def session_is_served(target: Target) -> bool:
     return False
 
 
-def _beside_core(name: str) -> Path:
-    import otel_nfprobe._core as core
-
-    return Path(str(core.__file__)).with_name(name)
-
-
 @lru_cache(maxsize=1)
 def _bootstrap() -> bytes:
-    return _beside_core("bootstrap.bin").read_bytes()
+    return beside_core("bootstrap.bin").read_bytes()
 
 
-def _boot_values(target: Target, ring_bytes: int) -> Any:
+def _boot_values(target: Target, ring_bytes: int, library: int) -> Any:
     boot = ffi.new("struct nfp_boot *")
     for name in LIBC_FUNCTIONS:
         address = exported_address(target, name)
@@ -157,7 +150,8 @@ def _boot_values(target: Target, ring_bytes: int) -> Any:
                 f"nfprobe doctor {target.pid}",
             )
         setattr(boot, name, address)
-    boot.entry = _known_entry(target)
+    if library:
+        boot.entry = library + library_offset(target.runs_on_musl, ENTRY_SYMBOL)
     boot.ring_bytes = ring_bytes
     threads = target.threads()
     boot.prepared_rings = min(len(threads), PREPARED_RINGS_MAX)
@@ -166,29 +160,6 @@ def _boot_values(target: Target, ring_bytes: int) -> Any:
     memory_file = library_name(target.runs_on_musl).encode()
     ffi.memmove(boot.library_name, memory_file, len(memory_file))
     return boot
-
-
-def _known_entry(target: Target) -> int:
-    """Address of the helper's entry in a library that an earlier attach has loaded, or 0."""
-    return _library_address(target, ENTRY_SYMBOL)
-
-
-def _library_address(target: Target, symbol: str) -> int:
-    """Address of an exported symbol of this build's library in the target, or 0 when it is not loaded."""
-    musl = target.runs_on_musl
-    stem = library_name(musl).removesuffix(".so")  # of a memory file, or of a file that place.py has named
-    bases = [mapping.start - mapping.offset for mapping in target.maps() if stem in os.path.basename(mapping.path)]
-    return min(bases) + _library_offset(musl, symbol) if bases else 0
-
-
-@lru_cache(maxsize=4)
-def _library_offset(musl: bool, symbol: str) -> int:
-    from otel_nfprobe.symbols import exported_offset
-
-    offset = exported_offset(library_path(musl), symbol)
-    if offset is None:
-        raise NfprobeError("The probe library of this installation is damaged.", "make build")
-    return offset
 
 
 def _helper_cpus(threads: Sequence[Thread]) -> list[int]:
@@ -265,7 +236,7 @@ def _run(target: Target, request: Any, boot: Any) -> int:
         elif error not in (-errno.EAGAIN, -errno.ESRCH):
             given_up.update(fit)
         if not os.path.exists(f"/proc/{target.pid}"):
-            raise NfprobeError(f"Process {target.pid} has ended.")
+            raise EndedError.of(target.pid)
         if error == -errno.ESTALE:
             raise NfprobeError(replaced(target.pid), f"nfprobe attach {target.pid}")
     raise NfprobeError(
@@ -291,45 +262,48 @@ def _prepare(target: Target, session: Session, ignored_trap: bool, words: Thread
         if ignored_trap and may_sync_cores(target):
             session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_IGNORE_TRAP)
         if words is not None:
-            words.fill(session.tls_offset, _library_address(target, FIRST_WORD_SYMBOL))
+            first_word = session.library + library_offset(target.runs_on_musl, FIRST_WORD_SYMBOL)
+            words.fill(session.tls_offset, first_word)
     except BaseException:
         session.leave()
         session.close()
         raise
 
 
-def _converse(target: Target, request: Any) -> Session:
+def _converse(target: Target, request: Any, library: int) -> Session:
     """_answer, and what is left of it removed."""
     files: list[LibraryFile] = []
     try:
-        return _answer(target, request, files)
+        return _answer(target, request, library, files)
     finally:
         for file in files:
             file.remove()
 
 
-def _answer(target: Target, request: Any, files: list[LibraryFile]) -> Session:
-    """Gives the helper the library in the way that it asks for, opens the session, says go."""
+def _answer(target: Target, request: Any, library: int, files: list[LibraryFile]) -> Session:
+    """Gives the helper the library in the way that it asks for, unless it has it, opens the session, says go."""
     boot_address = int(request.data_address)
     content = library_path(target.runs_on_musl).read_bytes()
     deadline = time.monotonic() + STAGE_PATIENCE_S
-    given: set[int] = set()
+    stages: set[int] = set()
+    given: list[MappedFile] = []
     while time.monotonic() < deadline:
         stage = _read_int(target, boot_address, "stage")
         if stage in (lib.NFP_BOOT_WANTS_LIBRARY, lib.NFP_BOOT_WANTS_FILE):
-            if stage in given:  # each costs the monitor's machine memory
+            if stage in stages:  # each costs the monitor's machine memory
                 raise NfprobeError(
                     f"Process {target.pid} asks for the probe library more than once.", f"nfprobe doctor {target.pid}"
                 )
-            given.add(stage)
+            stages.add(stage)
             if stage == lib.NFP_BOOT_WANTS_LIBRARY:
                 descriptor = _read_int(target, boot_address, "library_fd")
-                fill_library(target.pid, descriptor, library_name(target.runs_on_musl), content)
+                given.append(fill_library(target.pid, descriptor, library_name(target.runs_on_musl), content))
             else:
                 _send_file(target, boot_address, content, files)
+                given += [file.mapped for file in files]
             _write_stage(target, boot_address, lib.NFP_BOOT_LIBRARY_FILLED)
         elif stage == lib.NFP_BOOT_SESSION_READY:
-            return _open_session(target, boot_address)
+            return _open_session(target, boot_address, library, given)
         elif stage == lib.NFP_BOOT_FAILED:
             raise NfprobeError(_failure(target, boot_address), f"nfprobe doctor {target.pid}")
         time.sleep(0.0005)
@@ -338,9 +312,10 @@ def _answer(target: Target, request: Any, files: list[LibraryFile]) -> Session:
     )
 
 
-def _open_session(target: Target, boot_address: int) -> Session:
+def _open_session(target: Target, boot_address: int, library: int, given: Sequence[MappedFile]) -> Session:
     session = Session(target.pid, _read_int(target, boot_address, "session_fd"))
     try:
+        session.library = library or check_loaded(target, given, int(session.header.helper_address))
         _write_stage(target, boot_address, lib.NFP_BOOT_GO)
     except BaseException:
         session.close()

@@ -96,24 +96,24 @@ class LateCapture:
 
     def find_copying(self) -> Iterator[str]:
         """One sentence for each thread whose transmit calls change packets, told once."""
+        if self._copying.issuperset(self._session.copying_threads()):
+            return
+        found = [c for c in self._session.late_counts() if c.copying and c.index not in self._copying]
+        self._copying.update(count.index for count in found)
         tids = {count.index: count.tid for count in self._session.thread_counts()}
-        for count in self._session.late_counts():
-            if count.copying and count.index not in self._copying:
-                self._copying.add(count.index)
-                yield (
-                    f"Transmit calls of thread {tids.get(count.index, 0)} change their packets"
-                    f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now"
-                    " on."
-                )
+        for count in found:
+            yield (
+                f"Transmit calls of thread {tids.get(count.index, 0)} change their packets"
+                f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now on."
+            )
 
     def find_handed_over(self) -> Iterator[str]:
         """A sentence, told once, when one thread hands on what another has received."""
         if self._told_handed_over:
             return
-        threads = self._session.thread_counts()
-        surplus = [count.received - count.transmitted - count.dropped for count in threads]
-        received = sum(count.received for count in threads)
-        moved = min(sum(max(0, count) for count in surplus), sum(max(0, -count) for count in surplus))
+        of_thread, handed_on = self._session.packet_balance()
+        surplus, received = of_thread - handed_on, int(of_thread.sum())
+        moved = int(min(surplus.clip(min=0).sum(), -surplus.clip(max=0).sum()))
         if moved < max(HANDED_OVER_MIN, HANDED_OVER_SHARE * received):
             return
         self._told_handed_over = True

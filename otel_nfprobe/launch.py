@@ -21,17 +21,13 @@ from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.elf import ElfImage, read_image
-from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.inject import syscall_address
 from otel_nfprobe.memory import has_memory
 from otel_nfprobe.target import Target
 
 AT_ENTRY, AT_SECURE = 9, 23
 CAPABILITIES = "security.capability"  # extended attribute of a file that gives rights to who executes it
-
-
-class EndedError(NfprobeError):
-    """The program ended while it was held or loaded: its own exit status says why."""
 
 
 class Launch:
@@ -224,15 +220,15 @@ def _read_auxiliary(pid: int) -> dict[int, int]:
     """What the kernel has told the program about itself at its exec: numbers of AT_ constants and values.
 
     Raises:
-        NfprobeError: the process has ended.
+        EndedError: the process has ended.
     """
     try:
         with open(f"/proc/{pid}/auxv", "rb") as file:
             content = file.read()
     except OSError as error:
-        raise NfprobeError(f"Process {pid} has ended.") from error
+        raise EndedError.of(pid) from error
     pairs = struct.iter_unpack("<QQ", content[: len(content) // 16 * 16])
     found = {kind: value for kind, value in pairs if kind in (AT_ENTRY, AT_SECURE)}
     if AT_ENTRY not in found:
-        raise NfprobeError(f"Process {pid} has ended.")
+        raise EndedError.of(pid)
     return found

@@ -13,8 +13,9 @@ import errno
 import os
 import weakref
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import EndedError, NfprobeError
 
+GONE = (errno.ESRCH, errno.ENOENT)  # of a process, when its memory is opened
 UNMAPPED_ADDRESS = 0  # living memory answers with an error
 
 
@@ -55,30 +56,43 @@ class Memory:
         """`size` bytes at an address.
 
         Raises:
-            NfprobeError: nothing is mapped there, the program has ended, or this user may not read it.
+            EndedError: the program has ended.
+            NfprobeError: nothing is mapped there, or this user may not read it.
         """
         try:
             content = os.pread(self.descriptor, size, address)
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no such address"
-            raise self._error(f"at {address:#x} cannot be read: {reason}") from error
-        if len(content) != size:
-            raise self._error(f"at {address:#x} holds only {len(content)} of {size} bytes")
+            raise self._refused(error, address, "read") from error
+        self._check(len(content), size, address, "read")
         return content
 
     def write(self, address: int, content: bytes) -> None:
         """Changes data. Code is changed by patch.py.
 
         Raises:
-            NfprobeError: nothing is mapped there, the program has ended, or this user may not write it.
+            EndedError: the program has ended.
+            NfprobeError: nothing is mapped there, or this user may not write it.
         """
         try:
             written = os.pwrite(self.descriptor, content, address)
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no such address"
-            raise self._error(f"at {address:#x} cannot be written: {reason}") from error
-        if written != len(content):
-            raise self._error(f"at {address:#x} took only {written} of {len(content)} bytes")
+            raise self._refused(error, address, "written") from error
+        self._check(written, len(content), address, "written")
+
+    def _refused(self, error: OSError | OverflowError, address: int, what: str) -> NfprobeError:
+        if isinstance(error, OSError) and error.errno in GONE:
+            return EndedError.of(self._pid)
+        reason = error.strerror if isinstance(error, OSError) else "no such address"
+        return self._error(f"at {address:#x} cannot be {what}: {reason}")
+
+    def _check(self, done: int, wanted: int, address: int, what: str) -> None:
+        if done == wanted:
+            return
+        if not done:  # living memory answers with an error where nothing is mapped
+            raise EndedError(
+                f"Process {self._pid} has ended, or has started another program (exec).", f"nfprobe doctor {self._pid}"
+            )
+        raise self._error(f"at {address:#x}: only {done} of {wanted} bytes can be {what}")
 
     def _error(self, what: str) -> NfprobeError:
         return NfprobeError(f"Memory of process {self._pid} {what}.", f"nfprobe doctor {self._pid}")
@@ -89,7 +103,7 @@ def has_memory(pid: int) -> bool:
     try:
         fresh = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return error.errno not in (errno.ESRCH, errno.ENOENT)
+        return error.errno not in GONE
     try:
         return not _gives_nothing(fresh)  # as that of a process which is about to end
     finally:

@@ -198,7 +198,7 @@ class MetricsMaker:
     def _make_all(self, snapshot: Snapshot) -> Iterator[Metric]:
         statistics, exemplars = snapshot.statistics, snapshot.exemplars
         latency = read_counted(statistics, Distribution.PACKET_TICKS)
-        about = "Time from a packet's arrival, or its earliest bound, to the end of its transmit or drop call"
+        about = "Time from a packet's arrival, or what stands for it, to the end of its transmit or drop call"
         latencies = [*self._make_ticks("nf.packet.latency", latency, {}, exemplars.latencies)]
         yield self._seconds("nf.packet.latency", about, latencies)
         functions = [*self._make_functions(snapshot)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from otel_nfprobe.adapters.base import NamingAdapter
 from otel_nfprobe.calibration import Cost, calibrate, costs_by_id
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.clock import Clock, sample_pair
@@ -28,7 +29,7 @@ from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.detail import Detail, choose_detail, follow_slow_batches
 from otel_nfprobe.drain import Drain, NewFunctions, SpanPath
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import EndedError, NfprobeError
 from otel_nfprobe.follow import Follower
 from otel_nfprobe.identity import Identity
 from otel_nfprobe.inherited import remove_inherited
@@ -144,7 +145,7 @@ class Monitor:
             raise
 
     def _tell_if_replaced(self, error: BaseException) -> None:
-        if isinstance(error, NfprobeError) and "has ended" in error.sentence:
+        if isinstance(error, EndedError):
             self._presence.await_exec()
         if isinstance(error, NfprobeError) and self._presence.is_replaced:
             error.sentence = replaced(self.target.pid)
@@ -234,7 +235,7 @@ class Monitor:
 
     def _describe(self, probes: Sequence[Probe]) -> list[FunctionInfo]:
         roles = find_roles(probes, self.choice, [*self.probes, *probes])
-        return describe_functions(probes, roles, self.costs, self.compensation)
+        return describe_functions(probes, roles, self.costs, self.compensation, self.choice)
 
     def names_by_id(self) -> list[str]:
         """Name of each function id."""
@@ -277,7 +278,8 @@ class Monitor:
         self.drain.switches = self._watch_switches(clock)
         self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
         self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say, self.counting, self.software)
-        self.drain.write(lambda recording: recording.functions(self.functions()))
+        self.drain.learn_functions(self.functions())
+        self._tell_names()
         self.started_at = time.monotonic()
         self.stolen = StolenTime()
         self.session.write_message(self.purpose)
@@ -329,6 +331,7 @@ class Monitor:
             self.drain.run_until(min(until, time.monotonic() + STEP_S))
             progress()
             self._tell_verdicts()
+            self._tell_names()
             self._tell_copying()
             if self._has_ended():
                 return
@@ -348,6 +351,11 @@ class Monitor:
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
                 self.say(sentence)
+
+    def _tell_names(self) -> None:
+        adapter = self.choice.adapter
+        if isinstance(adapter, NamingAdapter):
+            self.drain.name_numbers(adapter.names())
 
     def _tell_copying(self) -> None:
         if self.drain.late is not None:

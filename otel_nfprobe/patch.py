@@ -150,8 +150,10 @@ class Patcher:
     def _leave_doubtful(self, armed: list[int]) -> list[int]:
         """Those that may be put back."""
         claimed = [index for index in armed if index in self.session.patches.claimed]
+        kinds = (*CODE_KINDS, lib.NFP_SITE_GOT)
+        strange = {index: f"probe {index}: its kind cannot be" for index in claimed if self._kind(index) not in kinds}
         standing = [index for index in claimed if self._stands(index, armed=True) or self._island_stands(index)]
-        doubts = find_doubts(self.target, self.session.patches, standing) if standing else {}
+        doubts = strange | (find_doubts(self.target, self.session.patches, standing) if standing else {})
         self.left.update(doubts)
         return [index for index in armed if index not in doubts]
 
@@ -171,8 +173,11 @@ class Patcher:
         """Whether the jump in a probe's island stands although the site is as before."""
         return self._island_stands(index)
 
+    def _kind(self, index: int) -> int:
+        return int(self.session.probe(index).kind)
+
     def _is_single(self, index: int) -> bool:
-        return bool(self.session.probe(index).kind == lib.NFP_SITE_SINGLE)
+        return self._kind(index) == int(lib.NFP_SITE_SINGLE)
 
     def _stands(self, index: int, armed: bool) -> bool:
         entry = self.session.probe(index)

@@ -4,8 +4,9 @@
 A poll that returned fewer packets than it was asked for left its queue empty; so did polls that found nothing, which
 show as a gap between two batches. The queuing period of a packet begins with the last such poll before it arrived.
 What ran from then on until its own batch began decides how long it waited. While polls come back full without an
-end there is no such beginning: the thread is saturated, and the period begins where the columns do. Where the
-polls say when a batch's queue was last seen empty (`earliest_ticks`) the period begins there.
+end there is no such beginning: the thread is saturated, and the period begins where the columns do, or with the
+packet's own batch where its arrival is not known either. Where the polls say when a batch's queue was last seen empty
+(`earliest_ticks`) the period begins there.
 
 Used by tail.py.
 """
@@ -67,8 +68,8 @@ class Timeline:
         begins = ~full
         begins[1:] |= self.is_idle[:-1]
         self._begins = begins
-        bounded = (batches["flags"] & BatchFlag.SATURATED) == 0
-        self._emptied = np.where(bounded, batches["earliest_ticks"], 0).astype(np.int64)
+        self._saturated = (batches["flags"] & BatchFlag.SATURATED) != 0
+        self._emptied = np.where(~self._saturated, batches["earliest_ticks"], 0).astype(np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0)) if len(rows) else rows
 
     def period(self, own: int, arrival_ticks: int) -> Period:
@@ -77,7 +78,7 @@ class Timeline:
             return Period(min(int(np.searchsorted(self.start, self._emptied[own])), own), own, False)
         at = int(np.searchsorted(self.start, arrival_ticks, side="right")) - 1
         if at >= own:
-            return Period(own, own, False)
+            return Period(own, own, bool(self._saturated[own]))
         if at < 0:
             return Period(0, own, True)
         if self.is_idle[at] and arrival_ticks >= self.end[at]:

@@ -7,6 +7,8 @@ the session with the records of each thread, in the order of its ring, and by te
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -27,8 +29,11 @@ from otel_nfprobe.columns import (
     TOPIC,
     Columns,
     Rows,
+    copy_rows,
     order_topics,
 )
+
+KEPT_CALLS = 1 << 17  # memory for so many is used again
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Pipeline:
             raise MemoryError("no memory for the pipeline")
         self._pipeline = ffi.gc(pipeline, lib.nfp_pipeline_destroy)
         self._columns = ffi.new("struct nfp_columns *")
+        self._memory = np.empty(0, CALL)
+        self._unshared = sys.getrefcount(self._memory)  # the references to it while nobody else has one
 
     def __enter__(self) -> Pipeline:
         return self
@@ -156,9 +163,19 @@ class Pipeline:
         if lib.nfp_pipeline_feed(self._pipeline, thread, records, count):
             raise ValueError(f"thread index {thread} is out of range, or there is no memory for it")
 
-    def end_thread(self, thread: int) -> None:
-        """Say that the thread is gone: nothing open in it will be ended, its index may be used again."""
-        lib.nfp_pipeline_end_thread(self._pipeline, thread)
+    def feed_parts(self, parts: Rows, records: Rows) -> None:
+        """Take in the next records of several threads, as a sweep gives them (rings.py).
+
+        Raises:
+            ValueError: the thread table has no such entry.
+        """
+        pointers = ffi.from_buffer("struct nfp_sweep_part[]", parts), ffi.from_buffer("struct nfp_record[]", records)
+        if lib.nfp_pipeline_feed_parts(self._pipeline, pointers[0], len(parts), pointers[1], len(records)):
+            raise ValueError("a thread index is out of range, or there is no memory for it")
+
+    def end_threads(self, threads: Sequence[int]) -> None:
+        """Say that threads are gone: nothing open in them will be ended, their indexes may be used again."""
+        lib.nfp_pipeline_end_threads(self._pipeline, ffi.new("uint32_t[]", threads), len(threads))
 
     def finish(self) -> None:
         """Say that the session is over: the next take gives everything that is left."""
@@ -173,7 +190,7 @@ class Pipeline:
         columns = self._columns
         (lib.nfp_pipeline_take_part if is_part else lib.nfp_pipeline_take)(self._pipeline, columns)
         return Columns(
-            _copy(columns.calls, columns.call_count, CALL),
+            self._copy_calls(columns.calls, columns.call_count),
             _copy(columns.batches, columns.batch_count, BATCH),
             _copy(columns.packets, columns.packet_count, PACKET),
             order_topics(_copy(columns.topics, columns.topic_count, TOPIC)),
@@ -182,6 +199,19 @@ class Pipeline:
             _copy(columns.again_batches, columns.again_batch_count, BATCH),
             _copy(columns.again_calls, columns.again_call_count, CALL),
         )
+
+    def _copy_calls(self, items: Any, count: int) -> Rows:
+        """The calls of a take, in the memory of an earlier one if nothing refers to that any more.
+
+        New memory for each take would be cleared by the kernel, which takes longer than to copy the calls.
+        """
+        if not 0 < count <= KEPT_CALLS:
+            return _copy(items, count, CALL)
+        # Whatever was made of it, a view of a view or a buffer of C, refers to it.
+        if sys.getrefcount(self._memory) > self._unshared or len(self._memory) < count:
+            self._memory = np.empty(min(2 * count, KEPT_CALLS), CALL)
+        ffi.memmove(ffi.from_buffer(self._memory, require_writable=True), items, count * CALL.itemsize)
+        return self._memory[:count]
 
     def counts(self) -> PipelineCounts:
         counts = ffi.new("struct nfp_pipeline_counts *")
@@ -194,4 +224,4 @@ class Pipeline:
 def _copy(items: Any, count: int, dtype: np.dtype[Any]) -> Rows:
     if not count:
         return np.empty(0, dtype)
-    return np.frombuffer(ffi.buffer(items, count * dtype.itemsize), dtype).copy()
+    return copy_rows(np.frombuffer(ffi.buffer(items, count * dtype.itemsize), dtype))

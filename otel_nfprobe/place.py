@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.mappedfile import MappedFile
 from otel_nfprobe.target import Target, read_status
 
 DIRECTORIES = ("/dev/shm", "/tmp", "/run", "/var/tmp")
@@ -33,11 +34,13 @@ class LibraryFile:
         path: as the target sees it.
         directory: open descriptor of its directory.
         name: in that directory.
+        mapped: by what it is known again where it is mapped.
     """
 
     path: str
     directory: int
     name: str
+    mapped: MappedFile
 
     def remove(self) -> None:
         """Removes the file; what is loaded from it stays loaded."""
@@ -74,8 +77,9 @@ def write_library(target: Target, content: bytes, name: str) -> LibraryFile:
     stem, _, suffix = name.rpartition(".")
     name = f"{stem}-{secrets.token_hex(4)}.{suffix}"
     for path, directory in directories(target):
-        if _write(target, directory, name, content):
-            return LibraryFile(f"{path}/{name}", directory, name)
+        mapped = _write(target, directory, name, content)
+        if mapped is not None:
+            return LibraryFile(f"{path}/{name}", directory, name, mapped)
         os.close(directory)
     raise NfprobeError(no_place(target), f"nfprobe doctor {target.pid}")
 
@@ -154,31 +158,32 @@ def _check_owner(directory: int, owners: frozenset[int]) -> None:
         raise PermissionError(errno.EPERM, "others can replace files there")
 
 
-def _write(target: Target, directory: int, name: str, content: bytes) -> bool:
+def _write(target: Target, directory: int, name: str, content: bytes) -> MappedFile | None:
     try:
         file = _create(directory, name)
     except OSError as error:
         if error.errno != errno.EOVERFLOW:
-            return False
+            return None
         # The file system belongs to a user namespace that does not know this user: then as the target's user.
         try:
             with _file_user(target.pid):
                 file = _create(directory, name)
         except OSError:
-            return False
+            return None
     try:
         with os.fdopen(file, "wb") as stream:
             os.fchmod(stream.fileno(), FILE_MODE)
             stream.write(content)
-    except OSError:
+            stream.flush()
+            return MappedFile.of(stream.fileno())
+    except (OSError, ValueError):
         with suppress(OSError):
             os.unlink(name, dir_fd=directory)
-        return False
-    return True
+        return None
 
 
 def _create(directory: int, name: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o700, dir_fd=directory)
 
 

@@ -27,7 +27,8 @@ from otel_nfprobe.x86_64.arguments import FORMATS
 from otel_nfprobe.x86_64.tailcalls import TailCalls
 
 FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans are read
-FRESH_MIN = 250  # plans that are worth writing the module's anew
+FRESH_MIN = 250  # plans that are worth writing the module's anew ...
+FRESH_S = 0.1  # ... or fewer that took so long: the first one may need all code of the module
 KIND = "plan"
 SLOTS_MAX = 64  # that one plan depends on
 _WORDS = (None, *STRATEGIES.values())
@@ -55,18 +56,22 @@ class KeptPlans:
         self.tail_calls.consulted.clear()
         return None
 
-    def keep(self, plan: FunctionPlan) -> FunctionPlan:
-        """Takes over a new plan, that of the function which was last looked for."""
+    def keep(self, plan: FunctionPlan, took_s: float) -> FunctionPlan:
+        """Takes over a new plan, that of the function which was last looked for.
+
+        Args:
+            took_s: processor time that it took.
+        """
         module, consulted = plan.module, self.tail_calls.consulted
         if not consulted:
-            self._of(module).keep(plan, [])
+            self._of(module).keep(plan, [], took_s)
             return plan
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
         # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
         is_certain = len(own) == len(consulted) or not any(behind for _, behind in slots)
         if len(own) <= SLOTS_MAX and is_certain:
-            self._of(module).keep(plan, slots)
+            self._of(module).keep(plan, slots, took_s)
         return plan
 
     def _of(self, module: Module) -> _ModulePlans:
@@ -101,7 +106,7 @@ class _ModulePlans:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._fresh = 0
+        self._fresh, self._fresh_s = 0, 0.0
         # The first two are refused by the name of their file, which may change, the last for what happened just now.
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
             module.is_dynamic_linker or module.is_probe_library or module.image.unread
@@ -115,7 +120,7 @@ class _ModulePlans:
     @cached_property
     def file_digest(self) -> str:
         """Of all of the file."""
-        return hashlib.blake2b(self._module.image.data, digest_size=20).hexdigest()
+        return self._module.image.content.digest
 
     @cached_property
     def key(self) -> str:
@@ -139,17 +144,18 @@ class _ModulePlans:
         row = self.rows.get(function.offset)
         return row if row is not None and row[1] == _facts(function) else None
 
-    def keep(self, plan: FunctionPlan, slots: list[list[Any]]) -> None:
+    def keep(self, plan: FunctionPlan, slots: list[list[Any]], took_s: float) -> None:
         if self._is_kept:
             self._fresh += 1
+            self._fresh_s += took_s
             self.rows[plan.offset] = _row(plan, slots)
 
     def store(self) -> None:
-        if self._fresh >= FRESH_MIN:
+        if self._fresh >= FRESH_MIN or self._fresh_s >= FRESH_S:
             rows = [self.rows[offset] for offset in sorted(self.rows)]
             content = json.dumps(rows, separators=(",", ":")).encode()
             cache.store(self._module.build_id or self.key, KIND, content, self.key)
-            self._fresh = 0
+            self._fresh, self._fresh_s = 0, 0.0
 
 
 # ---- one plan as a row -------------------------------------------------------------------------------------------

@@ -18,24 +18,17 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Rows
+from otel_nfprobe.columns import NONE, Rows, copy_rows
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.perfring import (
-    HEADER,
-    NO_KERNEL,
-    SOFTWARE,
-    find_ended,
-    map_largest_ring,
-    open_event,
-    take_records,
-)
+from otel_nfprobe.perfring import NO_KERNEL, SOFTWARE, find_ended, map_largest_ring, open_event
 from otel_nfprobe.rawclock import RawClock
-from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
+from otel_nfprobe.switches import SWITCH, no_switches
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
@@ -46,32 +39,20 @@ _DUMMY = 9
 _SAMPLE_TYPE = 1 << 1 | 1 << 2 | 1 << 7  # thread, time, CPU: 24 bytes behind each record
 # NO_KERNEL: nothing is counted, and without it more rights are needed.
 _FLAGS = NO_KERNEL | 1 << 18 | 1 << 25 | 1 << 26  # ..., sample_id_all, use_clockid, context_switch
-_RECORD_SWITCH = 14
-_OUT, _PREEMPTED = 1 << 13, 1 << 14
 
-_EVENT = np.dtype(
-    [
-        ("type", "<u4"),
-        ("misc", "<u2"),
-        ("size", "<u2"),
-        ("pid", "<u4"),
-        ("tid", "<u4"),
-        ("time_ns", "<u8"),
-        ("cpu", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
+_ROOM_ROWS = 4096  # more than the largest buffer holds
 
 
 @dataclass
 class _Watched:
-    # One thread's event. `away` is the record of a switch out whose switch in has not come.
+    # One thread's event, at `place` among the events.
+    place: int
     descriptor: int
     buffer: mmap.mmap
-    away: NDArray[np.void]
-    incomplete: bool = False
+    memory: Any  # the buffer, as C sees it
 
     def close(self) -> None:
+        ffi.release(self.memory)
         self.buffer.close()
         os.close(self.descriptor)
 
@@ -94,6 +75,10 @@ class SwitchWatch:
         self.unwatched = 0
         self._clock = RawClock(clock)
         self._watched: dict[int, _Watched] = {}
+        self._events = ffi.new("struct nfp_switch_event[]", THREADS_MAX)
+        self._tids = np.zeros(THREADS_MAX, np.int64)  # by event
+        self._free = list(range(THREADS_MAX))[::-1]
+        self._rows = np.empty(_ROOM_ROWS, SWITCH)
 
     def watch(self, tid: int) -> None:
         """Begins with a thread; does nothing for one that is watched, has ended, or is none of the target.
@@ -119,16 +104,29 @@ class SwitchWatch:
             os.close(descriptor)
             return
         try:
-            self._watched[tid] = _Watched(descriptor, map_largest_ring(descriptor, PAGES), np.empty(0, _EVENT))
+            self._add(tid, descriptor, map_largest_ring(descriptor, PAGES))
         except OSError as error:
             os.close(descriptor)
             raise _refuse(error) from None
+
+    def _add(self, tid: int, descriptor: int, buffer: mmap.mmap) -> None:
+        memory, place = ffi.from_buffer("uint8_t[]", buffer), self._free.pop()
+        self._watched[tid] = _Watched(place, descriptor, buffer, memory)
+        self._tids[place] = tid
+        event = self._events[place]
+        event.page, event.ring, event.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
+
+    def _remove(self, tid: int) -> None:
+        watched = self._watched.pop(tid)
+        self._events[watched.place] = ffi.new("struct nfp_switch_event *")[0]
+        self._free.append(watched.place)
+        watched.close()
 
     def end_gone(self) -> None:
         """Ends with the threads that are gone; one that has got the number of such a thread is another one."""
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
         for tid in [tid for tid, watched in self._watched.items() if watched.descriptor in ended]:
-            self._watched.pop(tid).close()
+            self._remove(tid)
 
     def read(self, find_indexes: Callable[[], Mapping[int, int]]) -> Rows:
         """The switches that ended since the last call.
@@ -140,41 +138,31 @@ class SwitchWatch:
         Returns:
             rows of dtype SWITCH, those of one thread in order.
         """
-        rows, indexes = [], None
-        for tid, watched in self._watched.items():
-            records = take_records(watched.buffer)
-            if not records:
-                continue
-            indexes = find_indexes() if indexes is None else indexes
-            events, lost = _split(records)
-            self.lost += lost
-            if lost:
-                watched.away, watched.incomplete = watched.away[:0], True
-            if len(events) and tid in indexes:
-                rows.append(self._pair_up(watched, events, indexes[tid]))
-        return np.concatenate(rows) if rows else no_switches()
+        rows = self._take()
+        if not len(rows):
+            return no_switches()
+        indexes = find_indexes()
+        threads, found = np.full(THREADS_MAX, NONE, np.uint32), np.flatnonzero(np.bincount(rows["thread"]))
+        threads[found] = [indexes.get(tid, NONE) for tid in self._tids[found].tolist()]
+        rows["thread"] = threads[rows["thread"]]
+        rows["out_ticks"], rows["in_ticks"] = self._clock.ticks(rows["out_ticks"]), self._clock.ticks(rows["in_ticks"])
+        known: Rows = rows[rows["thread"] != NONE]
+        return known
+
+    def _take(self) -> Rows:
+        """The rows of all events as struct nfp_switch, whose fields lie as those of SWITCH: times in ns, by event."""
+        next_event, lost, parts = ffi.new("uint32_t *"), ffi.new("uint64_t *"), []
+        room = ffi.cast("struct nfp_switch *", ffi.from_buffer(self._rows))
+        while next_event[0] < THREADS_MAX:
+            count = lib.nfp_switches_take(self._events, THREADS_MAX, next_event, room, len(self._rows), lost)
+            parts.append(copy_rows(self._rows[:count]))
+        self.lost += int(lost[0])
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def close(self) -> None:
         """Ends with all threads."""
-        for watched in self._watched.values():
-            watched.close()
-        self._watched.clear()
-
-    def _pair_up(self, watched: _Watched, events: NDArray[np.void], index: int) -> Rows:
-        events = np.concatenate((watched.away, events))
-        is_out = (events["misc"] & _OUT) != 0
-        watched.away = events[-1:].copy() if is_out[-1] else events[:0]
-        starts = np.flatnonzero(is_out[:-1] & ~is_out[1:])
-        rows = np.zeros(len(starts), SWITCH)
-        rows["out_ticks"] = self._clock.ticks(events["time_ns"][starts])
-        rows["in_ticks"] = self._clock.ticks(events["time_ns"][starts + 1])
-        rows["thread"] = index
-        rows["flags"] = np.where(events["misc"][starts] & _PREEMPTED, SwitchFlag.PREEMPTED, 0)
-        if watched.incomplete and len(rows):
-            rows["flags"][0] |= SwitchFlag.INCOMPLETE
-            watched.incomplete = False
-        rows["from_cpu"], rows["to_cpu"] = events["cpu"][starts], events["cpu"][starts + 1]
-        return rows
+        for tid in list(self._watched):
+            self._remove(tid)
 
 
 def _open_event(tid: int) -> int:
@@ -197,23 +185,3 @@ def _refuse(error: OSError) -> NfprobeError:
         f"Preemptions are not seen (perf_event_open: {reason}{allowed}): functions may be blamed for them.",
         "nfprobe doctor",
     )
-
-
-def _split(data: bytes) -> tuple[NDArray[np.void], int]:
-    """Switches, and how many records the kernel lost."""
-    if len(data) % _EVENT.itemsize == 0:
-        events = np.frombuffer(data, _EVENT)
-        if np.all((events["type"] == _RECORD_SWITCH) & (events["size"] == _EVENT.itemsize)):
-            return events, 0
-    # Rare: the kernel says that it lost some, or stops a thread's events from flooding.
-    kept, lost, at = [], 0, 0
-    while at + HEADER.size <= len(data):
-        kind, _, size = HEADER.unpack_from(data, at)
-        if kind == _RECORD_SWITCH and size == _EVENT.itemsize:
-            kept.append(np.frombuffer(data, _EVENT, 1, at))
-        elif size >= HEADER.size:
-            lost += 1
-        else:
-            break
-        at += size
-    return (np.concatenate(kept) if kept else np.empty(0, _EVENT)), lost

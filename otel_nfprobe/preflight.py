@@ -11,7 +11,7 @@ import errno
 import os
 import platform
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_nfprobe.descriptors import NO_PIDFD_GETFD, can_take
 from otel_nfprobe.elf import ElfImage, read_image
@@ -43,8 +43,9 @@ SHELLS = (
 LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
 CHILDREN_SHOWN = 3
 OWN_TRACER_PATIENCE_S = 10.0
-START_PATIENCE_S = 5.0
+START_LOOKS = 2_500
 START_LOOKS_S = 0.002
+AT_REST_LOOKS = 125  # a program that sleeps so long without a switch waits for no library: reading one is no such sleep
 YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 
@@ -240,15 +241,36 @@ def _await_start(target: Target) -> None:
     """Until its libraries are there. Before that, those that are missing would not be probed, and the C library, when
     it is mapped but not relocated yet, would crash the target at the first call. Later on, dlopen is waited for, too.
     """
-    deadline = time.monotonic() + START_PATIENCE_S
-    while not _has_started(target) and target.is_alive() and time.monotonic() < deadline:
+    before = None
+    at_rest = 0
+    for _ in range(START_LOOKS):
+        has_libc = _has_libc(target)
+        if at_rest > AT_REST_LOOKS or not target.is_alive() or (has_libc and _has_loaded(target)):
+            return
+        progress = _read_progress(target.pid)
+        at_rest = at_rest + 1 if progress == before and progress.is_asleep and not has_libc else 0
+        before = progress
         time.sleep(START_LOOKS_S)
 
 
-def _has_started(target: Target) -> bool:
-    # The C library first: for a moment before it loads anything, glibc's linker is at rest, too.
+class _Progress(NamedTuple):
+    is_asleep: bool
+    switches: tuple[str, str]
+
+
+def _read_progress(pid: int) -> _Progress:
+    from otel_nfprobe.target import read_status
+
+    # Of the first thread, which is the one that loads the libraries; a read of a disk is no interruptible sleep (D).
+    status = read_status(pid)
+    switches = status.get("voluntary_ctxt_switches", ""), status.get("nonvoluntary_ctxt_switches", "")
+    return _Progress(status.get("State", "").startswith(("S", "T")), switches)
+
+
+# Asked when the C library is there: for a moment before it loads anything, glibc's linker is at rest, too.
+def _has_loaded(target: Target) -> bool:
     try:
-        return _has_libc(target) and LinkMap(target).has_started()
+        return LinkMap(target).has_started()
     except NfprobeError:
         return False
 

@@ -12,7 +12,7 @@ import os
 import select
 import time
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import EndedError
 from otel_nfprobe.memory import has_memory
 from otel_nfprobe.target import Target
 
@@ -27,7 +27,7 @@ class Presence:
         target: what was checked and planned for.
 
     Raises:
-        NfprobeError: the process has ended.
+        EndedError: the process has ended.
     """
 
     def __init__(self, target: Target) -> None:
@@ -35,7 +35,7 @@ class Presence:
         try:
             self._process = os.pidfd_open(target.pid)
         except OSError as error:
-            raise NfprobeError(f"Process {target.pid} has ended.", "pgrep -a NAME") from error
+            raise EndedError.of(target.pid) from error
         self._memory = target.memory
 
     @property

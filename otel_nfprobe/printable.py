@@ -2,9 +2,9 @@
 """Names of functions, files, processes and threads come from targets: none of them may command a terminal.
 
 Control characters, marks that turn the direction of text, and bytes that are no text are written as programmers write
-them (\\x1b). The command line puts `PrintableStream` in front of standard output and error; tables and sentences make
-their cells and words printable themselves, because there a line end is one of these characters, too. JSON has its own
-way to write them. Pure, but for the stream.
+them (\\x1b). The command line puts `PrintableStream` in front of standard output and error; tables and `tell` of
+cli/main.py make their cells and sentences printable themselves, because there a line end is one of these characters.
+JSON has its own way to write them. Pure, but for the stream.
 """
 
 from __future__ import annotations

@@ -48,21 +48,30 @@ def describe_functions(
     roles: np.ndarray[tuple[int], np.dtype[np.uint8]],
     costs: Mapping[str, Cost],
     compensation: Compensation,
+    choice: Choice,
 ) -> list[FunctionInfo]:
     """What a recording says of each probe; costs by strategy."""
-    unknown = Cost(0.0, 0.0)
-    return [
-        FunctionInfo(
-            probe.id,
-            int(roles[probe.id]),
-            probe.request.plan.module.path,
-            probe.request.plan.offset,
-            probe.request.plan.size,
-            name_of(probe),
-            probe.request.plan.name_source,
-            probe.request.plan.strategy or "",
-            *costs.get(probe.request.plan.strategy or "", unknown),
-            *(compensation.of(probe) or ()),
-        )
-        for probe in probes
-    ]
+    return [_describe(probe, int(roles[probe.id]), costs, compensation, choice) for probe in probes]
+
+
+def _describe(
+    probe: Probe, role: int, costs: Mapping[str, Cost], compensation: Compensation, choice: Choice
+) -> FunctionInfo:
+    plan, counts = probe.request.plan, compensation.of(probe)
+    said = choice.role_of(plan)
+    cost = costs.get(plan.strategy or "", Cost(0.0, 0.0))
+    return FunctionInfo(
+        id=probe.id,
+        role=role,
+        module=plan.module.path,
+        offset=plan.offset,
+        size=plan.size,
+        name=name_of(probe),
+        name_source=plan.name_source,
+        strategy=plan.strategy or "",
+        probe_inside_ticks=cost.inside_ticks,
+        probe_whole_ticks=cost.whole_ticks,
+        probe_inside_counts=counts.inside if counts else (),
+        probe_whole_counts=counts.whole if counts else (),
+        unit=said.unit if said else "",
+    )

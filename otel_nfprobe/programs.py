@@ -13,7 +13,9 @@ def write_programs(session: Session, choice: Choice, identity: Identity) -> None
     """Writes the capture programs of `choice`, and what identifies packets, into the session's memory."""
     session.header.digest_key = identity.key_words
     if isinstance(choice.adapter, NumberingAdapter):
-        session.header.buffers_start, session.header.buffers_bytes = choice.adapter.buffer_memory()
+        buffers = choice.adapter.numbered_buffers()
+        session.header.buffers_start, session.header.buffers_bytes = buffers.start, buffers.size_bytes
+        session.header.pending, session.header.node = buffers.pending, buffers.node
     for index, role in enumerate(choice.readers()):
         program = session.program(index)
         program.role = role.role

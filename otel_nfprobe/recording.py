@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from otel_nfprobe import recording_pb2
 from otel_nfprobe.columns import Columns
 from otel_nfprobe.counters.sets import CounterSet
+from otel_nfprobe.numbernames import NumberNames, decode_names, encode_names
 from otel_nfprobe.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recordingsink import RecordingFile, RecordingSink, Sink
@@ -46,7 +47,7 @@ from otel_nfprobe.sessionfacts import (
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT, PART = 9, 10, 13
-SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS = 11, 12, 14, 15
+SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES = 11, 12, 14, 15, 16
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
@@ -80,7 +81,7 @@ class Block:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
     FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; COUNTING: a CounterSet;
-    SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
+    NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
 
@@ -197,6 +198,10 @@ class RecordingWriter:
         """Appends functions; the last entry of an id holds."""
         for payload in encode_functions(functions):
             self._block(FUNCTIONS, payload)
+
+    def names(self, names: NumberNames) -> None:
+        """Appends what numbers in records are called; the last entry of a number holds."""
+        self._block(NAMES, encode_names(names))
 
     def counters(self, counters: Iterable[ThreadCounters]) -> None:
         """Appends a snapshot of the thread table."""
@@ -353,6 +358,8 @@ def _block_of(raw: RawBlock) -> Block | None:
         value = decode_places(payload)
     elif kind == SAMPLE_COUNTS:
         value = decode_counts(payload)
+    elif kind == NAMES:
+        value = decode_names(payload)
     elif kind == THREADS:
         value = decode_threads(payload)
     elif kind == FUNCTIONS:

@@ -60,6 +60,7 @@ class Function(_message.Message):
         "role",
         "size",
         "strategy",
+        "unit",
     ]
     ID_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +74,7 @@ class Function(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     id: int
     module: str
     name: str
@@ -85,6 +87,7 @@ class Function(_message.Message):
     role: int
     size: int
     strategy: str
+    unit: str
     def __init__(
         self,
         id: _Optional[int] = ...,
@@ -99,6 +102,7 @@ class Function(_message.Message):
         probe_whole_ticks: _Optional[float] = ...,
         probe_inside_counts: _Optional[_Iterable[int]] = ...,
         probe_whole_counts: _Optional[_Iterable[int]] = ...,
+        unit: _Optional[str] = ...,
     ) -> None: ...
 
 class FunctionCounts(_message.Message):
@@ -180,6 +184,24 @@ class Header(_message.Message):
         resource: _Optional[_Mapping[str, str]] = ...,
         settings: _Optional[_Mapping[str, str]] = ...,
     ) -> None: ...
+
+class Name(_message.Message):
+    __slots__ = ["kind", "number", "text"]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    number: int
+    text: str
+    def __init__(
+        self, kind: _Optional[int] = ..., number: _Optional[int] = ..., text: _Optional[str] = ...
+    ) -> None: ...
+
+class Names(_message.Message):
+    __slots__ = ["name"]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedCompositeFieldContainer[Name]
+    def __init__(self, name: _Optional[_Iterable[_Union[Name, _Mapping]]] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ["module", "name", "offset", "size", "start"]

@@ -20,6 +20,7 @@ from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import COST, COUNTER_COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.counters.sets import CounterSet
+from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.repeats import Repeats
@@ -40,7 +41,7 @@ class RecordingFacts:
     `functions` and `threads` are by id and index, `counters` the newest of each thread, `countings` the counters that
     others were changed to; `sample_counts` by counter what was counted before each of `samples`; `summary` is empty
     and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
-    are known from a capture file.
+    are known from a capture file; `names`: what numbers in records are called.
     """
 
     header: RecordingHeader
@@ -57,6 +58,7 @@ class RecordingFacts:
     complete: bool = False
     damage: str = ""
     arrivals: Matches | None = None
+    names: NumberNames = field(default_factory=NumberNames)
 
     @property
     def function_names(self) -> list[str]:
@@ -146,6 +148,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             facts.learn_counting(block.payload)
         elif block.type == recording.PLACES:
             facts.places += block.payload
+        elif block.type == recording.NAMES:
+            facts.names.learn([block.payload])
     if samples:
         facts.samples, facts.sample_counts = np.concatenate(samples)[:SAMPLES_MAX], counts.finish()
     if anchors:
@@ -231,9 +235,7 @@ class _Rounds:
             yield self._take(is_part)
 
     def end_threads(self, threads: list[ThreadInfo]) -> None:
-        for item in threads:
-            if not item.tid:  # its ring goes to another thread
-                self._pipeline.end_thread(item.index)
+        self._pipeline.end_threads([item.index for item in threads if not item.tid])  # their rings go to others
 
     def finish(self) -> Iterator[Columns | Block]:
         self._pipeline.finish()

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.arrival import CAPTURE, STAMP, find_source
+from otel_nfprobe.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.nodes import NodeCounts
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
@@ -131,6 +132,7 @@ def build_report(
     ]
     document = make_document(facts, statistics, counts, totals.captured, ns_per_tick)
     add_counters(document, facts, statistics, totals.sums)
+    document["nodes"] = totals.nodes.describe(facts.names, ns_per_tick)
     document["packets"]["slowest"] = described
     document["packets"]["flow"] = flow.expression if flow else None
     document["batches"]["undetailed"] = totals.undetailed
@@ -181,9 +183,11 @@ class _Totals:
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
         self.sums = SessionSums(facts.counter_sets)
         self.statistics.set_costs(facts.costs)
+        self.nodes = NodeCounts()
+        self.nodes.learn(facts.functions.values())
 
     def add(self, columns: Columns) -> None:
-        for part in (self.statistics, self.captured, self.sums, self.sample, self.kept, self.extent):
+        for part in (self.statistics, self.nodes, self.captured, self.sums, self.sample, self.kept, self.extent):
             part.add(columns)
         self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 
@@ -222,7 +226,9 @@ class _Scene:
                 "saturated": bool(cause["saturated"]),
                 "flow": self._burst_flow(cause),
             },
-            "queue_wait_ns": self._ns(slow.batch_start_ticks - slow.start_ticks) if source else None,
+            "queue_wait_ns": None
+            if source in (None, SATURATED)
+            else self._ns(slow.batch_start_ticks - slow.start_ticks),
             "arrival_source": source,
             "disposition": DISPOSITIONS.get(int(packet["disposition"]), "unknown"),
             "length": int(packet["length"]),

@@ -44,6 +44,7 @@ def make_document(
             "dropped": counts.dropped,
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
+            "latency_from": statistics.origins(),
             "slowest": [],
         },
         "lost": _count_lost(facts, counts),

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,26 @@ from otel_nfprobe.stamps import StampBounds
 
 ROOM_RECORDS = 1 << 16
 PART = np.dtype([("thread", "<u4"), ("reserved", "<u4"), ("count", "<u8")])
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was taken of some rings; valid until the next step of the iterator that gives it.
+
+    Attributes:
+        parts: one row (PART) for each ring, none twice: thread table index, and how many records.
+        records: theirs (RECORD), those of one ring behind those of the other.
+    """
+
+    parts: NDArray[Any]
+    records: NDArray[Any]
+
+    def by_thread(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Thread table index and records of each ring."""
+        first = 0
+        for thread, _, count in self.parts.tolist():
+            yield thread, self.records[first : first + count]
+            first += count
 
 
 class Rings:
@@ -41,7 +62,6 @@ class Rings:
         self._sweep.rings, self._sweep.states = self._bytes, self._states
         self._sweep.table, self._sweep.ring_bytes = table, ring_bytes
         self._stamps = stamps
-        self._laps = ring_bytes // (ROOM_RECORDS * RECORD.itemsize) + 1
         self._room = np.empty(ROOM_RECORDS, RECORD)
         self._parts = np.empty(count, PART)
         self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
@@ -52,26 +72,26 @@ class Rings:
         """Slots that were given up: reserved, never written."""
         return int(self._sweep.torn)
 
-    def sweep(self, used: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    def sweep(self, used: int) -> Iterator[Swept]:
         """What the first rings hold, as Session.drain has it."""
+        lib.nfp_sweep_begin(self._sweep, used, time.monotonic_ns())
+        yield from self._take()
+
+    def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
+        """What the rings of threads that are gone hold, each once around at most; slots never written are left out."""
+        chosen = ffi.new("uint32_t[]", indexes)
+        lib.nfp_sweep_begin_last(self._sweep, chosen, len(indexes), time.monotonic_ns())
+        yield from self._take()
+
+    def _take(self) -> Iterator[Swept]:
         sweep = self._sweep
-        lib.nfp_sweep_begin(sweep, used, time.monotonic_ns())
         while sweep.next < sweep.threads:
             count = lib.nfp_sweep_take(sweep, self._room_pointer, ROOM_RECORDS, self._parts_pointer)
-            self._stamps.apply(self._room_pointer, int(self._parts["count"][:count].sum()))
-            first = 0
-            for thread, _, records in self._parts[:count].tolist():
-                yield thread, self._room[first : first + records]
-                first += records
-
-    def take_last(self, index: int) -> Iterator[NDArray[Any]]:
-        """What the ring of a thread that is gone holds, at most once around; slots that it never wrote are left out."""
-        for _ in range(self._laps):
-            count = lib.nfp_sweep_one(self._sweep, index, 1, self._room_pointer, ROOM_RECORDS)
-            if not count:
-                return
-            self._stamps.apply(self._room_pointer, int(count))
-            yield self._room[:count]
+            parts = self._parts[:count]
+            records = int(parts["count"].sum())
+            self._stamps.apply(self._room_pointer, records)
+            if count:
+                yield Swept(parts, self._room[:records])
 
     def close(self) -> None:
         """Unmaps the rings."""

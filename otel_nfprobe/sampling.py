@@ -112,7 +112,7 @@ class Population:
 def find_population(columns: Columns) -> Population | None:
     """None where every packet is identified, or none is."""
     flags = columns.batches["flags"]
-    if not (flags & BatchFlag.CHOSEN).any():
+    if not len(flags) or not (flags & BatchFlag.CHOSEN).any():
         return None
     calls = columns.calls
     handing = (calls["flags"] & (CallFlag.TRANSMIT | CallFlag.DROP)) != 0

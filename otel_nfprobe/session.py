@@ -26,7 +26,7 @@ from otel_nfprobe.columns import THREAD
 from otel_nfprobe.descriptors import open_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.patchtable import PatchTable
-from otel_nfprobe.rings import Rings
+from otel_nfprobe.rings import Rings, Swept
 from otel_nfprobe.stamps import StampBounds
 from otel_nfprobe.threadcounts import LateCounts, ThreadCounts
 from otel_nfprobe.threadids import ThreadIds
@@ -45,7 +45,7 @@ RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 6
+VERSION = 7
 
 GATE_OUTER = 1
 GATE_INNER = 2
@@ -62,6 +62,7 @@ F_OFD_SETLK = 37
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
 
 COMMAND_PATIENCE_NS = 15_000_000_000
+ERRNO_MAX = 4095
 
 
 class Session:
@@ -105,6 +106,7 @@ class Session:
         self._threads = ThreadTable(rows, ThreadIds(pid))
         self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
         self.torn = 0  # slots that were reserved and never written
+        self.library = 0  # base address of the probe library in the target, if it was looked for
         self.memory_fd = -1  # of the target's memory, if known: no answer is waited for when its program is gone
 
     def _find_ring_bytes(self) -> int:
@@ -154,13 +156,17 @@ class Session:
         """Sends a command to the helper thread and returns its result (0, or a negative errno).
 
         Raises:
-            NfprobeError: the helper thread does not answer.
+            NfprobeError: the helper thread does not answer, or nothing that can be.
         """
         result = ffi.new("int32_t *")
         words = ffi.new("uint64_t[4]", list(arguments) + [0] * (4 - len(arguments)))
         if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, self.memory_fd, result) != 0:
             raise NfprobeError(
                 f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
+            )
+        if result[0] < -ERRNO_MAX:
+            raise NfprobeError(
+                f"The helper thread in process {self.pid} answers nonsense.", f"nfprobe detach {self.pid}"
             )
         return int(result[0])
 
@@ -169,8 +175,15 @@ class Session:
         ffi.memmove(self.header.message, text.encode()[:511] + b"\0", min(len(text.encode()), 511) + 1)
 
     def open_gates(self, gates: int) -> None:
-        """Lets the probes whose gate bits are given write records."""
-        self.ask(lib.NFP_COMMAND_OPEN, gates)
+        """Lets the probes whose gate bits are given write records.
+
+        Raises:
+            NfprobeError: the target has no memory for what they keep.
+        """
+        if self.ask(lib.NFP_COMMAND_OPEN, gates) != 0:
+            raise NfprobeError(
+                f"Process {self.pid} has no memory for what probes keep of its packets.", f"nfprobe doctor {self.pid}"
+            )
 
     def leave_out_polls(self, counts: Sequence[int]) -> None:
         """Of threads that get their counters after this.
@@ -257,6 +270,14 @@ class Session:
         """What the threads did where not every packet is identified."""
         return self._threads.late_counts(len(self.thread_indexes()))
 
+    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Packets received by each thread, and those that it has transmitted or dropped."""
+        return self._threads.packet_balance(len(self.thread_indexes()))
+
+    def copying_threads(self) -> list[int]:
+        """Thread table entries of the threads that copy headers before each call."""
+        return self._threads.copying(len(self.thread_indexes()))
+
     def living_threads(self) -> list[Claim]:
         """Threads with a ring that are threads of the target at this moment, as the kernel says."""
         return self._threads.living(len(self.thread_indexes()))
@@ -305,10 +326,10 @@ class Session:
             self._rings = Rings(self._fd, RING_OFFSET, THREAD_COUNT, self.ring_bytes, self._table, self._stamps)
         return self._rings
 
-    def drain(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Takes what the rings hold: pairs (thread table index, records).
+    def drain(self) -> Iterator[Swept]:
+        """Takes what the rings hold.
 
-        The array (RECORD) is valid until the next step of the iterator. Each ring is read at least up to
+        Each ring is read at least up to
         what stood in it when the round began, which matching packets across threads relies on, and at most
         once around, so that a fast thread does not starve the others.
         """
@@ -316,15 +337,15 @@ class Session:
         yield from rings.sweep(len(self.thread_indexes()))
         self.torn = rings.torn
 
-    def take_last(self, index: int) -> Iterator[NDArray[Any]]:
-        """Takes what the ring of a thread that is gone holds, at most once around. Arrays as those of `drain`."""
+    def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
+        """Takes what the rings of threads that are gone hold, each at most once around."""
         rings = self._map_rings()
-        yield from rings.take_last(index)
+        yield from rings.take_last(indexes)
         self.torn = rings.torn
 
-    def free_thread(self, index: int) -> None:
-        """Gives the table entry of a thread that has ended to the next new thread. Its ring must be drained."""
-        lib.nfp_thread_free(self.header, self._table, index)
+    def free_threads(self, indexes: Sequence[int]) -> None:
+        """Gives the table entries of threads that have ended to the next new threads. Their rings must be drained."""
+        lib.nfp_threads_free(self.header, self._table, ffi.new("uint32_t[]", indexes), len(indexes))
 
     def close(self) -> None:
         """Gives up the lock: the target's helper thread then closes its gates. The rings are unmapped, the tables stay.

@@ -18,6 +18,7 @@ from otel_nfprobe.session import PROBE_COUNT
 
 THREAD_COUNT = 1024
 FUNCTIONS_PER_BLOCK = 10_000
+VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class ThreadInfo:
 class FunctionInfo:
     """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
 
-    The last four are what a probed call costs by itself, between its time stamps and in all, and what it counts by
-    itself, of its own counts and in all; 0 or empty: not known.
+    The four after strategy are what a probed call costs by itself, between its time stamps and in all, and what it
+    counts by itself, of its own counts and in all; 0 or empty: not known. `unit` is VECTORS where its calls count them.
     """
 
     id: int
@@ -49,6 +50,7 @@ class FunctionInfo:
     probe_whole_ticks: float = 0.0
     probe_inside_counts: tuple[int, ...] = ()
     probe_whole_counts: tuple[int, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def _function_of(item: Any) -> FunctionInfo:
         item.probe_whole_ticks,
         tuple(item.probe_inside_counts),
         tuple(item.probe_whole_counts),
+        item.unit,
     )
 
 

@@ -48,6 +48,13 @@ class Distribution(IntEnum):
     RAW_TICKS = 6
 
 
+SIZES_EXACT = int(lib.NFP_SIZES_EXACT)
+"""Batches of fewer packets are counted by their exact size."""
+ORIGINS = ("stamp", "capture", "poll", "receive")
+"""What a packet's latency counts from, as enum nfp_origin: its stamp, its generator's capture, the last poll that had
+left its queue empty, or the receive call, where nothing is known of the time before."""
+
+
 class Statistics:
     """Counts, sums, extremes and quantiles of everything added; those of two sessions can be merged.
 
@@ -67,9 +74,12 @@ class Statistics:
             np.ascontiguousarray(rows) for rows in (columns.calls, columns.batches, columns.packets)
         )
         given = ffi.new("struct nfp_columns *")
-        given.calls = ffi.cast("struct nfp_call *", calls.ctypes.data)
-        given.batches = ffi.cast("struct nfp_batch *", batches.ctypes.data)
-        given.packets = ffi.cast("struct nfp_packet *", packets.ctypes.data)
+        if len(calls):
+            given.calls = ffi.from_buffer("struct nfp_call[]", calls)
+        if len(batches):
+            given.batches = ffi.from_buffer("struct nfp_batch[]", batches)
+        if len(packets):
+            given.packets = ffi.from_buffer("struct nfp_packet[]", packets)
         given.call_count, given.batch_count, given.packet_count = len(calls), len(batches), len(packets)
         if lib.nfp_statistics_add(self._statistics, given):
             raise MemoryError("no memory for statistics")
@@ -96,13 +106,19 @@ class Statistics:
         """Give the smallest value that a share `quantile` (0 to 1) of all do not exceed; 0 when empty."""
         return int(lib.nfp_statistics_quantile(self._statistics, distribution, function, quantile))
 
+    def origins(self) -> dict[str, int]:
+        """Give how many of PACKET_TICKS count from what, by the names of ORIGINS."""
+        counts = ffi.new("uint64_t[]", len(ORIGINS))
+        lib.nfp_statistics_origins(self._statistics, counts)
+        return dict(zip(ORIGINS, map(int, counts), strict=True))
+
     def histogram(self, distribution: Distribution, function: int = 0) -> NDArray[np.uint64]:
-        """Give the non-empty buckets, ascending.
+        """Give the non-empty buckets, ascending; of BATCH_SIZE each size below SIZES_EXACT is one.
 
         Returns:
             array of shape (n, 2): the largest value that falls into the bucket, and how many did.
         """
-        room = 64 * 32
+        room = 64 * 32 + SIZES_EXACT
         buckets = ffi.new("struct nfp_bucket[]", room)
         found = lib.nfp_statistics_histogram(self._statistics, distribution, function, buckets, room)
         flat = np.frombuffer(ffi.buffer(buckets, found * ffi.sizeof("struct nfp_bucket")), np.uint64)

@@ -57,6 +57,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "overhead": _describe_overhead(monitor, counts.calls),
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
+        **({"nodes": nodes} if (nodes := _list_nodes(monitor)) else {}),
         "not_restored": monitor.not_restored,
     }
 
@@ -82,6 +83,11 @@ def _describe_counters(monitor: Monitor) -> dict[str, Any]:
     found |= {"names": sums.names, "changes": sums.changes, **sums.count_calls(), "refused": monitor.counting.refused}
     found["compensated"] = sums.are_compensated
     return found | sums.of_batches()
+
+
+def _list_nodes(monitor: Monitor) -> list[dict[str, Any]]:
+    ns_per_tick = 1e9 / monitor.drain.clock.ticks_per_second
+    return monitor.drain.nodes.describe(monitor.drain.names, ns_per_tick)
 
 
 def count_lost(monitor: Monitor) -> dict[str, int]:

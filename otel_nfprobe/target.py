@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from otel_nfprobe.elf import PAGE_BYTES, ElfImage, UnreadableError, read_image
-from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.memory import Memory
 from otel_nfprobe.modules import Module, without_copies
 
@@ -104,7 +104,8 @@ class Target:
         """`size` bytes at an address of the process.
 
         Raises:
-            NfprobeError: nothing is mapped there, the process has ended, or this user may not read it.
+            EndedError: the program has ended.
+            NfprobeError: nothing is mapped there, or this user may not read it.
         """
         return self.memory.read(address, size)
 
@@ -117,7 +118,8 @@ class Target:
         """What is mapped at this moment.
 
         Raises:
-            NfprobeError: the process has ended, or this user has no right to see it.
+            EndedError: the process has ended.
+            NfprobeError: this user has no right to see it.
         """
         return [_parse_mapping(line) for line in self._read_maps().split("\n") if line]
 
@@ -131,8 +133,17 @@ class Target:
                 f"sudo nfprobe doctor {self.pid}",
             ) from error
         if not text and self._had_memory:  # its first thread gives it up before the process counts as ended
-            raise NfprobeError(f"Process {self.pid} has ended.", "pgrep -a NAME")
+            raise EndedError.of(self.pid)
         return text
+
+    def check_not_ended(self) -> None:
+        """Where something is missing in what was read of a process, this may be why.
+
+        Raises:
+            EndedError: it has ended.
+            NfprobeError: this user has no right to see it any more.
+        """
+        self._read_maps()
 
     # ---- modules -----------------------------------------------------------------------------------------
 

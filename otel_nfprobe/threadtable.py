@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.columns import Rows
+from otel_nfprobe.columns import Rows, copy_rows
 from otel_nfprobe.threadcounts import COUNT_MAX, LateCounts, ThreadCounts
 from otel_nfprobe.threadids import ThreadIds
 
@@ -82,7 +82,7 @@ class ThreadTable:
 
     def read(self, used: int) -> Rows:
         """A copy of the first entries."""
-        return self._rows[:used].copy()
+        return copy_rows(self._rows[:used])
 
     def counts(self, used: int) -> list[ThreadCounts]:
         """Counters of the threads that have written in this session."""
@@ -103,6 +103,16 @@ class ThreadTable:
         columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED_LATE]
         copying = (rows["copying"] != 0).tolist()
         return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
+
+    def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Packets that each thread has received, and those that it has transmitted or dropped; asked for often."""
+        columns = (self._rows[name][:used] for name in ("received_packets", "transmitted_packets", "dropped_packets"))
+        received, transmitted, dropped = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
+        return received, transmitted + dropped
+
+    def copying(self, used: int) -> list[int]:
+        """Entries of threads that copy headers before each call; asked for often."""
+        return [int(index) for index in np.flatnonzero(self._rows["copying"][:used])]
 
     def claims(self, used: int) -> Claims:
         """The entries that threads have claimed and are not given back."""

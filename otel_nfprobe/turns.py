@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.errors import EndedError, NfprobeError
 from otel_nfprobe.target import Target
 
 TURN_PATIENCE_S = 30.0
@@ -20,12 +20,13 @@ def take_turn(target: Target) -> Iterator[None]:
     """Inside the `with` no other monitor injects into this target, or cleans up in it.
 
     Raises:
-        NfprobeError: the process has ended, or the other one does not end.
+        EndedError: the process has ended.
+        NfprobeError: the other one does not end.
     """
     try:
         folder = os.open(f"/proc/{target.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise NfprobeError(f"Process {target.pid} has ended.") from error
+        raise EndedError.of(target.pid) from error
     try:
         deadline = time.monotonic() + TURN_PATIENCE_S
         while not _try_lock(folder):

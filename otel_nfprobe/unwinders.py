@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from otel_nfprobe.loadedlibrary import library_offset
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.slots import is_lazy
@@ -27,16 +28,13 @@ def tell_unwinders(target: Target, patcher: Patcher, modules: Iterable[Module]) 
     Raises:
         NfprobeError: the target has ended.
     """
-    helper = int(patcher.session.header.helper_address)
-    library = next((module for module in target.modules() if module.low <= helper < module.high), None)
-    if library is None:
-        return 0
+    library, musl = patcher.session.library, target.runs_on_musl
     changed = 0
     for module in modules:
         for slot, name in _asking_slots(module):
-            value, answer = target.read_word(slot), _address(library, ANSWERS[name])
+            value, answer = target.read_word(slot), library + library_offset(musl, ANSWERS[name])
             # Whatever else it holds, somebody else has put there.
-            if answer and (is_lazy(module, value) or value in _addresses(target, name)):
+            if is_lazy(module, value) or value in _addresses(target, name):
                 changed += patcher.lead(slot, value, answer)
     return changed
 
@@ -45,6 +43,8 @@ def has_unwinder(module: Module) -> bool:
     """Whether exceptions are thrown by code of the module itself that asks the dynamic linker where it is."""
     image = module.image
     if module.is_dynamic_linker or module.is_probe_library or module.name.startswith(SHARED_UNWINDER):
+        return False
+    if not any(map(image.may_name, ANSWERS)):
         return False
     imported = set(image.slot_names.values())
     if imported.isdisjoint(ANSWERS) or not imported.isdisjoint(image.exports.keys() & ANSWERS.keys()):
@@ -68,5 +68,5 @@ def _addresses(target: Target, name: str) -> set[int]:
 
 
 def _address(module: Module, name: str) -> int:
-    symbol = module.image.exports.get(name)
+    symbol = module.image.exports.get(name) if module.image.may_name(name) else None
     return 0 if symbol is None else module.base + symbol.address

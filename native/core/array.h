@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { NFP_ARRAY_FIRST = 4 }; // a ring may hold half a million batches, each of which has arrays of its own
+enum { NFP_ARRAY_FIRST = 2 }; // a ring may hold half a million batches, each of which has arrays of its own
 
 // Returns the array, moved if need be, with room for `need` items; NULL when there is no memory.
 static inline void *nfp_array_grow(void *items, uint32_t *capacity, uint32_t need, size_t item_bytes)

@@ -8,12 +8,14 @@
 #include "columns.h"
 
 // Fills in what a POLL_QUEUE record says of a batch; earliest_ticks 0: there is no such record. A bound behind the
-// poll itself cannot be.
+// poll itself cannot be. Of a saturated queue there is none: its packets' latency counts from the poll, also where an
+// older recording has the time of the poll before.
 static inline void nfp_batch_wait(struct nfp_batch *batch, uint64_t earliest_ticks, uint32_t queue)
 {
 	if (!earliest_ticks)
 		return;
-	batch->earliest_ticks = earliest_ticks < batch->start_ticks ? earliest_ticks : batch->start_ticks;
+	int is_bound = !(queue & NFP_QUEUE_SATURATED) && earliest_ticks < batch->start_ticks;
+	batch->earliest_ticks = is_bound ? earliest_ticks : batch->start_ticks;
 	batch->queue = queue & ((1u << NFP_QUEUE_BITS) - 1);
 	if (queue & NFP_QUEUE_UNDETAILED)
 		batch->flags |= NFP_BATCH_UNDETAILED;
@@ -32,6 +34,20 @@ static inline int nfp_arrival_known(const struct nfp_packet *packet, uint64_t ba
 static inline uint64_t nfp_batch_life_start(const struct nfp_batch *batch)
 {
 	return batch->earliest_ticks ? batch->earliest_ticks : batch->start_ticks;
+}
+
+// What the latency of those packets of the batch counts from whose own arrival is not known.
+static inline enum nfp_origin nfp_batch_life_origin(const struct nfp_batch *batch)
+{
+	int is_bounded = batch->earliest_ticks && !(batch->flags & NFP_BATCH_SATURATED);
+	return is_bounded ? NFP_FROM_POLL : NFP_FROM_RECEIVE;
+}
+
+static inline enum nfp_origin nfp_life_origin(const struct nfp_packet *packet, const struct nfp_batch *batch)
+{
+	if (nfp_arrival_known(packet, batch->start_ticks))
+		return packet->flags & NFP_PACKET_ARRIVAL_UNIX_NS ? NFP_FROM_CAPTURE : NFP_FROM_STAMP;
+	return nfp_batch_life_origin(batch);
 }
 
 // Where a packet's latency is counted from.

@@ -98,10 +98,16 @@ static uint64_t turn_total(struct nfp_stream *stream, const struct nfp_pending *
 	return stream->turn_end.received_total = pending->received_total;
 }
 
+// Whether packets may say that they came with this batch (native/probe/late.c), however many others there are in a turn.
+static int is_received(const struct nfp_pending *pending)
+{
+	return pending->kind == NFP_PENDING_BURST && !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
+}
+
 int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_pending *pending)
 {
-	if (!stream->chooses || stream->handed_total >= stream->received_total ||
+	if (!stream->chooses || !is_received(pending) || stream->handed_total >= stream->received_total ||
 	    stream->received_total - pending->received_total >= CHOSEN_HISTORY_PACKETS)
 		return 0;
 	return pending->round == pipeline->round || stream->handed_total < turn_total(stream, pending);
@@ -109,6 +115,6 @@ int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *str
 
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)
 {
-	if (stream->handed_total < pending->received_total)
+	if (is_received(pending) && stream->handed_total < pending->received_total)
 		stream->handed_total = pending->received_total;
 }

@@ -52,8 +52,7 @@ enum nfp_batch_flags {
 	NFP_BATCH_LOSSY = 2,     // records were lost inside it
 	NFP_BATCH_UNFINISHED = 4, // cut by the end of the session
 	NFP_BATCH_UNDETAILED = 16, // its inner functions were not timed
-	NFP_BATCH_SATURATED =
-	    8, // its queue was not seen empty: earliest_ticks is the start of the batch before
+	NFP_BATCH_SATURATED = 8, // its queue was not seen empty: earliest_ticks is its own start
 	NFP_BATCH_CHOSEN = 32, // its packets are described only where they are late or it was drawn
 	NFP_BATCH_DRAWN = 64,  // for the fair sample
 	NFP_BATCH_TAKEN_OVER =
@@ -77,6 +76,15 @@ struct nfp_batch {
 	uint32_t flags;   // enum nfp_batch_flags
 	uint32_t queue;   // which of its thread, an arbitrary number; 0 when it is not known
 	uint64_t earliest_ticks; // since when its packets can have waited; 0: not known
+};
+
+// What a packet's latency counts from (arrival.h).
+enum nfp_origin {
+	NFP_FROM_STAMP = 0,   // its stamp
+	NFP_FROM_CAPTURE = 1, // its generator's capture
+	NFP_FROM_POLL = 2,    // the last poll that had left its queue empty: a bound
+	NFP_FROM_RECEIVE = 3, // the poll that returned it: nothing is known of the time before
+	NFP_ORIGINS = 4,
 };
 
 enum nfp_disposition { NFP_UNKNOWN = 0, NFP_TRANSMITTED = 1, NFP_DROPPED = 2 };

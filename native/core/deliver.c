@@ -179,14 +179,13 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 		struct nfp_pending *pending = *link;
 		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;
 		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
-		            nfp_shown_waits(stream, pending) || nfp_handovers_wait(pipeline, pending);
+		            nfp_handovers_wait(pipeline, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
 			link = &pending->next;
 			left++;
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
-		stream->showing = NULL; // its batch may be used for another one
 		if (!pending->given_take)
 			nfp_batch_deliver(pipeline, pending);
 		if (pending->held) { // by packets that are not delivered

@@ -5,7 +5,7 @@
 
 // A hole is looked for this far: a signal handler that made one has written its records directly behind it,
 // and one probe reserves at most the slack at once, at a lap's end twice as much.
-enum { LOOK_AHEAD = 2 * NFP_RING_SLACK_BYTES / NFP_RECORD_BYTES };
+enum { LOOK_AHEAD = 2 * NFP_RING_SLACK_BYTES / NFP_RECORD_BYTES, LOOK_NEAR = 16 };
 
 static const struct nfp_record *slot_at(const uint8_t *ring, uint64_t ring_bytes, uint64_t position)
 {
@@ -72,15 +72,16 @@ static uint64_t first_committed(const uint8_t *ring, uint64_t ring_bytes, uint64
 // Slots from `position` to the next committed one; 0 when it is committed itself or none is in sight. What
 // a running producer has committed in order since the first look is no hole: hence the second one, which
 // sees all that was written before the slot found (acquire in slot_committed).
-static uint64_t hole_length(const uint8_t *ring, uint64_t ring_bytes, uint64_t position)
+static uint64_t hole_length(const uint8_t *ring, uint64_t ring_bytes, uint64_t position, int how)
 {
-	uint64_t found = first_committed(ring, ring_bytes, position, LOOK_AHEAD);
-	if (found == LOOK_AHEAD)
+	uint64_t ahead = how & NFP_DRAIN_NEAR ? LOOK_NEAR : LOOK_AHEAD;
+	uint64_t found = first_committed(ring, ring_bytes, position, ahead);
+	if (found == ahead)
 		return 0;
 	return first_committed(ring, ring_bytes, position, found);
 }
 
-uint64_t nfp_drain(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position, int skip_hole,
+uint64_t nfp_drain(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position, int how,
                    struct nfp_record *records, uint64_t room, struct nfp_drain_hole *hole)
 {
 	*hole = (struct nfp_drain_hole){0};
@@ -88,13 +89,13 @@ uint64_t nfp_drain(const uint8_t *ring, uint64_t ring_bytes, uint64_t *position,
 	uint64_t count = copy_committed(ring, ring_bytes, position, records, room);
 	if (count == room)
 		return count;
-	uint64_t length = hole_length(ring, ring_bytes, *position);
+	uint64_t length = hole_length(ring, ring_bytes, *position, how);
 	// The caller has seen this hole at *position: only one at which nothing was copied is the same.
-	if (length && skip_hole && !count) {
+	if (length && how & NFP_DRAIN_SKIP && !count) {
 		hole->torn = length;
 		*position += length * NFP_RECORD_BYTES;
 		count = copy_committed(ring, ring_bytes, position, records, room);
-		length = count < room ? hole_length(ring, ring_bytes, *position) : 0;
+		length = count < room ? hole_length(ring, ring_bytes, *position, how) : 0;
 	}
 	hole->blocked = length > 0;
 	return count;

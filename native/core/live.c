@@ -53,7 +53,7 @@ static int ask(struct patch *patch, enum nfp_sync what)
 			return -ETIMEDOUT;
 	}
 	nfp_watch_events(&patch->watch);
-	return patch->header->result;
+	return patch->header->result ? -EPROTO : 0; // no number of the target's means anything here
 }
 
 // The kernel takes a target's own SIGTRAP handler away when a thread meets an int3 while it blocks SIGTRAP.
@@ -204,8 +204,6 @@ static int change_batch(struct patch *patch)
 static int change_all(struct patch *patch)
 {
 	int error = 0;
-	for (uint32_t i = 0; i < patch->count; i++)
-		patch->changes[i].failed = NFP_CHANGE_LEFT;
 	for (uint32_t from = 0; from < patch->count && !error; from += BATCH) {
 		patch->watch.from = from;
 		patch->watch.to = from + BATCH < patch->count ? from + BATCH : patch->count;
@@ -251,14 +249,20 @@ static void run(struct patch *patch, int *error)
 		setpriority(PRIO_PROCESS, (id_t)patch->trap.helper, priority);
 }
 
+// As long as nobody has changed them: an island whose site is not restored must stay.
+static void leave_all(struct nfp_change *changes, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		changes[i].failed = NFP_CHANGE_LEFT;
+}
+
 static int change_here(struct nfp_live *live, struct nfp_session_header *header, struct nfp_change *changes,
                        uint32_t count)
 {
 	struct patch patch = {.live = live, .header = header, .changes = changes, .count = count};
 	struct nfp_haste before;
 	uint64_t start_ns = nfp_now_ns();
-	for (uint32_t i = 0; i < count; i++)
-		changes[i].failed = NFP_CHANGE_LEFT;
+	leave_all(changes, count);
 	nfp_trap_look(live->pid, header->helper_tid, &patch.trap);
 	if (patch.trap.refusal) {
 		snprintf(live->message, sizeof(live->message), "%s", patch.trap.refusal);
@@ -266,6 +270,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 	}
 	nfp_haste_begin(&before);
 	int error = nfp_watch_begin(&patch.watch, live->pid, live->memory_fd, changes, count);
+	leave_all(changes, count); // its plan has marked them
 	if (error)
 		error = fail(live, error,
 		             error == -ESTALE ? "the process has started another program"

@@ -10,17 +10,12 @@ static const struct nfp_key SOURCE = NFP_KEY("nf.arrival.source");
 static const struct nfp_key EARLIEST = NFP_KEY("nf.arrival.earliest");
 static const struct nfp_key LATEST = NFP_KEY("nf.arrival.latest");
 
-enum { FROM_CAPTURE = NFP_PACKET_ARRIVAL_KNOWN | NFP_PACKET_ARRIVAL_UNIX_NS };
-
 // In step with arrival.py. NULL: nothing is known.
 static const char *find_source(const struct nfp_trace *trace)
 {
-	const struct nfp_packet *packet = trace->packet;
-	if (nfp_arrival_known(packet, trace->batch->start_ticks))
-		return (packet->flags & FROM_CAPTURE) == FROM_CAPTURE ? "capture" : "mbuf stamp";
-	if (!trace->batch->earliest_ticks)
-		return NULL;
-	return trace->batch->flags & NFP_BATCH_SATURATED ? "saturated" : "poll";
+	static const char *const words[NFP_ORIGINS] = {"mbuf stamp", "capture", "poll", "saturated"};
+	enum nfp_origin origin = nfp_life_origin(trace->packet, trace->batch);
+	return origin == NFP_FROM_RECEIVE && !trace->batch->earliest_ticks ? NULL : words[origin];
 }
 
 uint8_t *nfp_span_write_arrival(uint8_t *p, struct nfp_trace *trace)

@@ -67,8 +67,6 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
 	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN))
 		return 0;
-	if (stream->describing == NFP_DESCRIBING_SHOWN)
-		return nfp_shown_fact(pipeline, stream, record);
 	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
 		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
@@ -147,10 +145,7 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 {
 	uint32_t role = pipeline->roles.items[nfp_record_function(record)];
 	stream->describing = NFP_DESCRIBING_STRAY;
-	if (role == NFP_ROLE_SHOW) {
-		nfp_shown_begin(stream, record);
-		stream->describing = NFP_DESCRIBING_SHOWN;
-	} else if (role == NFP_ROLE_MESSAGE)
+	if (role == NFP_ROLE_MESSAGE)
 		nfp_message_begin(pipeline, stream, record);
 	else if (role == NFP_ROLE_TAKE_OVER && nfp_handover_begin(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_NONE; // no facts follow

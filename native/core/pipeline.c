@@ -3,6 +3,7 @@
 // stream.h, to batch.c, packet.c, settle.c, deliver.c and outside.c.
 #include "pipeline.h"
 #include "stream.h"
+#include "sweep.h"
 #include <string.h>
 
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
@@ -102,7 +103,7 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	}
 	uint32_t role = stream->tree.items[index].role;
 	// Readings before a snippet's value are no exit's; the value of these two is written together with the exit.
-	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP && role != NFP_ROLE_SHOW)
+	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP)
 		stream->readings.pairs = 0;
 	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
 		return;
@@ -307,6 +308,18 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 	return 0;
 }
 
+int nfp_pipeline_feed_parts(struct nfp_pipeline *pipeline, const struct nfp_sweep_part *parts,
+                            uint32_t part_count, const struct nfp_record *records, uint64_t count)
+{
+	int result = 0;
+	for (uint32_t i = 0; i < part_count && parts[i].count <= count; i++) {
+		result |= nfp_pipeline_feed(pipeline, parts[i].thread, records, parts[i].count);
+		records += parts[i].count;
+		count -= parts[i].count;
+	}
+	return result;
+}
+
 static void end_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {
 	stream->describing = NFP_DESCRIBING_NONE;
@@ -325,11 +338,12 @@ static void end_stream(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 	nfp_outside_deliver(pipeline, stream, 1);
 }
 
-void nfp_pipeline_end_thread(struct nfp_pipeline *pipeline, uint32_t thread)
+void nfp_pipeline_end_threads(struct nfp_pipeline *pipeline, const uint32_t *threads, uint32_t count)
 {
 	begin_feed(pipeline);
-	if (thread < NFP_THREAD_COUNT && pipeline->streams[thread])
-		end_stream(pipeline, pipeline->streams[thread]);
+	for (uint32_t i = 0; i < count; i++)
+		if (threads[i] < NFP_THREAD_COUNT && pipeline->streams[threads[i]])
+			end_stream(pipeline, pipeline->streams[threads[i]]);
 }
 
 void nfp_pipeline_finish(struct nfp_pipeline *pipeline)

@@ -59,9 +59,14 @@ void nfp_pipeline_count_anew(struct nfp_pipeline *pipeline, uint32_t set);
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
                       uint64_t count);
 
-// The thread has ended: so has its last batch; its open calls are counted as open for ever. The index may
-// be used for another thread after this.
-void nfp_pipeline_end_thread(struct nfp_pipeline *pipeline, uint32_t thread);
+// The same for what a sweep has taken: parts (sweep.h) that lie one behind the other in `records`, of which there are `count`.
+struct nfp_sweep_part;
+int nfp_pipeline_feed_parts(struct nfp_pipeline *pipeline, const struct nfp_sweep_part *parts,
+                            uint32_t part_count, const struct nfp_record *records, uint64_t count);
+
+// The threads have ended: so have their last batches; their open calls are counted as open for ever. The indexes may
+// be used for other threads after this.
+void nfp_pipeline_end_threads(struct nfp_pipeline *pipeline, const uint32_t *threads, uint32_t count);
 
 // The session is over: everything that is left can be taken.
 void nfp_pipeline_finish(struct nfp_pipeline *pipeline);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The batches that a thread has begun last, by the entry of their receive call, for packets that say which one they came
 // from. Who names a batch has received it a few hundred packets ago at most (NFP_LATE_POINTERS of native/probe/late.h), so
-// that few are remembered, and finding one takes as many steps however many are waiting. Called by chosen.c, shown.c
-// and batch.c; see stream.h.
+// that few are remembered, and finding one takes as many steps however many are waiting. Called by chosen.c and
+// batch.c; see stream.h.
 #include "stream.h"
 #include <string.h>
 
@@ -20,9 +20,12 @@ static uint64_t oldest(const struct nfp_recent *recent)
 	return recent->count > NFP_RECENT_BATCHES ? recent->count - NFP_RECENT_BATCHES : 0;
 }
 
-// They stand in the order of their entries. One that is far from its place is not remembered.
+// They stand in the order of their entries. One that is far from its place is not remembered, nor one that took its packets
+// over: none says that it came from there.
 void nfp_recent_add(struct nfp_recent *recent, struct nfp_pending *pending)
 {
+	if (pending->batch.flags & NFP_BATCH_TAKEN_OVER)
+		return;
 	uint64_t place = recent->count, first = oldest(recent);
 	struct nfp_recent_batch batch = {pending->batch.start_ticks, pending->batch.id, pending};
 	while (place > first && at(recent, place - 1)->start_ticks > batch.start_ticks)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks packets whose digest was seen before (repeats.h). A set is an open hash table of bare digests, which are
-// evenly spread already; it grows by doubling and is emptied when its window is over.
+// Marks packets whose digest was seen before (repeats.h). A set is an open hash table of bare digests; it grows by doubling
+// and is emptied when its window is over. A target can write any digests: where they belong is secret (hash.h).
 #include "repeats.h"
+#include "hash.h"
 #include <nfprobe/record.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,6 @@
 enum {
 	SLOTS_FIRST = 4096,
 	SPARE_SHARE = 2, // a table is at most half full
-	STEPS_MAX = 256, // whoever knows the key can make digests that all belong into one slot
 };
 
 struct set {
@@ -24,6 +24,7 @@ struct nfp_repeats {
 	struct set sets[2]; // of a window and the one before it, at window % 2
 	uint64_t window_ns;
 	uint32_t digests_max;
+	struct nfp_hash hash;
 	struct nfp_repeats_counts counts;
 };
 
@@ -35,6 +36,7 @@ struct nfp_repeats *nfp_repeats_create(uint64_t window_ns, uint32_t digests_max)
 	repeats->window_ns = window_ns ? window_ns : 1;
 	repeats->digests_max = digests_max;
 	repeats->sets[1].window = 1;
+	nfp_hash_init(&repeats->hash);
 	return repeats;
 }
 
@@ -47,57 +49,44 @@ void nfp_repeats_destroy(struct nfp_repeats *repeats)
 	free(repeats);
 }
 
-// The slot that holds the digest, or the free one where it belongs; NULL when that is too far away.
-static uint64_t *find(const struct set *set, uint64_t digest)
+// The slot that holds the digest, or the free one where it belongs.
+static uint64_t *find(const struct set *set, const struct nfp_hash *hash, uint64_t digest)
 {
-	for (uint32_t step = 0; step < STEPS_MAX; step++) {
-		uint64_t *slot = &set->slots[((uint32_t)digest + step) & (set->room - 1)];
-		if (!*slot || *slot == digest)
-			return slot;
-	}
-	return NULL;
+	uint32_t i = nfp_hash_of(hash, digest) & (set->room - 1);
+	while (set->slots[i] && set->slots[i] != digest)
+		i = (i + 1) & (set->room - 1);
+	return &set->slots[i];
 }
 
-static int has(const struct set *set, uint64_t digest)
+static int has(const struct set *set, const struct nfp_hash *hash, uint64_t digest)
 {
-	const uint64_t *slot = set->used ? find(set, digest) : NULL;
-	return slot && *slot;
+	return set->used && *find(set, hash, digest);
 }
 
-static void insert(struct set *set, uint64_t digest)
+static int grow(struct set *set, const struct nfp_hash *hash)
 {
-	uint64_t *slot = find(set, digest);
-	if (!slot) {
-		set->incomplete = 1;
-		return;
-	}
-	*slot = digest;
-	set->used++;
-}
-
-static int grow(struct set *set)
-{
-	struct set larger = {.window = set->window, .incomplete = set->incomplete};
+	struct set larger = *set;
 	larger.room = set->room ? 2 * set->room : SLOTS_FIRST;
 	larger.slots = calloc(larger.room, sizeof(*larger.slots));
 	if (!larger.slots)
 		return 0;
 	for (uint32_t i = 0; i < set->room; i++)
 		if (set->slots[i])
-			insert(&larger, set->slots[i]);
+			*find(&larger, hash, set->slots[i]) = set->slots[i];
 	free(set->slots);
 	*set = larger;
 	return 1;
 }
 
-static void add(struct set *set, uint64_t digest, uint32_t digests_max)
+static void add(struct set *set, const struct nfp_hash *hash, uint64_t digest, uint32_t digests_max)
 {
 	int fits = set->used < digests_max;
-	if (!fits || (set->used >= set->room / SPARE_SHARE && !grow(set))) {
+	if (!fits || (set->used >= set->room / SPARE_SHARE && !grow(set, hash))) {
 		set->incomplete = 1;
 		return;
 	}
-	insert(set, digest);
+	*find(set, hash, digest) = digest;
+	set->used++;
 }
 
 // The table of an earlier window serves a new one; one that was hardly used is given back.
@@ -117,6 +106,7 @@ static void begin_window(struct set *set, uint64_t window)
 
 static uint8_t look(struct nfp_repeats *repeats, uint64_t digest, uint64_t unix_ns)
 {
+	const struct nfp_hash *hash = &repeats->hash;
 	uint64_t window = unix_ns / repeats->window_ns;
 	struct set *own = &repeats->sets[window & 1], *other = &repeats->sets[~window & 1];
 	if (!digest) // not described
@@ -126,10 +116,10 @@ static uint8_t look(struct nfp_repeats *repeats, uint64_t digest, uint64_t unix_
 	else if (own->window > window) // too late: its window is forgotten
 		return NFP_PACKET_UNSURE;
 	int adjacent = other->window + 1 == window || other->window == window + 1;
-	if (has(own, digest) || (adjacent && has(other, digest)))
+	if (has(own, hash, digest) || (adjacent && has(other, hash, digest)))
 		return NFP_PACKET_REPEATED;
 	int unsure = own->incomplete || (other->window + 1 == window && other->incomplete);
-	add(own, digest, repeats->digests_max);
+	add(own, hash, digest, repeats->digests_max);
 	return unsure || own->incomplete ? NFP_PACKET_UNSURE : 0;
 }
 

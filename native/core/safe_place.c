@@ -75,13 +75,21 @@ static int is_safe_entry(uint64_t number)
 	}
 }
 
+// The loader gives the first thread its thread-local storage when all libraries are mapped (System V ABI, AMD64, 3.4.6:
+// fs_base). Before that it reads them, and nothing of libc may be called: it is not relocated.
+static int has_thread_storage(const struct user_regs_struct *registers)
+{
+	return registers->fs_base != 0;
+}
+
 // Whether the stopped thread is inside one: the kernel says so by orig_rax, and by a result that means "ended
 // by the stop".
 static int is_blocked_safely(const struct user_regs_struct *registers)
 {
 	int64_t result = (int64_t)registers->rax;
 	int interrupted = result == -EINTR || (result <= -512 && result >= -516);
-	return (int64_t)registers->orig_rax >= 0 && interrupted && is_safe_call(registers->orig_rax);
+	return (int64_t)registers->orig_rax >= 0 && interrupted && is_safe_call(registers->orig_rax) &&
+	       has_thread_storage(registers);
 }
 
 static int go_on(struct nfp_seized *thread, int signal)
@@ -120,7 +128,8 @@ static int judge(struct nfp_safe_place *place, struct nfp_seized *thread, int st
 	if (WSTOPSIG(status) != NFP_CALL_STOP)
 		return judge_stop(place, thread, WSTOPSIG(status));
 	// At an entry the kernel has stored -ENOSYS as the result.
-	if ((int64_t)thread->registers.rax != -ENOSYS || !is_safe_entry(thread->registers.orig_rax))
+	if ((int64_t)thread->registers.rax != -ENOSYS || !is_safe_entry(thread->registers.orig_rax) ||
+	    !has_thread_storage(&thread->registers))
 		return go_on(thread, 0);
 	place->at_entry = 1;
 	return AT_SAFE_PLACE;

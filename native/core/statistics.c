@@ -5,6 +5,7 @@
 #include "array.h"
 #include "arrival.h"
 #include "calltree.h"
+#include "sizes.h"
 #include <string.h>
 
 enum { SUB_BITS = 5, SUBS = 1 << SUB_BITS, BLOCKS = 64 - SUB_BITS + 1, OTHERS = 4 };
@@ -27,6 +28,8 @@ struct nfp_statistics {
 	uint32_t count;
 	uint32_t capacity;
 	struct histogram others[OTHERS]; // NFP_BATCH_SIZE and after
+	uint64_t *sizes; // of batches (sizes.h)
+	uint64_t origins[NFP_ORIGINS]; // of NFP_PACKET_TICKS
 	struct {
 		uint16_t *items; // of a batch's calls: the roles of those around it
 		uint32_t capacity;
@@ -140,6 +143,7 @@ void nfp_statistics_destroy(struct nfp_statistics *statistics)
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		histogram_deinit(&statistics->others[i]);
+	free(statistics->sizes);
 	free(statistics->around.items);
 	free(statistics->costs.items);
 	free(statistics->items);
@@ -209,20 +213,24 @@ uint64_t nfp_statistics_self_cost(const struct nfp_statistics *statistics, uint3
 		   : 0;
 }
 
-static int add_batch(struct histogram *others, const struct nfp_batch *batch)
+static int add_batch(struct nfp_statistics *statistics, const struct nfp_batch *batch)
 {
-	return histogram_put(&others[NFP_BATCH_SIZE - NFP_BATCH_SIZE], batch->size) |
+	struct histogram *others = statistics->others;
+	return nfp_sizes_put(&statistics->sizes, batch->size, 1) |
+	       histogram_put(&others[NFP_BATCH_SIZE - NFP_BATCH_SIZE], batch->size) |
 	       histogram_put(&others[NFP_BATCH_TICKS - NFP_BATCH_SIZE],
 	                     batch->end_ticks - batch->start_ticks);
 }
 
-static int add_packet(struct histogram *others, const struct nfp_packet *packet,
+static int add_packet(struct nfp_statistics *statistics, const struct nfp_packet *packet,
                       const struct nfp_batch *batch)
 {
+	struct histogram *others = statistics->others;
 	uint64_t start_ticks = batch->start_ticks;
 	if (packet->disposition == NFP_UNKNOWN || packet->done_ticks < start_ticks)
 		return 0;
 	uint64_t latency_ticks = packet->done_ticks - nfp_life_start(packet, batch);
+	statistics->origins[nfp_life_origin(packet, batch)]++;
 	return histogram_put(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], latency_ticks) |
 	       histogram_put(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE],
 	                     packet->done_ticks - start_ticks);
@@ -251,6 +259,7 @@ static int add_chosen(struct nfp_statistics *statistics, const struct nfp_column
 		if (call->end_ticks < batch->start_ticks)
 			continue;
 		uint64_t age = own + (batch->start_ticks - nfp_batch_life_start(batch));
+		statistics->origins[nfp_batch_life_origin(batch)] += packets;
 		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], age, packets);
 		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], own, packets);
 	}
@@ -265,7 +274,7 @@ int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_colum
 		charge_self(statistics, columns, i);
 	}
 	for (uint64_t i = 0; i < columns->batch_count; i++)
-		result |= add_batch(statistics->others, &columns->batches[i]);
+		result |= add_batch(statistics, &columns->batches[i]);
 	for (uint64_t i = 0; i < columns->batch_count; i++)
 		if (columns->batches[i].flags & NFP_BATCH_CHOSEN)
 			result |= add_chosen(statistics, columns, &columns->batches[i]);
@@ -273,7 +282,7 @@ int nfp_statistics_add(struct nfp_statistics *statistics, const struct nfp_colum
 		const struct nfp_packet *packet = &columns->packets[i];
 		if (packet->batch < columns->batch_count &&
 		    !(columns->batches[packet->batch].flags & NFP_BATCH_CHOSEN))
-			result |= add_packet(statistics->others, packet, &columns->batches[packet->batch]);
+			result |= add_packet(statistics, packet, &columns->batches[packet->batch]);
 	}
 	return result;
 }
@@ -294,6 +303,9 @@ int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_sta
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		result |= histogram_merge(&statistics->others[i], &other->others[i]);
+	result |= nfp_sizes_merge(&statistics->sizes, other->sizes);
+	for (uint32_t i = 0; i < NFP_ORIGINS; i++)
+		statistics->origins[i] += other->origins[i];
 	return result;
 }
 
@@ -367,12 +379,18 @@ uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32
 	return summary->max;
 }
 
+void nfp_statistics_origins(const struct nfp_statistics *statistics, uint64_t counts[NFP_ORIGINS])
+{
+	memcpy(counts, statistics->origins, sizeof(statistics->origins));
+}
+
 uint32_t nfp_statistics_histogram(const struct nfp_statistics *statistics, uint32_t distribution,
                                   uint32_t function, struct nfp_bucket *buckets, uint32_t room)
 {
 	const struct histogram *histogram = find(statistics, distribution, function);
-	uint32_t found = 0;
-	for (uint32_t block = 0; block < BLOCKS; block++)
+	int exact = distribution == NFP_BATCH_SIZE;
+	uint32_t found = exact ? nfp_sizes_list(statistics->sizes, buckets, room) : 0;
+	for (uint32_t block = exact ? block_of(NFP_SIZES_EXACT) : 0; block < BLOCKS; block++)
 		for (uint32_t sub = 0; histogram->blocks[block] && sub < SUBS && found < room; sub++)
 			if (histogram->blocks[block][sub])
 				buckets[found++] =

@@ -7,6 +7,8 @@
 #include "columns.h"
 
 // cdef begin
+#define NFP_SIZES_EXACT 8192 // batches of fewer packets are counted by their exact size
+
 struct nfp_statistics;
 
 enum nfp_distribution {
@@ -15,7 +17,7 @@ enum nfp_distribution {
 	NFP_BATCH_SIZE = 2,
 	NFP_BATCH_TICKS = 3,
 	NFP_PACKET_TICKS =
-	    4, // arrival, or its earliest bound (arrival.h), to the end of the transmit or drop call
+	    4, // arrival, or what stands for it (arrival.h), to the end of the transmit or drop call
 	NFP_PACKET_OWN_TICKS = 5, // entry of the receive call to the end of the transmit or drop call
 	NFP_RAW_TICKS = 6, // per function, as measured; summary only
 };
@@ -60,7 +62,11 @@ void nfp_statistics_summary(const struct nfp_statistics *statistics, uint32_t di
 uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32_t distribution,
                                  uint32_t function, double quantile);
 
-// The non-empty buckets in ascending order; returns their number, at most `room`.
+// How many values of NFP_PACKET_TICKS count from what, by enum nfp_origin.
+void nfp_statistics_origins(const struct nfp_statistics *statistics, uint64_t counts[4]);
+
+// The non-empty buckets in ascending order, of NFP_BATCH_SIZE up to NFP_SIZES_EXACT each size; returns their number, at
+// most `room`.
 uint32_t nfp_statistics_histogram(const struct nfp_statistics *statistics, uint32_t distribution,
                                   uint32_t function, struct nfp_bucket *buckets, uint32_t room);
 // cdef end

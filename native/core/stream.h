@@ -146,7 +146,6 @@ enum nfp_describing {
 	NFP_DESCRIBING_HANDED,
 	NFP_DESCRIBING_CHOSEN,
 	NFP_DESCRIBING_STRAY,
-	NFP_DESCRIBING_SHOWN, // the last one of the batch `showing`
 };
 
 struct nfp_stream {
@@ -181,9 +180,6 @@ struct nfp_stream {
 		uint32_t capacity;
 	} chosen; // of the transmit calls that are open
 	struct nfp_recent recent;
-	struct nfp_pending *showing; // the batch of the packet that was shown last (shown.c)
-	struct nfp_packet shown; // what is known of it before its batch is
-	uint32_t shows;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint64_t turn; // grows whenever packets are handed on
 	struct {
@@ -346,11 +342,6 @@ void nfp_handed_cut(struct nfp_stream *stream, uint32_t first);
 void nfp_recent_add(struct nfp_recent *recent, struct nfp_pending *pending);
 // The batch whose receive call was entered then, and which has not been delivered; or NULL.
 struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
-// shown.c
-void nfp_shown_begin(struct nfp_stream *stream, const struct nfp_record *record);
-int nfp_shown_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
-// Whether packets of the batch may still be shown.
-int nfp_shown_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // message.c
 void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record);

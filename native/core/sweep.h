@@ -22,9 +22,12 @@ struct nfp_sweep {
 	uint64_t ring_bytes;
 	uint64_t now_ns; // of a clock that never stands still
 	uint64_t torn; // slots that were given up as holes, in all sweeps
-	uint32_t threads; // rings that there are
-	uint32_t next; // the ring that comes next; `threads`: the sweep is over
+	const uint32_t *chosen; // the rings to be swept; NULL: the first `threads`
+	uint32_t threads; // rings to be swept
+	uint32_t next; // the one that comes next; `threads`: the sweep is over
 	uint32_t number; // of the sweep, never 0
+	uint32_t turn; // sweeps over living threads: in which one a ring is looked at for holes
+	uint32_t is_over; // the threads of these rings are gone: nobody will fill their holes
 	uint32_t reserved;
 };
 
@@ -37,20 +40,20 @@ struct nfp_sweep_part {
 
 // Begins a sweep over so many rings. Each is read at least up to what stands in it now, and at most once around.
 void nfp_sweep_begin(struct nfp_sweep *sweep, uint32_t threads, uint64_t now_ns);
+// Begins a sweep over the rings of threads that are gone, each at most once around; holes are left out. `chosen` is used
+// until the sweep is over.
+void nfp_sweep_begin_last(struct nfp_sweep *sweep, const uint32_t *chosen, uint32_t threads, uint64_t now_ns);
 // Takes what fits into `room` records. `parts` has room for NFP_THREAD_COUNT. Returns how many parts there are; to be
 // called again until `next` has come to `threads`.
 uint32_t nfp_sweep_take(struct nfp_sweep *sweep, struct nfp_record *records, uint64_t room,
                         struct nfp_sweep_part *parts);
-// Takes from one ring. is_over: its thread is gone, so nobody will fill its holes. Returns the number of records, 0 when there
-// are no more.
-uint64_t nfp_sweep_one(struct nfp_sweep *sweep, uint32_t thread, int is_over, struct nfp_record *records,
-                       uint64_t room);
 
 // Sets gone[i] to 1 where no thread of process `pid` has the number tids[i], in this process's pid namespace, at this moment;
 // else to 0. The kernel is asked for each one by itself: a listing of /proc/PID/task leaves living threads out while others
 // end.
 void nfp_threads_gone(int32_t pid, const uint32_t *tids, uint32_t count, uint8_t *gone);
-// Gives a thread table entry, whose ring was drained, to the next new thread.
-void nfp_thread_free(struct nfp_session_header *header, struct nfp_thread_shared *table, uint32_t index);
+// Gives thread table entries, whose rings were drained, to the next new threads.
+void nfp_threads_free(struct nfp_session_header *header, struct nfp_thread_shared *table,
+                      const uint32_t *indexes, uint32_t count);
 // cdef end
 #endif

@@ -39,18 +39,6 @@ static uint32_t kept(const struct nfp_frame *frame)
 	return frame->tsc >> 32 == KEPT ? (uint32_t)frame->tsc : 0; // not kept: the gate was shut meanwhile
 }
 
-// Where the call's packets are: the address of an array of pointers, or one pointer.
-static uint64_t pointers_of(struct nfp_thread *thread, struct nfp_program *program,
-                            const struct nfp_frame *frame, uint32_t count)
-{
-	uint64_t structure = argument(frame, program->pointers_argument);
-	if (!program->number_shift)
-		return structure + program->pointers_offset;
-	return structure && thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)
-	           ? nfp_numbered_buffers(thread, program, structure, count)
-		   : 0;
-}
-
 static uint32_t counted(const struct nfp_program *program, const struct nfp_frame *frame)
 {
 	switch (program->count_from) {
@@ -99,14 +87,13 @@ static void write_one(struct nfp_thread *thread, uint32_t function, const struct
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                          uint64_t pointers, uint32_t count)
+                          const struct nfp_burst *burst)
 {
-	if (!(thread->gate & NFP_GATE_PACKETS) || program->pointers_argument == NFP_ABSENT)
+	const uint64_t *buffers = (const uint64_t *)(uintptr_t)burst->pointers;
+	if (!(thread->gate & NFP_GATE_PACKETS) || !burst->count)
 		return;
-	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
-	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
-	for (uint32_t i = 0; i < described; i++)
-		write_one(thread, function, program, program->pointers_single ? pointers : buffers[i], i);
+	for (uint32_t i = 0; i < burst->count; i++)
+		write_one(thread, function, program, burst->single ? burst->pointers : buffers[i], i);
 }
 
 // Who a packet is was said when it was received: its buffer is enough. The pointers may stand in larger items.
@@ -121,21 +108,6 @@ static void write_taken_over(struct nfp_thread *thread, uint32_t function, const
 		write_buffer(thread, function,
 		             program->pointers_single ? pointers : *(const uint64_t *)(uintptr_t)place, i);
 	}
-}
-
-// Whether a receive call only says how many packets it returns, and not which.
-static int is_shown_later(const struct nfp_program *program)
-{
-	return program->number_shift && program->pointers_argument == NFP_ABSENT;
-}
-
-// The packets of a call, for late.c.
-static struct nfp_burst burst_of(const struct nfp_program *program, uint64_t pointers, uint32_t count)
-{
-	struct nfp_burst burst = {.pointers = pointers, .single = program->pointers_single};
-	if (program->pointers_argument != NFP_ABSENT || is_shown_later(program))
-		burst.count = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
-	return burst;
 }
 
 static uint32_t received(struct nfp_program *program, const struct nfp_frame *frame)
@@ -153,9 +125,60 @@ static int is_trusted(const struct nfp_thread *thread, struct nfp_program *progr
                       uint32_t count)
 {
 	int describes = (thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)) != 0;
-	if (!program->checked || !(describes || (program->count_width && !program->number_shift)))
+	if (!program->checked || !(describes || program->count_width))
 		return 1;
 	return nfp_is_plausible(program, pointers, count);
+}
+
+// Finds the buffers of numbers where somebody needs more than these: late.c does not.
+static int name_buffers(struct nfp_thread *thread, struct nfp_program *program, struct nfp_burst *burst)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (!(thread->gate & NFP_GATE_PACKETS) && nfp_is_proven(program))
+		return 1;
+	uint32_t named = nfp_name_buffers(program, burst->numbers, burst->count, late->named);
+	if (named < burst->count)
+		return nfp_switch_off(program, NFP_VERDICT_NUMBER_WRONG, burst->numbers[named]);
+	burst->pointers = (uint64_t)(uintptr_t)late->named;
+	return !program->checked || nfp_is_plausible(program, burst->pointers, burst->count);
+}
+
+// The same as find_burst where packets are named by numbers: they are in the argument's structure, or, when they are
+// received, in structures that the call has filled.
+static int find_numbers(struct nfp_thread *thread, struct nfp_program *program, uint64_t structure,
+                        uint32_t count, struct nfp_burst *burst)
+{
+	uint32_t found = nfp_smaller(count, program->packets_max);
+	*burst = (struct nfp_burst){.number_shift = program->number_shift};
+	if (!structure || !(thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)))
+		return 1;
+	if (__atomic_load_n(&program->verdict, __ATOMIC_RELAXED) != NFP_VERDICT_NONE)
+		return 0;
+	if (program->role == NFP_ROLE_RECEIVE) {
+		burst->numbers = nfp_pending_numbers(thread, program, structure, &found);
+	} else {
+		found = nfp_smaller(found, NFP_LATE_POINTERS);
+		burst->numbers = nfp_numbers_of(program, structure, found);
+		nfp_late_of(thread)->worked = 1;
+		if (!burst->numbers)
+			return nfp_switch_off(program, NFP_VERDICT_POINTERS_UNREADABLE, structure);
+	}
+	burst->count = burst->numbers ? found : 0;
+	return name_buffers(thread, program, burst);
+}
+
+// The packets of a call. Returns 0 where they are not what somebody described.
+static int find_burst(struct nfp_thread *thread, struct nfp_program *program, const struct nfp_frame *frame,
+                      uint32_t count, struct nfp_burst *burst)
+{
+	uint64_t pointers = argument(frame, program->pointers_argument);
+	if (program->number_shift)
+		return find_numbers(thread, program, pointers, count, burst);
+	pointers += program->pointers_offset;
+	*burst = (struct nfp_burst){.pointers = pointers, .single = program->pointers_single};
+	if (program->pointers_argument != NFP_ABSENT)
+		burst->count = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
+	return is_trusted(thread, program, pointers, count);
 }
 
 // The slots of readings, before a record of the call.
@@ -206,8 +229,8 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		thread->shared->empty_ticks += tsc - frame->tsc;
 		return;
 	}
-	uint64_t pointers = pointers_of(thread, program, frame, count);
-	if (!is_trusted(thread, program, pointers, count))
+	struct nfp_burst burst;
+	if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
 	thread->shared->batches++;
@@ -219,16 +242,12 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		nfp_queue_emptied(thread, queue, frame->tsc);
 	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked};
 	write_poll(thread, frame, &polled);
-	int shown_later = is_shown_later(program);
-	if (shown_later)
-		nfp_show_expect(nfp_late_of(thread));
 	if (takes_over)
-		write_taken_over(thread, function, program, pointers, count);
-	else if (thread->gate & NFP_GATE_LATE || (shown_later && thread->gate & NFP_GATE_PACKETS)) {
-		nfp_late_receive(thread, function, burst_of(program, pointers, count), frame->tsc);
-	} else {
-		write_packets(thread, function, program, pointers, count);
-	}
+		write_taken_over(thread, function, program, burst.pointers, count);
+	else if (thread->gate & NFP_GATE_LATE)
+		nfp_late_receive(thread, function, burst, frame->tsc);
+	else
+		write_packets(thread, function, program, &burst);
 }
 
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -252,16 +271,13 @@ void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame 
 static void read_packets(struct nfp_thread *thread, uint32_t function, struct nfp_program *program,
                          struct nfp_frame *frame, uint32_t count)
 {
-	uint64_t pointers = pointers_of(thread, program, frame, count);
-	struct nfp_burst burst = burst_of(program, pointers, count);
-	if (!is_trusted(thread, program, pointers, count))
+	struct nfp_burst burst;
+	if (!find_burst(thread, program, frame, count, &burst))
 		keep(frame, 0);
-	else if (program->role == NFP_ROLE_SHOW && pointers)
-		nfp_show(thread, function, program, burst);
 	else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
 		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame));
 	else
-		write_packets(thread, function, program, pointers, count);
+		write_packets(thread, function, program, &burst);
 }
 
 void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
@@ -284,6 +300,16 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 		read_packets(thread, function, program, frame, count);
 }
 
+// Of numbered buffers: which of the nodes that share the function has run. What was asked for is in its frame anyway.
+static uint32_t node_of(const struct nfp_frame *frame)
+{
+	uint32_t offset = nfp_library.header->node, node = 0;
+	uint64_t runtime = argument(frame, 1);
+	if (offset && runtime && nfp_is_readable(runtime + offset, sizeof(node)))
+		__builtin_memcpy(&node, (const void *)(uintptr_t)(runtime + offset), sizeof(node));
+	return node;
+}
+
 void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                           uint32_t selector)
 {
@@ -293,13 +319,10 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	uint32_t asked = program->count_width ? kept(frame) : requested(program, frame);
 	if (program->verdict)
 		count = asked = 0;
-	if (program->role == NFP_ROLE_SHOW)
-		asked = 0; // its value is the number alone, as that of a function whose packets are not read
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
-	if (program->role != NFP_ROLE_SHOW)
-		thread->handed_ticks = tsc;
+	thread->handed_ticks = tsc;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {
@@ -309,9 +332,10 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_SHOW)
+	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)
-		nfp_put_handed(slot, function, frame, tsc, count, asked);
+		nfp_put_handed(slot, function, frame, tsc, count,
+		               program->number_shift ? node_of(frame) : asked);
 }

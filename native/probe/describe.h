@@ -37,14 +37,23 @@ static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, u
 	return length;
 }
 
-// numbered.c, for buffers that are named by numbers.
-void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
+// numbered.c, for buffers that are named by numbers. `head` is the buffer's beginning, or a copy of its first 8 bytes.
+void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, const uint8_t *head,
+                       struct nfp_view *view);
+
+// Whether the packet goes on in another buffer.
+static inline int nfp_numbered_has_next(const struct nfp_program *program, const uint8_t *head)
+{
+	uint32_t flags;
+	__builtin_memcpy(&flags, head + program->next_flags, sizeof(flags));
+	return flags >> (program->next_bit & 31) & 1;
+}
 
 static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
 {
 	if (program->number_shift) {
 		struct nfp_view numbered; // else `view` is kept in memory elsewhere, too
-		nfp_numbered_view(program, buffer, &numbered);
+		nfp_numbered_view(program, buffer, (const uint8_t *)(uintptr_t)buffer, &numbered);
 		*view = numbered;
 		return;
 	}

@@ -94,6 +94,26 @@ static void *make_late(void) // pages that are never touched cost nothing
 	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
+// The table of who has received which buffer (owner.c), for as many as the header says; zeros. An earlier one stays
+// mapped: a thread may be inside a probe.
+static int make_owners(void)
+{
+	uint64_t wanted = nfp_owners_needed(nfp_library.header->buffers_bytes),
+	         there = nfp_library.owners_count;
+	if (there)
+		madvise(nfp_library.owners, there * sizeof(uint32_t), MADV_DONTNEED);
+	if (wanted <= there)
+		return 0;
+	void *owners = mmap(FAR_FROM_CODE, wanted * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+	                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (owners == MAP_FAILED)
+		return -ENOMEM;
+	nfp_library.owners = owners;
+	// Partner: entry_of (owner.c), which may run still for the session before.
+	__atomic_store_n(&nfp_library.owners_count, wanted, __ATOMIC_RELEASE);
+	return 0;
+}
+
 // In a forked child the blocks that its thread may use have become zeros.
 static void revive_former(void)
 {
@@ -251,9 +271,12 @@ static int carry_out(struct nfp_session_header *header)
 		return nfp_arena_map_file(header->message, header->argument[0], header->argument[1]);
 	case NFP_COMMAND_REGISTER_CODE:
 		return nfp_jit_register(header->argument[0], header->argument[1]);
-	case NFP_COMMAND_OPEN:
-		set_gates((uint32_t)header->argument[0]);
-		return 0;
+	case NFP_COMMAND_OPEN: {
+		int result = header->buffers_bytes ? make_owners() : 0;
+		if (result == 0)
+			set_gates((uint32_t)header->argument[0]);
+		return result;
+	}
 	case NFP_COMMAND_CLOSE:
 	case NFP_COMMAND_LEAVE:
 		set_gates(0);

@@ -54,6 +54,27 @@ static uint32_t most_bytes(const struct nfp_program *program)
 	return program->link_layer & NFP_LINK_INNER ? NFP_LATE_COPY_BYTES : OUTER_BYTES;
 }
 
+// The buffer of a packet of the call; 0: its number names none.
+static uint64_t buffer_of(const struct nfp_late *late, const struct nfp_program *program, uint32_t index)
+{
+	return late->number_shift ? nfp_numbered_at(program, late->handed[index]) : late->held[index];
+}
+
+// A packet as its buffer says, or as that said at the entry where its head is kept.
+static void read_held(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,
+                      struct nfp_view *view)
+{
+	uint64_t buffer = buffer_of(late, program, index);
+	if (!late->number_shift)
+		nfp_view_read(program, buffer, view);
+	else if (!buffer)
+		*view = (struct nfp_view){.buffer = 0};
+	else if (late->headed)
+		nfp_numbered_view(program, buffer, (const uint8_t *)&late->heads[index], view);
+	else
+		nfp_numbered_freed_view(program, buffer, view);
+}
+
 static void copy_headers(struct nfp_late *restrict late, const struct nfp_program *restrict program)
 {
 	uint32_t most = most_bytes(program);
@@ -61,7 +82,7 @@ static void copy_headers(struct nfp_late *restrict late, const struct nfp_progra
 	for (uint32_t i = 0; i < late->copied; i++) {
 		struct nfp_late_copy *copy = &late->copies[i];
 		struct nfp_view view;
-		nfp_view_read(program, late->held[i], &view);
+		read_held(late, program, i, &view);
 		copy->data = (uint64_t)(uintptr_t)view.data;
 		copy->length = view.length;
 		copy->readable = view.readable;
@@ -74,6 +95,19 @@ static void copy_headers(struct nfp_late *restrict late, const struct nfp_progra
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program)
 {
 	return !program->pooled || thread->shared->copying;
+}
+
+// Keeps the heads of numbered buffers: who frees one writes it anew.
+static void keep_heads(struct nfp_late *restrict late, const struct nfp_program *restrict program)
+{
+	uint32_t chained = 0;
+	for (uint32_t i = 0; i < late->count; i++) {
+		const uint8_t *buffer = (const uint8_t *)(uintptr_t)buffer_of(late, program, i);
+		late->heads[i] = buffer ? nfp_load_64(buffer) : 0;
+		chained |= (uint32_t)nfp_numbered_has_next(program, (const uint8_t *)&late->heads[i]);
+	}
+	late->headed = 1;
+	late->chained = (uint8_t)chained;
 }
 
 static int is_due(struct nfp_thread *thread, struct nfp_late *late)
@@ -119,7 +153,31 @@ static void begin_call(struct nfp_thread *thread, struct nfp_burst burst, uint32
 	thread->handing = late->frame = frame;
 	late->count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
 	late->copied = 0;
+	late->number_shift = (uint8_t)burst.number_shift;
+	late->headed = late->chained = 0;
 	late->array = 0;
+}
+
+// Whether the call's packets may be old enough when it ends: a batch that is young now is so only when the call takes as
+// long as all before it.
+static int may_become_late(const struct nfp_thread *thread, struct nfp_late *late)
+{
+	const struct nfp_late_batch *batch = nfp_owner_of_all(late);
+	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
+	return !batch || batch->drawn || nfp_ticks() - batch->age_start_ticks >= late_ticks / 2;
+}
+
+static void hold_numbers(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
+                         int copies)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	late->whole = 0;
+	nfp_late_copy_numbers(late->handed, burst.numbers, late->count);
+	int checks = !copies && is_due(thread, late);
+	if (copies || checks || late->keeps_heads || may_become_late(thread, late))
+		keep_heads(late, program);
+	if (copies || checks || late->chained)
+		copy_headers(late, program);
 }
 
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
@@ -130,6 +188,10 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 		return;
 	begin_call(thread, burst, frame);
 	int copies = nfp_late_is_copying(thread, program);
+	if (burst.number_shift) {
+		hold_numbers(thread, program, burst, copies);
+		return;
+	}
 	// nfp_late_take, which would notice a wrong guess, is not called then.
 	if (copies && late->order == NFP_ORDER_KEPT)
 		late->order = NFP_ORDER_CHANGED;
@@ -233,12 +295,29 @@ static int is_lasting(const struct nfp_late *late)
 	                     late->count * (uint32_t)sizeof(*pointers));
 }
 
+// Whether a packet can be told by what is there now, without its buffer's head as it was.
+static void check_freed(struct nfp_late *late, const struct nfp_program *program, uint32_t index)
+{
+	struct nfp_view view;
+	uint64_t buffer = buffer_of(late, program, index);
+	if (!buffer)
+		return;
+	nfp_numbered_freed_view(program, buffer, &view);
+	const struct nfp_late_copy *copy = &late->copies[index];
+	uint32_t bytes = nfp_smaller(nfp_smaller(copy->readable, view.readable), most_bytes(program));
+	if (copy->data != (uint64_t)(uintptr_t)view.data || copy->length != view.length ||
+	    !is_same_bytes(copy->bytes, view.data, bytes))
+		late->keeps_heads = 1;
+}
+
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late)
 {
 	for (uint32_t i = 0; i < late->copied; i++) {
 		struct nfp_view view;
-		nfp_view_read(program, late->held[i], &view);
+		read_held(late, program, i, &view);
 		thread->shared->checked_packets++;
+		if (late->number_shift && !late->keeps_heads)
+			check_freed(late, program, i);
 		if (is_unchanged(&late->copies[i], &view, program))
 			continue;
 		thread->shared->differing_packets++;
@@ -252,11 +331,11 @@ void nfp_late_view(const struct nfp_late *late, const struct nfp_program *progra
                    struct nfp_view *view)
 {
 	if (index >= late->copied) {
-		nfp_view_read(program, late->held[index], view);
+		read_held(late, program, index, view);
 		return;
 	}
 	const struct nfp_late_copy *copy = &late->copies[index];
-	*view = (struct nfp_view){.buffer = late->held[index],
+	*view = (struct nfp_view){.buffer = buffer_of(late, program, index),
 	                          .data = copy->bytes,
 	                          .readable = nfp_smaller(copy->readable, most_bytes(program)),
 	                          .length = copy->length,

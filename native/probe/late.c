@@ -64,7 +64,7 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
                       uint64_t start_ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	uint32_t count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
+	uint32_t count = nfp_smaller(burst.count, burst.number_shift ? NFP_LATE_NUMBERS : NFP_LATE_POINTERS);
 	uint32_t drawn = is_drawn(thread, late->batches);
 	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
 	batch->start_ticks = start_ticks;
@@ -73,10 +73,14 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 	batch->first = late->received;
 	batch->count = count;
 	batch->drawn = drawn;
-	keep_received(late, burst, count);
+	batch->gone = 0;
+	if (burst.number_shift)
+		nfp_owner_give(thread, late->batches, burst);
+	else
+		keep_received(late, burst, count);
 	if (late->order == NFP_ORDER_CHANGED && burst.pointers && !burst.single)
 		batch->sum = nfp_late_sum((const uint64_t *)(uintptr_t)burst.pointers, count);
-	late->received += count;
+	late->received += burst.number_shift ? 0 : count;
 	late->batches++;
 	nfp_late_leave(thread);
 	note(thread, late, function, drawn);
@@ -103,7 +107,7 @@ uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint
 }
 
 // The batch that holds the position; it does not begin before `oldest_position`.
-struct nfp_late_batch *nfp_late_find_batch(struct nfp_late *late, uint64_t position)
+static struct nfp_late_batch *find_batch(struct nfp_late *late, uint64_t position)
 {
 	uint64_t number = late->batches - 1;
 	while (nfp_late_batch_at(late, number)->first > position)
@@ -152,6 +156,27 @@ static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *fir
 	return found != 0;
 }
 
+// The batch that a numbered buffer came with, if this thread received it: the monitor has batches thread by thread.
+static struct nfp_late_batch *find_own(struct nfp_late *late, uint32_t packet, uint32_t *position)
+{
+	struct nfp_late_batch *batch = nfp_owner_find(late, packet, position);
+	return batch >= late->batch && batch < late->batch + NFP_LATE_BATCHES ? batch : NULL;
+}
+
+// The same as may_deserve, of numbered buffers.
+static int may_numbered_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_ticks)
+{
+	const struct nfp_late_batch *last = NULL;
+	uint32_t position, is_whole = nfp_owner_of_all(late) != NULL;
+	for (uint32_t i = 0; i < (is_whole ? 1 : late->count); i++) {
+		const struct nfp_late_batch *batch = find_own(late, i, &position);
+		if (batch && batch != last && deserves(late, batch, ticks, late_ticks))
+			return 1;
+		last = batch;
+	}
+	return 0;
+}
+
 // Whether any packet of the call may deserve it.
 static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_ticks)
 {
@@ -159,6 +184,8 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 		return 1;
 	if (!late->batches)
 		return 0;
+	if (late->number_shift)
+		return may_numbered_deserve(late, ticks, late_ticks);
 	if (late->whole)
 		return deserves(late, nfp_late_batch_at(late, late->whole - 1), ticks, late_ticks);
 	uint64_t first = 0, last = 0;
@@ -175,16 +202,22 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 }
 
 // Which batch of this thread the packet came with: the last one that held its buffer.
-static struct nfp_late_batch *find_origin(struct nfp_late *late, uint64_t buffer, struct nfp_origin *origin)
+static struct nfp_late_batch *find_origin(struct nfp_late *late, uint32_t packet, struct nfp_origin *origin)
 {
-	uint64_t position = late->batches
-	                        ? nfp_late_find_below(late, buffer, late->received, oldest_position(late))
-	                        : NOWHERE;
+	if (late->number_shift) {
+		struct nfp_late_batch *owner = find_own(late, packet, &origin->index);
+		*origin = (struct nfp_origin){owner ? owner->start_ticks : 0,
+		                              owner ? origin->index : NFP_NO_POSITION};
+		return owner;
+	}
+	uint64_t position = late->batches ? nfp_late_find_below(late, late->held[packet], late->received,
+	                                                        oldest_position(late))
+	                                  : NOWHERE;
 	if (position == NOWHERE) {
 		*origin = (struct nfp_origin){0, NFP_NO_POSITION};
 		return 0;
 	}
-	struct nfp_late_batch *batch = nfp_late_find_batch(late, position);
+	struct nfp_late_batch *batch = find_batch(late, position);
 	*origin = (struct nfp_origin){batch->start_ticks, (uint32_t)(position - batch->first)};
 	return batch;
 }
@@ -200,15 +233,13 @@ static void identify(struct nfp_thread *thread, uint32_t function, const struct 
 	nfp_describe(thread, function, program, &view, index, origin);
 }
 
-void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                   uint32_t frame, uint64_t ticks, uint32_t count)
+// Identifies the packets of the call that deserve it.
+static void look(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                 uint64_t ticks, uint32_t count)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (thread->handing != frame)
-		return;
-	nfp_late_leave(thread);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
-	if (late->copied && !nfp_late_is_copying(thread, program))
+	if (late->copied && !late->chained && !nfp_late_is_copying(thread, program))
 		nfp_late_check(thread, program, late);
 	if (!may_deserve(late, ticks, late_ticks))
 		return;
@@ -218,9 +249,21 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 	thread->shared->unheld_packets += count > readable ? count - readable : 0;
 	for (uint32_t i = 0; i < nfp_smaller(count, readable); i++) {
 		struct nfp_origin origin;
-		struct nfp_late_batch *batch = find_origin(late, late->held[i], &origin);
+		struct nfp_late_batch *batch = find_origin(late, i, &origin);
 		if (!late_ticks || (batch && deserves(late, batch, ticks, late_ticks)))
 			identify(thread, function, program, i, &origin);
 	}
 	late->spent_ticks += nfp_ticks() - ticks;
+}
+
+void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                   uint32_t frame, uint64_t ticks, uint32_t count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (thread->handing != frame)
+		return;
+	nfp_late_leave(thread);
+	look(thread, function, program, ticks, count);
+	if (late->number_shift)
+		nfp_owner_leave(late);
 }

@@ -7,17 +7,22 @@
 
 enum {
 	NFP_LATE_POINTERS = 256, // received last, and of one transmit call; a power of two
-	NFP_LATE_BATCHES = 64, // received last; a power of two
+	NFP_LATE_BATCHES = 256, // received last; a power of two
 	NFP_LATE_COPIES = 256, // packets of a call whose headers can be copied at its entry
 	NFP_LATE_COPY_BYTES = 192,
+	NFP_LATE_NUMBERS = 4094, // packets of one receive call that are named by numbers
+	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
 };
 
 // The packets of one call.
 struct nfp_burst {
-	uint64_t
-	    pointers; // address of their array, or the pointer of a single packet; 0: not known yet (show.c)
+	uint64_t pointers; // address of their array, or the pointer of a single packet
 	uint32_t count;
 	uint32_t single;
+	// Where buffers are named by numbers, else 0: how far a number is shifted, and the numbers. `pointers` is an array of
+	// their buffers then, or 0 where nobody needs them.
+	uint32_t number_shift;
+	const uint32_t *numbers;
 };
 
 struct nfp_late_batch {
@@ -28,6 +33,14 @@ struct nfp_late_batch {
 	uint64_t sum; // of its pointers, where the NF changes their order
 	uint32_t count;
 	uint32_t drawn;
+	uint32_t gone; // of numbered buffers: all have been handed on
+};
+
+// A frame that was pending, and its packets then (pending.c).
+struct nfp_late_frame {
+	uint64_t frame;
+	uint32_t packets;
+	uint32_t reserved;
 };
 
 // Headers as they were at the entry of a call.
@@ -62,17 +75,25 @@ struct nfp_late {
 	uint32_t count; // of its packets
 	uint32_t until_check; // calls
 	uint16_t copied; // of `copies`
+	uint8_t number_shift; // of the call's packets
+	uint8_t headed; // their heads are kept
+	uint8_t chained; // one of them has several buffers
+	uint8_t keeps_heads; // of every call: they cannot be told from what is there afterwards
 	uint8_t noted; // the monitor knows how this thread's packets are described
 	uint8_t order; // enum nfp_late_order: what is known of the arrays that it hands on
 	// What few batches need.
 	uint64_t place; // of the array of a call that is checked
-	uint32_t worked; // packets have been worked on since the last receive call (show.c)
-	uint64_t turn; // position of the first packet of the receive calls before that work
-	uint64_t shown; // position of the next packet that is shown
+	uint32_t worked; // packets have been handed on since the last receive call (pending.c)
+	uint32_t frames_known; // after it
+	struct nfp_late_frame frames[NFP_LATE_FRAMES];
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
 	uint64_t held[NFP_LATE_POINTERS];
-	uint64_t named[NFP_LATE_POINTERS]; // buffers of one call that names them by numbers (numbered.c)
+	// Of numbered buffers:
+	uint64_t heads[NFP_LATE_POINTERS]; // the first 8 bytes of those that are handed on
+	uint32_t handed[NFP_LATE_POINTERS]; // their numbers
+	uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
+	uint64_t named[NFP_LATE_NUMBERS]; // buffers of one call
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
 };
 
@@ -87,7 +108,8 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->array = late->whole = late->place = 0;
 	late->frame = late->count = late->copied = late->until_check = 0;
 	late->noted = late->order = 0;
-	late->turn = late->shown = late->worked = 0;
+	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
+	late->worked = late->frames_known = 0;
 }
 
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
@@ -115,6 +137,15 @@ static inline void nfp_late_copy_pointers(uint64_t *restrict out, const uint64_t
 {
 #pragma GCC unroll 8
 	for (uint32_t i = 0; i < count; i++)
+		out[i] = in[i];
+}
+
+static inline void nfp_late_copy_numbers(uint32_t *restrict out, const uint32_t *restrict in, uint32_t count)
+{
+	uint32_t i = 0;
+	for (; i + 8 <= count; i += 8)
+		__builtin_memcpy(out + i, in + i, 32);
+	for (; i < count; i++)
 		out[i] = in[i];
 }
 
@@ -203,20 +234,33 @@ static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_bur
 	return 1;
 }
 
-// late.c, for show.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
+// owner.c. How many entries the table needs.
+uint64_t nfp_owners_needed(uint64_t buffers_bytes);
+// The buffers were received in this batch of the thread.
+void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst burst);
+// In which batch, and at which position, a packet of the call was received; NULL: in none that is known.
+struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position);
+// The batch of all packets of the call; NULL: there are several, or it is not known.
+struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late);
+// The call's packets have left.
+void nfp_owner_leave(const struct nfp_late *late);
+
+// late.c, for hold.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX
 uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest);
-// The batch that holds the position, which must be among those kept.
-struct nfp_late_batch *nfp_late_find_batch(struct nfp_late *late, uint64_t position);
-// show.c. A receive call that only says how many packets there are has returned; before nfp_late_receive.
-void nfp_show_expect(struct nfp_late *late);
-// A function gets these packets. What a receive call has only counted is shown by the first that does.
-void nfp_show(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-              struct nfp_burst burst);
-// numbered.c. The address of an array of buffers, from a structure that holds `count` numbers; 0: a number is none,
-// and the program is switched off.
-uint64_t nfp_numbered_buffers(struct nfp_thread *thread, struct nfp_program *program, uint64_t structure,
-                              uint32_t count);
+// pending.c. The numbers of the buffers that a receive call which has returned `count` packets has put into frames, and how
+// many they are; NULL: they are not found.
+const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
+                                    uint64_t argument, uint32_t *count);
+// numbered.c. The numbers of the buffers of a structure; NULL: they cannot be read.
+const uint32_t *nfp_numbers_of(const struct nfp_program *program, uint64_t structure, uint32_t count);
+// The buffers with these numbers, up to the first that names none. Returns how many they are.
+uint32_t nfp_name_buffers(const struct nfp_program *program, const uint32_t *numbers, uint32_t count,
+                          uint64_t *buffers);
+// The buffer with this number; 0: there is none.
+uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number);
+// A packet that has left: its buffer's head may have been written anew when it was freed.
+void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
 
 // hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);

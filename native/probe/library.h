@@ -16,6 +16,8 @@ struct nfp_library {
 	struct nfp_program *programs; // in it
 	struct nfp_thread *threads; // NFP_THREAD_COUNT blocks; reads as zero in a forked child
 	struct nfp_late *late; // NFP_THREAD_COUNT, see late.h
+	uint32_t *owners; // of the buffers that are named by numbers (owner.c)
+	uint64_t owners_count;
 	uint64_t
 	    rings[NFP_THREAD_COUNT]; // where the first lap of a mapped ring is written, by thread table index
 	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which
@@ -136,6 +138,8 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure);
 // Whether the packets of a call can be read and look like packets; if not, the program is switched off.
 // `pointers` is the address of the array, or the pointer of a single packet.
 int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count);
+// Whether so many of its calls were plausible that no more are looked at.
+int nfp_is_proven(const struct nfp_program *program);
 
 // Whether the bytes at an address can be read: the kernel was asked for their pages.
 int nfp_is_readable(uint64_t address, uint64_t bytes);

@@ -105,7 +105,7 @@ static int copy_length(uint32_t *length, uint64_t address, uint8_t width)
 static int numbered_fits(struct nfp_program *program, uint64_t buffer, int *proves)
 {
 	struct nfp_view view;
-	nfp_numbered_view(program, buffer, &view);
+	nfp_numbered_view(program, buffer, (const uint8_t *)(uintptr_t)buffer, &view);
 	if (view.length > LENGTH_MAX)
 		return nfp_switch_off(program, NFP_VERDICT_LENGTH_WRONG, view.length);
 	if (!view.data)
@@ -142,6 +142,11 @@ static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves
 	return 1;
 }
 
+int nfp_is_proven(const struct nfp_program *program)
+{
+	return !program->checked || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= PROOF_CALLS;
+}
+
 int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count)
 {
 	if (is_off(program))
@@ -150,7 +155,7 @@ int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t co
 	int single = program->pointers_single;
 	if (!single && !nfp_is_readable(pointers, described * sizeof(uint64_t)))
 		return nfp_switch_off(program, NFP_VERDICT_POINTERS_UNREADABLE, pointers);
-	if (!count || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= PROOF_CALLS)
+	if (!count || nfp_is_proven(program))
 		return 1;
 	const uint64_t *buffers = (const uint64_t *)(uintptr_t)pointers;
 	int proves = 1;

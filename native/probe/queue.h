@@ -4,8 +4,9 @@
 // that poll. Called at the exit of receive functions, on the target's threads: in a header, because plain.c has no calls.
 //
 // A queue that was not seen empty for many full polls is called saturated: the old bound stays true, but says nothing
-// any more, because no receive queue holds the packets of so many polls. What waits in a saturated queue has waited at
-// least since the poll of the batch before.
+// any more, because no receive queue holds the packets of so many polls. Nor does the poll before say anything: what a
+// generator hands out did not exist then. So the age of its packets counts from the poll that returned them, here as in
+// the monitor.
 #ifndef NFPROBE_QUEUE_H
 #define NFPROBE_QUEUE_H
 #include "library.h"
@@ -76,13 +77,13 @@ static inline uint32_t nfp_queue_full_polls(struct nfp_thread *thread, uint32_t 
 static inline uint32_t nfp_queue_batch(struct nfp_thread *thread, uint32_t queue, uint64_t start)
 {
 	uint32_t full = nfp_queue_full_polls(thread, queue);
-	uint64_t word = thread->emptied[nfp_queue_slot(queue)], before = thread->batch_start;
+	uint64_t word = thread->emptied[nfp_queue_slot(queue)];
 	thread->batch_start = start;
 	if (full < NFP_SATURATED_POLLS && nfp_queue_is_known(word, queue)) {
 		thread->batch_earliest = nfp_queue_time(word, start);
 		return 0;
 	}
-	thread->batch_earliest = full && before && before < start ? before : start;
+	thread->batch_earliest = start;
 	return NFP_QUEUE_SATURATED;
 }
 #endif

@@ -35,7 +35,7 @@ struct nfp_thread nfp_claiming_thread = {
     .counted_exit = (void *)nfp_counted_exit_thunk,
 };
 
-// Partner: nfp_thread_free. Who takes the bit away has the entry, as the monitor left it.
+// Partner: nfp_threads_free. Who takes the bit away has the entry, as the monitor left it.
 static int take(uint64_t *word, uint64_t bit)
 {
 	return (__atomic_fetch_and(word, ~bit, __ATOMIC_ACQ_REL) & bit) != 0;

@@ -72,17 +72,6 @@ static void origins_of_old(struct content *content)
 	}
 }
 
-static void shown_of_old(struct content *content)
-{
-	while (content->count < content->room / 2) {
-		put_poll(content, NFP_ROLE_RECEIVE, content->ticks, 2);
-		put(content, NFP_PACKET, NFP_ROLE_RECEIVE, content->ticks, 64);
-	}
-	uint64_t last = content->ticks - 10;
-	while (put(content, NFP_PACKET, NFP_ROLE_SHOW, content->ticks, 64))
-		put(content, NFP_PACKET_ORIGIN, 0, content->count & 2 ? last : 5, 0);
-}
-
 // Batches whose packets may still leave, in one turn.
 static void one_turn(struct content *content)
 {
@@ -90,6 +79,15 @@ static void one_turn(struct content *content)
 	put(content, NFP_BATCH_NOTE, NFP_ROLE_RECEIVE, 0, NFP_NOTE_LATE);
 	while (put_poll(content, NFP_ROLE_TAKE_OVER, content->ticks, 1))
 		;
+}
+
+// The same with batches that begin by themselves.
+static void turns_in_one_turn(struct content *content)
+{
+	put_poll(content, NFP_ROLE_RECEIVE, content->ticks, 2);
+	put(content, NFP_BATCH_NOTE, NFP_ROLE_RECEIVE, 0, NFP_NOTE_LATE);
+	while (put_now(content, NFP_ENTRY, NFP_ROLE_TURN, TOP))
+		put_now(content, NFP_EXIT, NFP_ROLE_TURN, TOP);
 }
 
 static void chosen_without_end(struct content *content)
@@ -144,8 +142,8 @@ const struct named_content nfp_batch_attacks[] = {NAMED(empty_polls_of_old),
                                                   NAMED(clipped_turns),
                                                   NAMED(polls_deep),
                                                   NAMED(origins_of_old),
-                                                  NAMED(shown_of_old),
                                                   NAMED(one_turn),
+                                                  NAMED(turns_in_one_turn),
                                                   NAMED(chosen_without_end),
                                                   NAMED(readings_deep),
                                                   NAMED(times_up_and_down),

@@ -46,6 +46,20 @@ static void outermost_ends(struct content *content)
 	}
 }
 
+// The same, and each call is counted in the one around it that has not ended.
+static void outermost_ends_counted(struct content *content)
+{
+	while (content->count < content->room) {
+		for (uint32_t i = 0; i < DEEP; i++) {
+			uint32_t rsp = TOP - i * (STACK - 4096);
+			put(content, NFP_COUNTERS, 2, 5, rsp);
+			put_now(content, NFP_ENTRY, NFP_ROLE_CALL, rsp);
+		}
+		for (uint32_t i = 0; i < DEEP; i++)
+			put_now(content, NFP_EXIT, NFP_ROLE_CALL, TOP - i * (STACK - 4096));
+	}
+}
+
 static void many_stacks(struct content *content)
 {
 	for (uint32_t i = 0; i < DEEP; i++)
@@ -104,16 +118,10 @@ static void undetailed(struct content *content)
 }
 
 #define NAMED(name) {#name, name}
-const struct named_content nfp_call_attacks[] = {NAMED(doubtful_below),
-                                                 NAMED(all_doubtful),
-                                                 NAMED(exits_of_nothing),
-                                                 NAMED(values_of_nothing),
-                                                 NAMED(outermost_ends),
-                                                 NAMED(many_stacks),
-                                                 NAMED(drops_of_nothing),
-                                                 NAMED(transmits_deep),
-                                                 NAMED(turns_deep),
-                                                 NAMED(marks_deep),
-                                                 NAMED(losses_deep),
-                                                 NAMED(undetailed),
-                                                 {0}};
+const struct named_content nfp_call_attacks[] = {NAMED(doubtful_below),   NAMED(all_doubtful),
+                                                 NAMED(exits_of_nothing), NAMED(values_of_nothing),
+                                                 NAMED(outermost_ends),   NAMED(outermost_ends_counted),
+                                                 NAMED(many_stacks),      NAMED(drops_of_nothing),
+                                                 NAMED(transmits_deep),   NAMED(turns_deep),
+                                                 NAMED(marks_deep),       NAMED(losses_deep),
+                                                 NAMED(undetailed),       {0}};

@@ -54,18 +54,6 @@ static void arounds_by_turns(struct content *content)
 	}
 }
 
-// Each batch takes over a packet that was shown in the one before.
-static void chain_of_takers(struct content *content)
-{
-	for (uint64_t buffer = 1; content->count < content->room; buffer++) {
-		uint64_t start = content->ticks;
-		put_poll(content, NFP_ROLE_TAKE_OVER, start, 2);
-		put(content, NFP_PACKET, NFP_ROLE_TAKE_OVER, buffer, 0);
-		put(content, NFP_PACKET, NFP_ROLE_SHOW, buffer + 1, 64);
-		put(content, NFP_PACKET_ORIGIN, 0, start, 0);
-	}
-}
-
 // One packet goes through all batches, and the last one never ends.
 static void taken_over_and_over(struct content *content)
 {
@@ -133,8 +121,7 @@ static void chosen_deep(struct content *content)
 }
 
 #define NAMED(name) {#name, name}
-const struct named_content nfp_packet_attacks[] = {NAMED(colliding_buffers),   NAMED(colliding_topics),
-                                                   NAMED(arounds_by_turns),    NAMED(chain_of_takers),
-                                                   NAMED(taken_over_and_over), NAMED(takers_held),
-                                                   NAMED(threads_by_turns),    NAMED(transmits_only),
-                                                   NAMED(chosen_deep),         {0}};
+const struct named_content nfp_packet_attacks[] = {
+    NAMED(colliding_buffers),   NAMED(colliding_topics), NAMED(arounds_by_turns),
+    NAMED(taken_over_and_over), NAMED(takers_held),      NAMED(threads_by_turns),
+    NAMED(transmits_only),      NAMED(chosen_deep),      {0}};

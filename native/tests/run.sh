@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,shown,recent,hash,detail,calltree,batch,deliver,handover,outside,packet,message,turn,topics,settle,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,codescan}.c)
+sources=("$core"/{drain,counters,chosen,recent,hash,detail,calltree,batch,deliver,handover,outside,packet,message,turn,topics,settle,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -31,6 +31,18 @@ run_hold() { # of the probe library
 	echo "address,undefined: $("$build/hold")"
 }
 
+run_owner() { # of the probe library
+	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/owner" test_owner.c ../probe/owner.c
+	echo "address,undefined: $("$build/owner")"
+}
+
+run_queue() { # of the probe library
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/queue" test_queue.c
+	echo "address,undefined: $("$build/queue")"
+}
+
 run_crowd() { # of the core, on processes
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/crowd" test_crowd.c \
 		"$core"/{crowd,guard,ptrace,change,address_space}.c "$core"/x86_64/signal_frame.c -pthread
@@ -43,6 +55,20 @@ run_runs() {
 	echo "address,undefined: $("$build/runs")"
 }
 
+run_shared() {
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/shared" test_shared_fuzz.c "${sources[@]}" \
+		"$core"/{sweep,mailbox,address_space,descriptor}.c -pthread
+	echo "address,undefined: $("$build/shared")"
+}
+
+run_signal_frame() {
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/signal_frame" test_signal_frame.c "$core"/change.c \
+		"$core"/x86_64/signal_frame.c
+	echo "address,undefined: $("$build/signal_frame")"
+}
+
 run_worst() { # not with sanitizers: it compares times
 	gcc -std=gnu11 -O2 -Wall -Wextra -Werror -I"$core" -I../include -o "$build/worst" test_worst.c \
 		contents_good.c attacks_{calls,batches,packets}.c "${sources[@]}"
@@ -53,11 +79,15 @@ run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
 run_room
 run_hold
+run_owner
+run_queue
 run_crowd
 run_runs
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c
 run fuzz address,undefined test_fuzz.c
+run_shared
+run_signal_frame
 run framerows address,undefined test_framerows.c
 run codescan address,undefined test_codescan.c
 run otlp-fuzz address,undefined test_otlp_fuzz.c

@@ -19,7 +19,7 @@ enum {
 	PART = 1 << 17, // PART_RECORDS of drain.py
 	TRIALS = 3, // of a content that is over the limit: the machine may be busy
 	TIMES_MAX = 5, // of the costliest good one
-	MEMORY_MAX_KIB = 512 << 10,
+	MEMORY_MAX_KIB = 336 << 10,
 	SECONDS_MAX = 60,
 };
 

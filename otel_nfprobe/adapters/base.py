@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import Protocol, runtime_checkable
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.target import Target
 
 ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
@@ -31,7 +33,6 @@ RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
-SHOW = int(lib.NFP_ROLE_SHOW)  # gets packets first, of receive calls that have only counted them
 TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
@@ -68,6 +69,7 @@ class RoleFunction:
         program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
+        unit: VECTORS (sessionfacts.py) where that is what its calls count.
     """
 
     address: int
@@ -76,6 +78,7 @@ class RoleFunction:
     program: Mapping[str, int]
     label: str
     snippet: bytes = b""
+    unit: str = ""
 
     @property
     def pipeline_role(self) -> int:
@@ -118,12 +121,36 @@ class FollowingAdapter(Adapter, Protocol):
         """As `roles`, cheap enough to be asked twice a second; those that are known already may be among them."""
 
 
+@dataclass(frozen=True, slots=True)
+class NumberedBuffers:
+    """The buffers of a target that names them by numbers.
+
+    Attributes:
+        start, size_bytes: of the readable memory that holds all of them.
+        pending: offset in the first argument of receive functions of the vector of batches that they have filled.
+        node: offset in the second argument of the others of the number of the graph node that runs; 0: not known.
+    """
+
+    start: int = 0
+    size_bytes: int = 0
+    pending: int = 0
+    node: int = 0
+
+
+@runtime_checkable
+class NamingAdapter(Adapter, Protocol):
+    """An adapter that knows what the target calls numbers which stand in records."""
+
+    def names(self) -> NumberNames:
+        """What is known after `roles`; another object when `later_roles` has found more."""
+
+
 @runtime_checkable
 class NumberingAdapter(Adapter, Protocol):
     """An adapter whose buffers are `Numbered`."""
 
-    def buffer_memory(self) -> tuple[int, int]:
-        """Address and bytes of the readable memory that holds all of them; known after `roles`."""
+    def numbered_buffers(self) -> NumberedBuffers:
+        """Where they are; known after `roles`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,5 +403,6 @@ def _installed() -> Iterator[Adapter]:
             raise NfprobeError(f"The adapter {name} cannot be loaded: {error}.", "pip list") from error
 
 
+@cache
 def _entry_points() -> list[metadata.EntryPoint]:
     return list(metadata.entry_points(group=ENTRY_POINT_GROUP))

@@ -3,10 +3,10 @@
 
     uword function(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)     returns the vectors
 
-    input nodes                 receive; their frame is NULL, so that a batch is what they return
+    input nodes                 receive; their frame is NULL: a batch is as many packets as they return, and
+                                which ones stands in the frames that are pending then (vpp_pending.py)
     nodes called ...-tx         transmit
     drop                        drops: the last of the drop nodes
-    ethernet-input, ip4-input   show which packets an input node has received, in the frames that they get first
     other internal nodes        named as in the graph; each call carries its number of vectors
     process, pre-input nodes    are never probed
 
@@ -15,6 +15,7 @@ Nodes are probed once VPP has called them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from otel_nfprobe.adapters.base import (
@@ -25,13 +26,13 @@ from otel_nfprobe.adapters.base import (
     KNOWS_PROGRAM,
     NO_OFFSET,
     RECEIVE,
-    SHOW,
     TRANSMIT,
     WHEN_NONZERO,
+    NumberedBuffers,
     RoleFunction,
 )
 from otel_nfprobe.adapters.ethdev import module_at
-from otel_nfprobe.adapters.vpp_buffers import BUFFER, find_buffer_memory, make_frame_program
+from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory, make_frame_program, make_input_program
 from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
     INPUT,
@@ -41,25 +42,28 @@ from otel_nfprobe.adapters.vpp_graph import (
     Graph,
     Node,
     called_functions,
+    count_nodes,
     module_of,
     read_graph,
 )
+from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.modules import Module
+from otel_nfprobe.numbernames import NumberNames
+from otel_nfprobe.sessionfacts import VECTORS
 from otel_nfprobe.snippet import assemble
 from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target
 
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
-FIRST_NODES = ("ethernet-input", "ip4-input", "ip4-input-no-checksum", "ip6-input", "mpls-input")
 PROBED = (INTERNAL, INPUT)
-WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", SHOW: "node", CALL: "node"}
+WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
 WITNESSES = 64  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
-NODE_SHIFT = 32  # of the node's index in the value of a function that several nodes share
 NAME_SOURCE = "graph"
 # A frame that is not there is replaced by the node's runtime, which can be read.
-VECTORS = "test rdx, rdx; cmove rdx, rsi; movzx eax, word ptr [rdx+{count}]"
+COUNT_VECTORS = "test rdx, rdx; cmove rdx, rsi; movzx eax, word ptr [rdx+{count}]"
 NODE_AND_VECTORS = (
     "test rdx, rdx; cmove rdx, rsi; movzx ecx, word ptr [rdx+{count}]; "
     "mov eax, dword ptr [rsi+{node}]; shl rax, 32; or rax, rcx"
@@ -93,8 +97,9 @@ class VppAdapter:
     def __init__(self) -> None:
         self.inner: list[str] = []
         self._graph: Graph | None = None
+        self._names = NumberNames()
         self._frame: Frame | None = None
-        self._memory: tuple[int, int] | None = None  # of the buffers; None: packets are only counted
+        self._buffers: NumberedBuffers | None = None  # None: packets are only counted
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
 
     def recognise(self, target: Target) -> str | None:
@@ -104,19 +109,19 @@ class VppAdapter:
 
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
-        graph = self._graph = read_graph(target)
+        graph, modules = read_graph(target), target.modules()
+        self._keep(graph)
         self._considered = {address for node in graph.nodes if node.calls for address in node.functions}
         by_address = _group(graph)
         calls = {address: sum(node.calls for node in nodes) for address, nodes in by_address.items()}
         busiest = sorted(by_address, key=lambda address: -calls[address])
         witnesses = [address for address in busiest if _role(by_address[address], graph) != RECEIVE][:WITNESSES]
-        self._frame = find_frame(_function(target, address) for address in witnesses)
-        may_read = self._frame is not None and target.may_check_memory
-        self._memory = find_buffer_memory(target, graph.mains[0]) if may_read else None
+        wanted = {*witnesses, *(address for address in busiest if calls[address])}
+        functions = {address: _function(target, modules, address) for address in wanted}
+        self._frame = find_frame(functions[address] for address in witnesses)
+        self._buffers = _find_buffers(target, graph, self._frame) if target.may_check_memory else None
         found = [
-            self._make_role(by_address[address], _function(target, address), graph)
-            for address in busiest
-            if calls[address]
+            self._make_role(by_address[address], functions[address], graph) for address in busiest if calls[address]
         ]
         if not any(role.role == RECEIVE for role in found):
             raise NfprobeError(
@@ -125,7 +130,7 @@ class VppAdapter:
             )
         found.sort(key=lambda role: role.role == CALL)
         # Never empty: a trial of all functions would come upon those of process nodes.
-        self.inner = [_place(_function(target, found[0].address))]
+        self.inner = [_place(functions[found[0].address])]
         return found
 
     def later_roles(self, target: Target) -> list[RoleFunction]:
@@ -133,20 +138,25 @@ class VppAdapter:
         if self._graph is None:
             return []
         called = called_functions(target, self._graph)
-        if called <= self._considered:
+        if called <= self._considered and count_nodes(target, self._graph) == len(self._graph.nodes):
             return []
-        graph = read_graph(target, self._graph.layout)
+        graph, modules = read_graph(target, self._graph.layout), target.modules()
+        self._keep(graph)
         self._considered |= called
         found = [
-            self._make_role(nodes, _function(target, address), graph)
+            self._make_role(nodes, _function(target, modules, address), graph)
             for address, nodes in _group(graph).items()
             if _ran(nodes)
         ]
         return sorted(found, key=lambda role: role.role == CALL)
 
-    def buffer_memory(self) -> tuple[int, int]:
+    def names(self) -> NumberNames:
+        """See NamingAdapter."""
+        return self._names
+
+    def numbered_buffers(self) -> NumberedBuffers:
         """See NumberingAdapter."""
-        return self._memory or (0, 0)
+        return self._buffers or NumberedBuffers()
 
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
@@ -169,14 +179,17 @@ class VppAdapter:
             notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
         return notes
 
+    def _keep(self, graph: Graph) -> None:
+        self._graph, self._names = graph, NumberNames(_find_numbered(graph))
+
     def _note_packets(self) -> str:
-        if self._memory is None:
-            return "packets are counted; their buffers are not found, so headers are not read"
-        start, size_bytes = self._memory
-        return f"buffers are at {start:#x}, {size_bytes >> 20} MiB; packets are identified in {', '.join(FIRST_NODES)}"
+        if self._buffers is None:
+            return "packets are counted; their buffers, or the frames that input nodes fill, are not found"
+        place = f"{self._buffers.start:#x}, {self._buffers.size_bytes >> 20} MiB"
+        return f"buffers are at {place}; what an input node has received is read in the frames that it has filled"
 
     def _make_role(self, nodes: list[Node], function: Function, graph: Graph) -> RoleFunction:
-        role = self._role(nodes, graph)
+        role = _role(nodes, graph)
         called = [node.name for node in nodes if node.calls]
         names = "/".join(called[:NAMES_SHOWN])
         names += f"/{len(called) - NAMES_SHOWN} more" if len(called) > NAMES_SHOWN else ""
@@ -185,28 +198,31 @@ class VppAdapter:
             function.name, function.name_source = names, NAME_SOURCE
         label = f"{names} {WORDS[role]}"
         if role == CALL:
-            return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph))
-        numbered = BUFFER.numbered if self._memory is not None else None
-        program = {**PROGRAM, "role": role, "number_shift": numbered.shift if numbered else 0}
-        if role != RECEIVE and self._memory is not None and self._frame is not None:
-            program = make_frame_program(role, self._frame)
-        return RoleFunction(function.address, function.label, role, program, label)
+            return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph), VECTORS)
+        return RoleFunction(function.address, function.label, role, self._program(role), label, unit=VECTORS)
 
-    def _role(self, nodes: list[Node], graph: Graph) -> int:
-        role = _role(nodes, graph)
-        shows = self._memory is not None and len(nodes) == 1 and nodes[0].name in FIRST_NODES
-        return SHOW if shows and role == CALL else role
+    def _program(self, role: int) -> dict[str, int]:
+        if self._frame is None or self._buffers is None:
+            return {**PROGRAM, "role": role}
+        return make_input_program(self._frame) if role == RECEIVE else make_frame_program(role, self._frame)
 
     def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
         if self._frame is None:
             return b""
-        text = VECTORS if len(nodes) == 1 else NODE_AND_VECTORS
+        text = COUNT_VECTORS if len(nodes) == 1 else NODE_AND_VECTORS
         return _assemble(text.format(count=self._frame.count, node=graph.layout.node_index))
 
 
 @cache
 def _assemble(text: str) -> bytes:
     return assemble(text).code
+
+
+def _find_buffers(target: Target, graph: Graph, frame: Frame | None) -> NumberedBuffers | None:
+    if frame is None or frame.array is None:  # before 22.02, where frames that are pending were described otherwise
+        return None
+    memory, pending = find_buffer_memory(target, graph.mains[0]), find_pending(target, graph.mains)
+    return None if memory is None or pending is None else NumberedBuffers(*memory, pending, graph.layout.node_index)
 
 
 def _group(graph: Graph) -> dict[int, list[Node]]:
@@ -216,6 +232,16 @@ def _group(graph: Graph) -> dict[int, list[Node]]:
         for address in node.functions:
             found.setdefault(address, []).append(node)
     return {address: nodes for address, nodes in found.items() if _is_of_one_kind(nodes, graph)}
+
+
+def _find_numbered(graph: Graph) -> dict[int, str]:
+    """Names of the nodes whose calls say which of several they are of."""
+    shared = {address for address, nodes in _group(graph).items() if len(nodes) > 1}
+    return {
+        node.index: node.name
+        for node in graph.nodes
+        if node.type in PROBED and (shared & set(node.functions) or _role_of(node, graph) == TRANSMIT)
+    }
 
 
 def _is_of_one_kind(nodes: list[Node], graph: Graph) -> bool:
@@ -239,8 +265,8 @@ def _ran(nodes: list[Node]) -> bool:
     return any(node.calls for node in nodes)
 
 
-def _function(target: Target, address: int) -> Function:
-    module = module_at(target.modules(), address)
+def _function(target: Target, modules: Sequence[Module], address: int) -> Function:
+    module = module_at(modules, address)
     function = None if module is None else function_at(module, address - module.base)
     if function is None or function.address != address:
         raise NfprobeError(

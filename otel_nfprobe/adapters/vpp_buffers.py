@@ -14,10 +14,9 @@ from collections.abc import Sequence
 
 from otel_nfprobe.adapters.base import (
     ABSENT,
-    COUNT_MEMORY,
     COUNT_RETURN,
     NO_OFFSET,
-    SHOW,
+    RECEIVE,
     Batch,
     Buffer,
     Burst,
@@ -31,8 +30,9 @@ from otel_nfprobe.target import Mapping, Target
 
 PAGE_BYTES = 4096
 MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped
-FRAME_ARGUMENT = 2  # rdx
+MAIN_ARGUMENT, FRAME_ARGUMENT = 0, 2  # rdi, rdx
 FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
+RECEIVED_MAX = 4094  # NFP_LATE_NUMBERS: more of one call of an input node are only counted
 LINK_EITHER = 2  # NFP_LINK_EITHER: nodes move a packet's beginning over its headers
 # vlib_buffer_t: current_data 0 (signed), current_length 2, flags 4, next_buffer 16, data 256. The first buffer's
 # length is all that is stored of a chain; flag 1 says that there is a next buffer.
@@ -44,6 +44,7 @@ BUFFER = Buffer(
     segment_length=2,
     segment_bytes=2,
     link_layer=LINK_EITHER,
+    pooled=True,
     numbered=Numbered(shift=6, next_number=16, next_flags=4, next_bit=1),
 )
 
@@ -68,10 +69,19 @@ def find_buffer_memory(target: Target, main: int) -> tuple[int, int] | None:
 
 
 def make_frame_program(role: int, frame: Frame) -> dict[str, int]:
-    """What the probe of a node function that transmits, drops or gets packets first reads."""
-    batch = Batch(frame.count, 2, frame.vectors, FRAME_PACKETS, NO_OFFSET if frame.array is None else frame.array)
-    count_from = COUNT_MEMORY if role == SHOW else COUNT_RETURN
-    return make_program(role, Burst(FRAME_ARGUMENT, ABSENT, count_from, batch=batch, checked=True), BUFFER)
+    """What the probe of a node function that transmits or drops reads."""
+    batch = _batch(frame, FRAME_PACKETS)
+    return make_program(role, Burst(FRAME_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
+
+
+def make_input_program(frame: Frame) -> dict[str, int]:
+    """What the probe of an input node's function reads: the frames that are pending when it returns."""
+    batch = _batch(frame, RECEIVED_MAX)
+    return make_program(RECEIVE, Burst(MAIN_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
+
+
+def _batch(frame: Frame, capacity: int) -> Batch:
+    return Batch(frame.count, 2, frame.vectors, capacity, NO_OFFSET if frame.array is None else frame.array)
 
 
 def _pointers(target: Target, main: int, maps: Sequence[Mapping]) -> set[int]:

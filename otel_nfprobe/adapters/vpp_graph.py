@@ -37,6 +37,8 @@ NAME_BYTES_MAX = 256
 BY_TYPE_MAX = 256  # offset in node_main
 RUNTIME_BYTES = (128, 64, 192, 256)
 CALLS_AT, VECTORS_AT = 28, 32  # in a runtime, of 19.01 as of 26.06
+TOTALS_AT = 24  # in a node: calls, vectors and more (64 bits each), and all of it once more as of the last clear
+TOTALS_MIN = 16  # bytes of either
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Node:
     Attributes:
         type: INTERNAL, INPUT, PRE_INPUT, PROCESS or another number.
         functions: addresses that its runtimes hold, each once; of a process the registered one.
-        calls, vectors: what VPP has counted in the runtimes of all threads since it summed them up last.
+        calls, vectors: what VPP has counted in all threads since it was started: in the runtimes since it summed them
+            up last, as `show runtime` does, and in the nodes before.
     """
 
     index: int
@@ -128,7 +131,8 @@ def read_graph(target: Target, layout: Layout | None = None) -> Graph:
             runtimes = [_read_runtimes(target, main, found) for main in mains]
             names = {node.name for node in nodes}
             last_drop = next((name for name in LAST_DROPS if name in names), "")
-            return Graph(tuple(_make_nodes(nodes, runtimes, found)), mains, found, last_drop)
+            totals = _read_totals(target, mains, found, len(nodes))
+            return Graph(tuple(_make_nodes(nodes, runtimes, totals, found)), mains, found, last_drop)
     raise RefusedError(
         f"{MAIN_SYMBOL} of process {target.pid} ({target.name}) leads to {failure}; its layout is not known.",
         f"nfprobe attach {target.pid} --adapter none --functions MODULE:GLOB",
@@ -272,6 +276,12 @@ def called_functions(target: Target, graph: Graph) -> set[int]:
     return found
 
 
+def count_nodes(target: Target, graph: Graph) -> int:
+    """How many nodes there are now; cheap. Raises NfprobeError when that cannot be read at this moment."""
+    address = target.read_word(graph.mains[0] + graph.layout.node_main)
+    return int.from_bytes(target.read(address - 8, 4), "little")
+
+
 def _runtimes_of(target: Target, main: int, layout: Layout) -> Iterator[NDArray[np.uint32]]:
     """Runtimes of one thread as rows of 32-bit words, type by type."""
     for kind in range(PROCESS):  # runtimes of processes are kept elsewhere
@@ -291,11 +301,36 @@ def _read_runtimes(target: Target, main: int, layout: Layout) -> dict[int, tuple
     return found
 
 
+def _read_totals(target: Target, mains: Sequence[int], layout: Layout, count: int) -> list[tuple[int, int]]:
+    """Calls and vectors that VPP has summed up for each node in all threads; zeros where they are not to be had."""
+    content_bytes = layout.index - 4 - TOTALS_AT
+    half = content_bytes // 2
+    found = [(0, 0)] * count
+    if half < TOTALS_MIN or half % 8:
+        return found
+    for main in mains:
+        addresses = _pointers(target, target.read_word(main + layout.node_main), count, count)
+        for index, address in enumerate(addresses):
+            try:
+                content = target.read(address + TOTALS_AT, content_bytes)
+            except NfprobeError:
+                return [(0, 0)] * count
+            (calls, vectors), cleared = struct.unpack_from("<QQ", content), struct.unpack_from("<QQ", content, half)
+            if cleared[0] > calls or cleared[1] > vectors:  # it is something else
+                return [(0, 0)] * count
+            found[index] = found[index][0] + calls, found[index][1] + vectors
+    return found
+
+
 def _make_nodes(
-    nodes: list[_RawNode], runtimes: list[dict[int, tuple[int, int, int]]], layout: Layout
+    nodes: list[_RawNode],
+    runtimes: list[dict[int, tuple[int, int, int]]],
+    totals: list[tuple[int, int]],
+    layout: Layout,
 ) -> Iterator[Node]:
     for index, node in enumerate(nodes):
         kind = node.number(layout.index - 4)
         own = [] if kind == PROCESS else [part[index] for part in runtimes if index in part]
         functions = tuple(dict.fromkeys(function for function, _, _ in own)) or (node.function,)
-        yield Node(index, node.name, kind, functions, sum(part[1] for part in own), sum(part[2] for part in own))
+        counts = [(part[1], part[2]) for part in own] + [totals[index]]
+        yield Node(index, node.name, kind, functions, *(sum(column) for column in zip(*counts, strict=True)))

@@ -69,7 +69,8 @@ class Agent:
     _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
     _totals: dict[str, dict[str, int]] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
-    _starts: deque[float] = field(default_factory=deque)  # monotonic seconds, of the last minute
+    # Of the last minute: monotonic seconds, and the users of the process.
+    _starts: deque[tuple[float, frozenset[int]]] = field(default_factory=deque)
     _strangers: Strangers = field(init=False)
     _looked_at: float = 0.0
 
@@ -101,12 +102,12 @@ class Agent:
         self._strangers.tell(self.configuration.rules, processes)
         now = time.monotonic()
         waiting: Counter[str] = Counter()
-        for identity, process in found.items():
+        for identity, process in self._in_turn(found):
             rule = self._rule_of(process)
             if rule is None or identity in self._attached or not self._may_start(identity, now):
                 continue
             if self._has_room(now):
-                self._starts.append(now)
+                self._starts.append((now, process.users))
                 self._count("started", rule)
                 self._attached[identity] = Attached(process, rule, self.say)
             else:
@@ -114,9 +115,15 @@ class Agent:
         self._tell_waiting(waiting)
         self._looked_at = time.monotonic()
 
+    def _in_turn(self, found: dict[Identity, Process]) -> list[tuple[Identity, Process]]:
+        """Those of users for whom the fewest sessions have begun come first: whose processes start again and again, or
+        execute others, keeps only himself waiting."""
+        begun = Counter(users for _, users in self._starts)
+        return sorted(found.items(), key=lambda item: begun[item[1].users])
+
     def _has_room(self, now: float) -> bool:
         """Whether the file's bounds let one more session begin."""
-        while self._starts and self._starts[0] <= now - MINUTE_S:
+        while self._starts and self._starts[0][0] <= now - MINUTE_S:
             self._starts.popleft()
         bounds = self.configuration
         return len(self._attached) < bounds.sessions_max and len(self._starts) < bounds.starts_per_minute

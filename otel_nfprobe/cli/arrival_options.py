@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import struct
-import sys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from otel_nfprobe.arrivals import (
 )
 from otel_nfprobe.capturefile import FACTS, describe_packets, open_capture
 from otel_nfprobe.cli.identity_options import add_digest_options, find_key
+from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.digest import LINK_INNER
 from otel_nfprobe.errors import UsageError
@@ -80,7 +80,7 @@ def take_arrivals(arguments: argparse.Namespace, reader: RecordingReader, facts:
     facts.arrivals = matches
     for sentence in (damage, _describe(arguments, matches), _compare_clocks(matches, received, captured)):
         if sentence:
-            print(f"nfprobe: {sentence}", file=sys.stderr)
+            tell(sentence)
 
 
 def _parse_offset(text: str) -> int | str:

@@ -17,7 +17,7 @@ from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_prob
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_spans import is_behind
 from otel_nfprobe.destination import find_destination
-from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.target import Target, has_ended
@@ -41,7 +41,7 @@ class AttachCommand:
             is_there = os.path.exists(f"/proc/{arguments.pid}")  # not collected yet: then a refusal says so
             if not ended or isinstance(error, UsageError) or (is_there and isinstance(error, RefusedError)):
                 raise
-            raise NfprobeError(f"Process {arguments.pid} has ended.", "pgrep -a NAME") from error
+            raise EndedError.of(arguments.pid) from error
 
     def _run(self, arguments: argparse.Namespace) -> int:
         check_session_options(arguments)

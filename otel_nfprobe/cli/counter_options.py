@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
+from otel_nfprobe.cli.main import tell
 from otel_nfprobe.counters.availability import find_refusal, find_software_refusal
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.errors import NfprobeError
@@ -34,7 +34,7 @@ def find_counters(arguments: argparse.Namespace) -> CounterChoice:
         return CounterChoice()
     choice, sentences = decide(arguments.counters)
     for sentence in sentences:
-        print(f"nfprobe: {sentence}", file=sys.stderr)
+        tell(sentence)
     return choice
 
 

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.cli.main import print_json, tell
 from otel_nfprobe.control import Answer, AnswerError, ask
 from otel_nfprobe.counters.choice import NONE
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.leftover import find_held_session, find_monitor
+from otel_nfprobe.printable import printable
 from otel_nfprobe.target import Target
 
 USAGE = 2
@@ -34,11 +34,11 @@ class CountersCommand:
         target = Target(arguments.pid)
         answer = _ask(target, {"counters": arguments.names})
         for sentence in answer["said"]:
-            print(f"nfprobe: {sentence}", file=sys.stderr)
+            tell(sentence)
         if arguments.json:
             print_json(answer)
         else:
-            print(_line(answer))
+            print(printable(_line(answer)))
         return 0
 
 

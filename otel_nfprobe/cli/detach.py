@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.cli.main import print_json, tell
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.evidence import find_jumps
 from otel_nfprobe.leftover import find_monitor, open_leftover
 from otel_nfprobe.namespaces import namespace_ids
 from otel_nfprobe.patch import Patcher
@@ -19,6 +20,7 @@ from otel_nfprobe.session import Session
 from otel_nfprobe.target import Target
 from otel_nfprobe.turns import take_turn
 
+PLACES_TOLD_MAX = 5
 MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
 
 
@@ -79,26 +81,45 @@ def _clean_up(target: Target) -> int:
         patcher = Patcher(session, target)
         missing = _restore(session, target, patcher)
         for sentence in patcher.tell_left():
-            print(sentence, file=sys.stderr)
+            tell(sentence)
         if missing or patcher.left:
             raise NfprobeError(
                 f"{len(missing) + len(patcher.left)} of {armed} probes were not found as they were written; they were"
                 " left alone.",
                 f"nfprobe doctor {target.pid}",
             )
+        _check_nothing_stands(session, target)
         return armed
     finally:
         session.close()
+
+
+def _check_nothing_stands(session: Session, target: Target) -> None:
+    """The session's memory says which probes there are, and the target can write there."""
+    count, places = find_jumps(target, PLACES_TOLD_MAX)
+    if not count:
+        return
+    sentence = (
+        f"{count} jumps to trampolines stand in the code of process {target.pid} that the session's memory does not"
+        f" name ({', '.join(f'{place:#x}' for place in places)}); they were left alone."
+    )
+    if _is_own(session, target):
+        raise NfprobeError(sentence, f"nfprobe doctor {target.pid}")
+    tell(sentence)  # it was forked with them, and they are silent
 
 
 def _restore(session: Session, target: Target, patcher: Patcher) -> list[int]:
     """Restores a process's code. A forked child may have its parent's session, whose code stays as it is."""
     armed = _armed(session)
     missing = patcher.disarm()
-    if int(session.header.target_pid) != namespace_ids(Path(f"/proc/{target.pid}"))[-1]:
+    if not _is_own(session, target):
         for index in armed:
             session.patches.mark(index, True)
     return missing
+
+
+def _is_own(session: Session, target: Target) -> bool:
+    return int(session.header.target_pid) == namespace_ids(Path(f"/proc/{target.pid}"))[-1]
 
 
 def _armed(session: Session) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.cli.units import parse_fraction
 from otel_nfprobe.diff import AT_LEAST, build_diff
 from otel_nfprobe.views.diff_table import render_diff
@@ -42,5 +42,5 @@ class DiffCommand:
             sys.stdout.write(render_diff(diff))
         for recording in diff["recordings"].values():
             if recording["damage"]:
-                print(f"nfprobe: {recording['damage']}", file=sys.stderr)
+                tell(recording["damage"])
         return EXIT_DONE

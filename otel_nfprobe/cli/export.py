@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from otel_nfprobe.cli.identity_options import (
     find_correlate_window_ns,
     recorded_window_ns,
 )
-from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json, tell
 from otel_nfprobe.cli.span_options import (
     LINKS,
     add_limit_option,
@@ -100,7 +99,7 @@ class ExportCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         if complaint := find_complaint(os.environ):
-            print(f"nfprobe: {complaint}", file=sys.stderr)
+            tell(complaint)
         if destination is None:
             raise UsageError(
                 "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
@@ -184,7 +183,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
     configured = configuration.resource if configuration else None
     resource = make_resource_attributes(target, arguments.service, configured)
     if sentence := describe_time_scale(find_time_scale(arguments), resource["service.name"]):
-        print(f"nfprobe: {sentence}", file=sys.stderr)
+        tell(sentence)
     encoder = SpanEncoder(
         resource,
         facts.function_names,
@@ -217,18 +216,14 @@ def _make_sampler(arguments: argparse.Namespace, facts: RecordingFacts) -> Sampl
 def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Export, counters: ExportCounters) -> int:
     dropped = sum(counters.dropped_spans.values()) + export.encoder.dropped_spans
     if facts.damage:
-        print(f"nfprobe: {facts.damage}", file=sys.stderr)
+        tell(facts.damage)
     sentence = f"{counters.exported_spans:,} spans of {export.packets:,} packets were sent"
     if dropped:
         reasons = counters.last_error or ", ".join(counters.dropped_spans)
         sentence += f", {dropped:,} were dropped ({reasons})"
-    print(f"nfprobe: {sentence}.", file=sys.stderr)
-    if counters.dropped_spans:
-        service = f" --service {arguments.service}" if arguments.service else ""
-        print(
-            f"next: nfprobe export {arguments.recording} --endpoint {arguments.endpoint or EXAMPLE}{service}",
-            file=sys.stderr,
-        )
+    service = f" --service {arguments.service}" if arguments.service else ""
+    again = f"nfprobe export {arguments.recording} --endpoint {arguments.endpoint or EXAMPLE}{service}"
+    tell(f"{sentence}.", again if counters.dropped_spans else "")
     if arguments.json:
         print_json(
             {

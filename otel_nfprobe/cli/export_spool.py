@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json, tell
 from otel_nfprobe.cli.session_spans import describe_counters
 from otel_nfprobe.cli.spool_options import find_spool
 from otel_nfprobe.delivery import Transport
@@ -41,7 +40,7 @@ def _conclude(arguments: argparse.Namespace, counters: ExportCounters) -> int:
     found = counters.recovered
     assert found is not None
     for line in counters.sentences:
-        print(f"nfprobe: {line}", file=sys.stderr)
+        tell(line)
     sentence = f"{found.exported_spans:,} spooled spans were sent"
     dropped = sum(found.dropped_spans.values())
     if dropped:
@@ -49,9 +48,8 @@ def _conclude(arguments: argparse.Namespace, counters: ExportCounters) -> int:
         sentence += f", {dropped:,} are gone ({reasons})"
     if found.spooled_spans:
         sentence += f", {found.spooled_spans:,} still wait ({counters.last_error.rstrip('.')})"
-    print(f"nfprobe: {sentence}.", file=sys.stderr)
-    if found.spooled_spans:
-        print(f"next: nfprobe export --endpoint {arguments.endpoint or EXAMPLE}", file=sys.stderr)
+    again = f"nfprobe export --endpoint {arguments.endpoint or EXAMPLE}"
+    tell(f"{sentence}.", again if found.spooled_spans else "")
     if arguments.json:
         print_json({"spans": describe_counters(found), "requests": found.exported_requests})
     return EXIT_NOT_DONE if dropped or found.spooled_spans else EXIT_DONE

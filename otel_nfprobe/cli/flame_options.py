@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.flame import FlameWish
@@ -79,11 +79,10 @@ def say_not_counted(facts: RecordingFacts, counter: str) -> None:
     unknown = int((~is_known(facts.sample_counts[counter])).sum()) if counter else 0
     if unknown:
         count = f"{unknown} of {len(facts.samples)} samples"
-        print(f"nfprobe: what {counter} counted before {count} is not known, and left out.", file=sys.stderr)
+        tell(f"what {counter} counted before {count} is not known, and left out.")
 
 
 def say_nothing_seen(arguments: argparse.Namespace) -> None:
     """Says on standard error that there are no stacks, and what may help."""
-    print("nfprobe: nothing was seen of that class.", file=sys.stderr)
-    if arguments.packet_class == SLOW:
-        print(f"next: nfprobe report {arguments.recording} --format flame --class slow --by time", file=sys.stderr)
+    again = f"nfprobe report {arguments.recording} --format flame --class slow --by time"
+    tell("nothing was seen of that class.", again if arguments.packet_class == SLOW else "")

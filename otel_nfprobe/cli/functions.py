@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from otel_nfprobe.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
 from otel_nfprobe.cli.inlined import show_inlined
 from otel_nfprobe.cli.listing import print_columns, shown_names
-from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.names.demangle import demangle_all
 from otel_nfprobe.names.signatures import Signature, signatures_of
-from otel_nfprobe.printable import printable
 from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
 from otel_nfprobe.target import Target
 
@@ -75,7 +73,7 @@ class FunctionsCommand:
                 _print_table(listed, unframed, len(plans) - len(listed))
         finally:
             for text in dict.fromkeys(text for module in modules for text in module.cache.get("notes", ())):
-                print(f"nfprobe: {printable(text)}", file=sys.stderr)
+                tell(text)
         return EXIT_DONE
 
 
@@ -83,7 +81,7 @@ def _open(what: str) -> Target | None:
     if what.isdigit() and not os.path.exists(what):
         target = Target(int(what))
         for note in target.check():
-            print(f"nfprobe: {printable(note)}", file=sys.stderr)
+            tell(note)
         return target
     if not os.path.exists(what):
         raise UsageError(f"{what} is neither a pid nor a file.", "pgrep -a NAME")

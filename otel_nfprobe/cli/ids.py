@@ -23,7 +23,7 @@ from otel_nfprobe.capturefile import (
     open_capture,
 )
 from otel_nfprobe.cli.identity_options import add_digest_options, find_key
-from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, tell
 from otel_nfprobe.columns import PacketFlag
 from otel_nfprobe.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.flow import format_flow
@@ -65,7 +65,7 @@ class IdsCommand:
         printer = _Printer(reader, ffi.new("uint64_t[2]", key), LINK_INNER if arguments.inner else 0)
         printer.print_json() if arguments.json else printer.print_lines()
         for sentence in printer.sentences():
-            print(f"nfprobe: {sentence}", file=sys.stderr)
+            tell(sentence)
         return EXIT_NOT_DONE if reader.damage else EXIT_DONE
 
 

@@ -25,6 +25,7 @@ from otel_nfprobe.printable import PrintableStream, printable
 
 EXIT_DONE = 0
 EXIT_NOT_DONE = 1
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 # verb -> (module in otel_nfprobe.cli, class in it, one line for `nfprobe --help`)
 VERBS: Mapping[str, tuple[str, str, str]] = {
@@ -80,7 +81,7 @@ def _main(argv: list[str]) -> int:
     try:
         return _run(argv)
     except NfprobeError as error:
-        _print_error(error.sentence, error.next_command or _help_command(argv))
+        tell(error.sentence, error.next_command or _help_command(argv))
         return error.exit_status
     except KeyboardInterrupt:
         return 130
@@ -112,7 +113,7 @@ def tell_error(error: Exception) -> None:
     """Tells of an error that does not end the verb."""
     with suppress(OSError):
         if isinstance(error, NfprobeError):
-            _print_error(error.sentence, error.next_command)
+            tell(error.sentence, error.next_command)
         else:
             _print_unexpected(error)
 
@@ -120,12 +121,12 @@ def tell_error(error: Exception) -> None:
 def _print_unexpected(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         _give_up_output()
-        _print_error(f"The output cannot be written: {error.strerror}.", "df -h")
+        tell(f"The output cannot be written: {error.strerror}.", "df -h")
         return
     if os.environ.get("NFPROBE_DEBUG") == "1":
         traceback.print_exc()
     sentence = " ".join(f"{type(error).__name__}: {error}".split())
-    _print_error(f"{sentence} (unexpected; NFPROBE_DEBUG=1 shows where)", "nfprobe doctor")
+    tell(f"{sentence} (unexpected; NFPROBE_DEBUG=1 shows where)", "nfprobe doctor")
 
 
 def _run(argv: list[str]) -> int:
@@ -188,15 +189,32 @@ def _quiet_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _single_threaded_algebra() -> Iterator[None]:
+    """NumPy's OpenBLAS else starts a thread for each processor, which spins for a while and is never used."""
+    if OPENBLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[OPENBLAS_THREADS]  # programs that this one starts have their own
+
+
 def _load_command(verb: str) -> Command:
     module_name, class_name, _ = VERBS[verb]
-    with _quiet_interrupt():
+    with _quiet_interrupt(), _single_threaded_algebra():
         module = importlib.import_module(f"otel_nfprobe.cli.{module_name}")
     command: Command = getattr(module, class_name)()
     return command
 
 
-def _print_error(sentence: str, next_command: str) -> None:
+def tell(sentence: str, next_command: str = "") -> None:
+    """Tells a person something on standard error: one line each, whatever came with a name or another session's words.
+
+    Raises OSError: nobody takes it.
+    """
     print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
     if next_command:
         print(f"next: {printable(next_command)}", file=sys.stderr, flush=True)

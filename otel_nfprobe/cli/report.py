@@ -17,7 +17,7 @@ from otel_nfprobe.cli.flame_options import (
     say_nothing_seen,
 )
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
-from otel_nfprobe.cli.main import EXIT_DONE
+from otel_nfprobe.cli.main import EXIT_DONE, tell
 from otel_nfprobe.columns import Rows
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.flame import fold, render_folded
@@ -115,13 +115,12 @@ def _write(path: str, text: str) -> None:
 def _say_precision(samples: Rows) -> None:
     found = describe_samples(samples)
     if found and found["precise"] < found["samples"]:
-        print(
-            f"nfprobe: {found['samples'] - found['precise']} of {found['samples']} samples ({found['event']}) are"
-            " imprecise: the instruction is one near the true one.",
-            file=sys.stderr,
+        tell(
+            f"{found['samples'] - found['precise']} of {found['samples']} samples ({found['event']}) are"
+            " imprecise: the instruction is one near the true one."
         )
 
 
 def _warn(damage: str) -> None:
     if damage:
-        print(f"nfprobe: {damage}", file=sys.stderr)
+        tell(damage)

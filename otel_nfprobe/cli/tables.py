@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
-from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.recording import RecordingReader
@@ -76,4 +75,4 @@ def missing(verb: str, error: ImportError) -> NfprobeError:
 def warn(facts: RecordingFacts) -> None:
     """Says where a recording was cut."""
     if facts.damage:
-        print(f"nfprobe: {facts.damage}", file=sys.stderr)
+        tell(facts.damage)

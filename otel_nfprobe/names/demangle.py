@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from otel_nfprobe import elfparser
+from otel_nfprobe import elfanswers
 from otel_nfprobe.elfparser import NAMES, ParserError
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.filecontent import Content
@@ -69,8 +69,8 @@ class _CppNames:
         shown: list[str] = []
         if self._accidents < ACCIDENTS_MAX:
             try:
-                parts = elfparser.parser.ask(NAMES, Content("\0".join(names).encode("utf-8", "replace")))
-                shown = bytes(parts[0]).decode("utf-8", "replace").split("\0") if parts else []
+                content = Content("\0".join(names).encode("utf-8", "replace"))
+                shown = elfanswers.ask(NAMES, content, lambda parts: _read_names(parts, len(names))) or []
             except (ParserError, NfprobeError):
                 self._accidents += 1
         if len(self.known) > KNOWN_MAX:
@@ -78,6 +78,13 @@ class _CppNames:
         if len(shown) != len(names):
             shown = names
         self.known.update((name, text or name) for name, text in zip(names, shown, strict=True))
+
+
+def _read_names(parts: list[memoryview], count: int) -> list[str]:
+    names = bytes(parts[0]).decode("utf-8", "replace").split("\0")
+    if len(names) != count:
+        raise ValueError("names")
+    return names
 
 
 _cpp_names = _CppNames()

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from otel_nfprobe.counted import lowers_of
+from otel_nfprobe.statistics import SIZES_EXACT
+
 
 def format_duration(duration_ns: float) -> str:
     """Text of a duration with three significant digits, in the largest unit of which it is one: `12.3 us`."""
@@ -28,6 +33,11 @@ def format_bytes(count: int) -> str:
 def format_count(count: int) -> str:
     """Text of a count: `1,234,567`."""
     return f"{count:,}"
+
+
+def format_size(size: int) -> str:
+    """Text of a size in `size_histogram`: `256`, or the range of sizes that is counted as one: `9216..9471`."""
+    return str(size) if size < SIZES_EXACT else f"{int(lowers_of(np.array([size], np.uint64))[0])}..{size}"
 
 
 def _three_digits(number: float) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from otel_nfprobe.report import Report
 from otel_nfprobe.views.counters import counter_rows, describe_batches
-from otel_nfprobe.views.numbers import format_count, format_duration
+from otel_nfprobe.views.numbers import format_count, format_duration, format_size
 from otel_nfprobe.views.page_style import STYLE
-from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_stolen
+from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
 from otel_nfprobe.views.timeline import draw_timeline
 
 # The page may load nothing, from anywhere.
@@ -74,7 +74,8 @@ def _render_tiles(document: dict[str, Any]) -> str:
         if latency.get(key) is not None:
             tiles.append((name, format_duration(latency[key])))
     cells = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in tiles)
-    return f'<dl class="tiles">{cells}</dl>'
+    origins = explain_origins(packets["latency_from"])
+    return f'<dl class="tiles">{cells}</dl>' + (f"<p>Latencies are {escape(origins)}.</p>" if origins else "")
 
 
 def _render_slowest(report: Report) -> str:
@@ -153,7 +154,7 @@ def _render_batches(batches: dict[str, Any]) -> str:
         x, y, width = (size - 1) * step, HISTOGRAM_HEIGHT - height, max(1.0, step - 2)
         bars.append(
             f'<rect class="own" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
-            f"<title>{format_count(count)} batches of {size}</title></rect>"
+            f"<title>{format_count(count)} batches of {format_size(size)}</title></rect>"
         )
     for size in sorted({1, *range(8, largest_size + 1, max(8, largest_size // 8)), largest_size}):
         x = (size - 0.5) * step

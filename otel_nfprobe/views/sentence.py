@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_nfprobe.arrival import POLL, SATURATED
+from otel_nfprobe.arrival import POLL
 from otel_nfprobe.views.numbers import format_count, format_duration
 
-BOUNDS = {POLL: "up to ", SATURATED: "at least "}  # what a wait says that is not exact, by arrival source
+BOUNDS = {POLL: "up to "}  # what a wait says that is not exact, by arrival source
+ORIGINS = {  # what a latency counts from, by the names of statistics.ORIGINS
+    "stamp": "the arrival's stamp",
+    "capture": "the generator's capture",
+    "poll": "the last poll that had left the queue empty, a bound",
+    "receive": "the receive call: how long they waited before is not known",
+}
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
 STOLEN_SHARE = 0.001  # of the time: the slowest packets are looked for among a thousand
 
@@ -46,6 +52,16 @@ def describe_packet(packet: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def explain_origins(counts: dict[str, int]) -> str:
+    """From which point latencies count, from the `latency_from` of a report; empty where there are none."""
+    found = sorted(((count, ORIGINS[name]) for name, count in counts.items() if count), reverse=True)
+    if len(found) == 1:
+        return f"counted from {found[0][1]}"
+    total = sum(count for count, _ in found)
+    words = [f"for {_name_share(count / total)} of them from {origin}" for count, origin in found]
+    return "counted " + "; ".join(words) if found else ""
+
+
 def explain_stolen(stolen: object) -> str:
     """A sentence about the `stolen` of a summary, which may come from a damaged recording; empty where it is little."""
     share = stolen.get("share") if isinstance(stolen, dict) else None
@@ -55,6 +71,10 @@ def explain_stolen(stolen: object) -> str:
         f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
         "that makes packets late, too, and is blamed on the function that stood still"
     )
+
+
+def _name_share(share: float) -> str:
+    return f"{share:.1%}" if 0.0005 <= share < 0.9995 else "nearly none" if share < 0.5 else "nearly all"
 
 
 def _name_batch(batch: int | None) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from otel_nfprobe.nodes import node_rows
 from otel_nfprobe.printable import printable, printable_value
 from otel_nfprobe.report import Report
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.counters import counter_rows, describe_batches
-from otel_nfprobe.views.numbers import format_count, format_duration
-from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_stolen
+from otel_nfprobe.views.numbers import format_count, format_duration, format_size
+from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
 
 BAR_CHARACTERS = 40
 HISTOGRAM_ROWS = 16
@@ -25,6 +26,7 @@ def render_table(report: Report) -> str:
     sections = [
         _format_title(report),
         format_functions(document["functions"]),
+        format_nodes(document.get("nodes")),
         _format_counters(document),
         format_batches(document["batches"]),
         _format_packets(document["packets"]),
@@ -52,6 +54,11 @@ def format_functions(functions: Sequence[dict[str, Any]]) -> str:
         mark = " *" if function.get("below_resolution") else ""
         rows.append([function["name"] + mark, format_count(function["calls"]), *cells])
     return align_columns(rows) + _format_resolution(functions)
+
+
+def format_nodes(nodes: Sequence[dict[str, Any]] | None) -> str:
+    """One row per graph node, as the NF itself would show it."""
+    return align_columns(node_rows(nodes)) if nodes else ""
 
 
 def _format_counters(document: dict[str, Any]) -> str:
@@ -148,6 +155,7 @@ def _format_packets(packets: dict[str, Any]) -> str:
     if latency and latency.get("max") is not None:
         words = [f"{key} {format_duration(latency[key])}" for key in ("p50", "p99", "p999", "max")]
         text += "\nlatency of a packet: " + ", ".join(words)
+        text += "\n" + explain_origins(packets["latency_from"])
     return text
 
 
@@ -166,7 +174,7 @@ def _group_sizes(histogram: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
         return []
     largest = max(size for size, _ in histogram)
     if len(histogram) <= HISTOGRAM_ROWS:
-        return [(str(size), count) for size, count in sorted(histogram)]
+        return [(format_size(size), count) for size, count in sorted(histogram)]
     width = -(-largest // (HISTOGRAM_ROWS // 2))
     groups = []
     for first in range(1, largest + 1, width):

@@ -27,7 +27,8 @@ VISIBLE = 0.15  # a shorter box is not drawn: there may be thousands
 
 def draw_timeline(timeline: Timeline, description: str) -> str:
     """The drawing as one or two <svg> elements, `description` for those who cannot see them."""
-    origin = "arrival" if timeline.arrival_known else "arrival, at the earliest"
+    bound = "arrival, at the earliest" if timeline.batch_start_ns > 0 else "received"
+    origin = "arrival" if timeline.arrival_known else bound
     whole = _Scale(timeline.batches, [0, timeline.done_ns], 0, origin)
     own = [batch for batch in timeline.batches if batch.is_own]
     drawing = _draw(timeline, whole, "", description)

@@ -18,6 +18,12 @@ import pytest
 from mutate import Layout, mutate
 from seeds import FIRST, SECONDS, seeds
 
+from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SYMBOLS, ElfParser
+from otel_nfprobe.elfplain import read_plain
+from otel_nfprobe.elftables import read_head, read_relocations, read_symbols
+from otel_nfprobe.filecontent import Content
+
+READERS: dict[bytes, Callable[..., Any]] = {HEAD: read_head, SYMBOLS: read_symbols, RELOCATIONS: read_relocations}
 CHILD = Path(__file__).with_name("reading_child.py")
 EVERYDAY, EVERYDAY_SECONDS = 120, 30
 PATIENCE_S = 300
@@ -57,6 +63,31 @@ def test_damaged_files(tmp_path: Path, compile_target: Callable[..., Path], kind
     assert list(_read(source, 0, count, EVERYDAY_SECONDS)) == []
     if SECONDS:
         assert list(_read(source, max(FIRST, count), 1 << 60, SECONDS)) == []
+
+
+@pytest.mark.parametrize("kind", ["stripped", "library"])
+def test_tables_of_damaged_files_are_those_of_lief(
+    tmp_path: Path, compile_target: Callable[..., Path], kind: str
+) -> None:
+    """Or left to it."""
+    layout, parser, known = Layout(_good(tmp_path, kind, compile_target).read_bytes()), ElfParser(), 0
+    try:
+        for seed in seeds(60):
+            content = Content(mutate(layout, seed))
+            for question, read in READERS.items():
+                parts = read_plain(question, content)
+                if parts is not None:
+                    expected = parser.ask(question, content)
+                    assert expected is not None, (seed, question)
+                    assert _unordered(read(parts)) == _unordered(read(expected)), (seed, question)
+                    known += 1
+    finally:
+        parser.end()
+    assert known > 60
+
+
+def _unordered(found: Any) -> Any:
+    return [sorted(part) if isinstance(part, list) else part for part in found]
 
 
 def test_command_line_on_damaged_files(tmp_path: Path, compile_target: Callable[..., Path], nfprobe: Any) -> None:

@@ -7,10 +7,12 @@ NFPROBE_FUZZ_SECONDS=600 pytest tests/fuzz/test_fuzz_instructions.py looks at mo
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from otel_nfprobe.x86_64.sites import ENDBR
 MAPS = (b"", b"\x0f", b"\x0f\x38", b"\x0f\x3a")
 PREFIXES = (b"\x66", b"\xf2", b"\xf3", b"\xf0", b"\x67", b"\x2e", b"\x3e", b"\x64")
 REX = (b"", b"\x40", b"\x41", b"\x42", b"\x44", b"\x48", b"\x4c", b"\x4f")
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vector-opcodes"
 TAIL = bytes((0x24, 0x82, 0x33, 0x84, 0x55, 0x66, 0x77, 0x88, 0x99, 0xAA, 0xBB, 0xCC, 0xDD, 0xEE))
 FIELDS = [field.name for field in fields(FunctionScan)]
 
@@ -73,6 +76,54 @@ def test_random_instructions() -> None:
     assert known > 10_000
 
 
+def _vector_code(chance: random.Random) -> bytes:
+    """A VEX or EVEX prefix, an opcode, ModRM, and anything; the bits that most instructions need are often there."""
+    kind, opcode_map, opcode = chance.choice((0xC4, 0xC5, 0x62, 0x62)), chance.choice((1, 2, 3)), chance.randrange(256)
+    usual, second = chance.random() < 0.7, chance.randrange(256)
+    extensions = chance.choice((0xF0, 0xF0, chance.randrange(256) & 0xF0))
+    if usual:
+        second |= 0x78  # vvvv is not used
+    if kind == 0xC4:
+        head = bytes((kind, extensions & 0xE0 | opcode_map, second))
+    elif kind == 0xC5:
+        head = bytes((kind, second))
+    else:
+        third = chance.choice((0x08, 0x28, 0x48)) | chance.choice((0, 0, 0x10, 0x81, 0x01, 0x90))
+        head = bytes((kind, extensions | opcode_map, second | 4, third if usual else chance.randrange(256)))
+    prefix = chance.choice((b"", b"", b"", b"\x64", b"\x66", b"\xf3", b"\x67", b"\x41"))
+    return (prefix + head + bytes((opcode,)) + chance.randbytes(10))[: chance.choice((15, 15, 15, 6))]
+
+
+def test_random_vector_instructions() -> None:
+    known = 0
+    for seed in seeds(20):
+        chance = random.Random(seed)
+        known += _check(_vector_code(chance) for _ in range(5000))
+    assert known > 3000
+
+
+@pytest.mark.parametrize("kind", [0xC4, 0x62])
+def test_every_vector_opcode(kind: int) -> None:
+    """With each prefix, W, length, broadcasts, masks and kinds of operands."""
+    known = 0
+    lasts = (
+        (b"",) if kind == 0xC4 else [bytes((length << 5 | rest,)) for length in range(3) for rest in (8, 0x18, 9, 0x89)]
+    )
+    for opcode_map, prefix, wide, vvvv, last in product((1, 2, 3), range(4), (0, 0x80), (0x78, 0x48), lasts):
+        lengths = (0, 4) if kind == 0xC4 else (4,)
+        heads = [
+            bytes((kind, 0xE0 | (kind == 0x62) << 4 | opcode_map, wide | vvvv | length | prefix)) for length in lengths
+        ]
+        modrms = (0x01, 0x44, 0x85, 0x05, 0xC1, 0xD8, 0xF2)
+        known += _check(
+            (head + last + bytes((opcode, modrm)) + TAIL)[:15]
+            for head in heads
+            for opcode in range(256)
+            for modrm in modrms
+        )
+    assert known > 10_000
+
+
 def _check_head(image: ElfImage, frame: Frame, lengths: tuple[int, ...]) -> None:
     """The first instructions, without endbr64, have these lengths and only go on to the next one."""
     code = image.read(frame.start, frame.size)
@@ -103,6 +154,11 @@ def test_functions_of_libraries(name: str) -> None:
     library = next(Path("/usr/lib").glob(f"*/{name}"))
     functions, known = _compare(ElfImage(str(library), library.read_bytes()))
     assert known > functions * 0.9
+
+
+def test_the_header_of_vector_instructions_is_up_to_date() -> None:
+    words = [sys.executable, str(SCRIPT), "--check"]
+    assert subprocess.run(words, check=False).returncode == 0, "scripts/vector-opcodes"
 
 
 def test_functions_with_damage() -> None:

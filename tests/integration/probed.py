@@ -142,7 +142,11 @@ class Probed:
 
     def __enter__(self) -> Probed:
         self.monitor.attach()
-        self.monitor.start(Clock.start(), None, None)
+        try:
+            self.monitor.start(Clock.start(), None, None)
+        except BaseException:
+            self.monitor.abandon()
+            raise
         self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
         if self.drained:
             self._thread.start()
@@ -177,6 +181,12 @@ class Probed:
         assert self.torn == 0
         assert (self.counts.unpaired_entries, self.counts.unpaired_exits) == (0, 0)
         assert (self.counts.open, self.counts.invalid) == (0, 0)
+
+
+def cpu_ticks(pid: int) -> int:
+    """Processor time that the process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def wait_until(condition: object, patience_s: float = 60.0) -> bool:

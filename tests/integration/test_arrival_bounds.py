@@ -78,7 +78,6 @@ def test_bounds_are_those_of_each_queue(measured: Measured) -> None:
     assert len(batches) == sum(poll.returned > 0 for poll in polls)
     emptied: dict[int, Poll] = {}
     full: dict[int, int] = {}
-    batch_before: Poll | None = None
     saturated = 0
     rows = iter(batches)
     for poll in polls:
@@ -91,12 +90,11 @@ def test_bounds_are_those_of_each_queue(measured: Measured) -> None:
             assert bool(batch["flags"] & BatchFlag.SATURATED) == is_saturated
             if is_saturated:
                 saturated += 1
-                bound = batch_before if full.get(poll.queue) else poll
-            assert bound is not None
-            assert bound.before <= earliest <= bound.after
-            if not is_saturated:
+                assert earliest == batch["start_ticks"]
+            else:
+                assert bound is not None
+                assert bound.before <= earliest <= bound.after
                 assert earliest < poll.arrival < batch["start_ticks"]
-            batch_before = poll
         full[poll.queue] = 0 if short else full.get(poll.queue, 0) + 1
         if short:
             emptied[poll.queue] = poll

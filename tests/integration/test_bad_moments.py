@@ -43,7 +43,7 @@ def firewall(start_firewall: Callable[..., Firewall]) -> Firewall:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "nfprobe-test", str(folder)]
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "nfprobe-test", str(folder)]
     if subprocess.run(words, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     yield folder

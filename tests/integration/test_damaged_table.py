@@ -145,7 +145,12 @@ def damage_length(entry: Any) -> str:
     return "its length cannot be"
 
 
-@pytest.mark.parametrize("damage", [damage_old_bytes, damage_site, damage_trampoline, damage_length])
+def damage_kind(entry: Any) -> str:
+    entry.kind = 77
+    return "its kind cannot be"
+
+
+@pytest.mark.parametrize("damage", [damage_old_bytes, damage_site, damage_trampoline, damage_length, damage_kind])
 def test_a_killed_monitor_and_one_damaged_entry(nfprobe: Any, talker: Talker, damage: Callable[[Any], str]) -> None:
     """It is not restored, which is said; all others are, and the target goes on through its trampoline."""
     before = Whole(talker.pid)
@@ -165,6 +170,22 @@ def test_a_killed_monitor_and_one_damaged_entry(nfprobe: Any, talker: Talker, da
     assert before.target.read(site, 5) == standing
     assert talker.ask("steps 10") == talker.ask("spawns 3") == "right"
     ffi.buffer(entry)[:] = whole
+    assert nfprobe.json("detach", talker.pid)["restored"] == 1
+    assert before.is_as_before()
+
+
+def test_a_killed_monitor_and_an_entry_that_says_nothing_is_there(nfprobe: Any, talker: Talker) -> None:
+    """The code says that something is."""
+    before = Whole(talker.pid)
+    with killed(nfprobe, talker.pid, GLOBS) as table:
+        entry = next(entry for entry in table.armed() if not entry.island)
+        entry.armed = 0
+    done = nfprobe.run("detach", talker.pid)
+    assert done.returncode == 1, done.stderr
+    assert f"1 jumps to trampolines stand in the code of process {talker.pid}" in done.stderr
+    assert f"({int(entry.site):#x}); they were left alone." in done.stderr
+    assert talker.ask("steps 10") == talker.ask("spawns 3") == "right"
+    entry.armed = 1
     assert nfprobe.json("detach", talker.pid)["restored"] == 1
     assert before.is_as_before()
 

@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hostile import BOUND_S, INCLUDES, Bait, assert_lives, attach, has_probes, run
 from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.inject import library_path
-from otel_nfprobe.target import Target
+from otel_nfprobe.loadedlibrary import library_path
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
-INCLUDES = (f"-I{ROOT / 'native/probe'}", f"-I{ROOT / 'native/include'}", "-Wno-missing-field-initializers")
-BOUND_S = 60.0  # far more than any of these takes: whoever hangs, hangs
-PEAK_BYTES = 1 << 30
 SEALED = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 
 NO_MEMORY_FILE = "is not the memory file"
@@ -88,122 +79,10 @@ CHANGING_MODES = ["library-reused", "session-reused", "session-flips", "session-
 COUNTER_MODES = ["file", "device", "pipe", "stream", "nothing", "elsewhere", "full"]
 
 
-# A process that a large one starts counts that one's memory as its own until it executes its program: so a small one
-# starts it.
-PEAK = """
-import os, subprocess, sys
-_, status, usage = os.wait4(subprocess.Popen(sys.argv[2:]).pid, 0)
-os.write(int(sys.argv[1]), str(usage.ru_maxrss * 1024).encode())
-sys.exit(os.waitstatus_to_exitcode(status) & 255)
-"""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A command that has ended: its status, what it said, the most memory that it had."""
-
-    status: int
-    output: str
-    errors: str
-    peak_bytes: int
-
-    def assert_told(self, status: int, said: str = "") -> None:
-        """It has ended in order, with a sentence and not with an exception."""
-        assert self.status == status, self
-        assert said in self.errors, self
-        assert "unexpected" not in self.errors, self
-        assert "Traceback" not in self.errors, self
-        assert self.peak_bytes < PEAK_BYTES
-
-
-class Bait:
-    """Files of root's that everybody may read: they must stay as they are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.file, self.fifo = folder / "file", folder / "fifo"
-        self.file.write_bytes(b"root's own\n" * 100)
-        self.file.chmod(0o644)
-        os.mkfifo(self.fifo)
-        self.fifo.chmod(0o666)
-        self._before = self._look()
-
-    def _look(self) -> tuple[bytes, int, int]:
-        status = self.file.stat()
-        return self.file.read_bytes(), status.st_mtime_ns, self.fifo.stat().st_mtime_ns
-
-    def assert_untouched(self) -> None:
-        assert self._look() == self._before
-
-
 @pytest.fixture
-def bait() -> Iterator[Bait]:
-    folder = Path(tempfile.mkdtemp(prefix="nfprobe-bait-"))
-    folder.chmod(0o755)
-    yield Bait(folder)
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def start(
-    compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], bait: Bait
-) -> Callable[..., Talker]:
+def start(start_hostile: Callable[..., Talker]) -> Callable[..., Talker]:
     """Starts a target that is hostile in a mode: start(mode, path=, turned=)."""
-    program = compile_target("hostile", *INCLUDES)
-
-    def start_(mode: str, path: Path = bait.file, turned: bool = True) -> Talker:
-        talker = Talker(spawn(program, mode, path, stdin=subprocess.PIPE))
-        assert not turned or talker.ask("turn") == "right"
-        return talker
-
-    return start_
-
-
-def run(*words: object, **options: Any) -> Ended:
-    """Runs nfprobe to its end, which must come."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        command = [sys.executable, "-m", "otel_nfprobe", *map(str, words)]
-        measured, said = os.pipe()
-        words = [sys.executable, "-c", PEAK, str(said), *map(str, command)]
-        options = {"pass_fds": (said,), "start_new_session": True} | options
-        process = subprocess.Popen(words, stdout=output, stderr=errors, **options)
-        os.close(said)
-        timer = threading.Timer(BOUND_S, os.killpg, (process.pid, signal.SIGKILL))
-        timer.start()
-        status = process.wait()
-        timer.cancel()
-        with open(measured) as measured_file:
-            peak_bytes = int(measured_file.read() or 0)
-        texts = []
-        for stream in (output, errors):
-            stream.seek(0)
-            texts.append(stream.read().decode())
-        return Ended(status, *texts, peak_bytes)
-
-
-def attach(talker: Talker, *options: object) -> Ended:
-    words = ("--adapter", "none", "--functions", "hostile-*:step", "--for", "0.3s", "--ring-size", "64KiB", "--json")
-    return run("attach", talker.pid, *words, *options)
-
-
-def assert_lives(talker: Talker) -> None:
-    """The target is as it was and goes on."""
-    assert talker.ask("step 1000") == "right"
-    assert not has_probes(talker.pid)
-
-
-def has_probes(pid: int) -> bool:
-    """Whether the program's code differs from its file."""
-    target = Target(pid)
-    program = target.modules()[0]
-    with open(f"/proc/{pid}/exe", "rb") as file:
-        for mapping in target.maps():
-            if (mapping.start, mapping.end) in program.executable_ranges:
-                file.seek(mapping.offset)
-                content = file.read(mapping.end - mapping.start)
-                if target.read(mapping.start, len(content)) != content:
-                    return True
-    return False
+    return start_hostile
 
 
 def test_what_behaves_is_measured(start: Callable[..., Talker], bait: Bait) -> None:
@@ -320,8 +199,19 @@ def test_status_and_detach(mode: str, start: Callable[..., Talker], bait: Bait) 
     assert_lives(talker)
 
 
-def test_killed_monitor(start: Callable[..., Talker]) -> None:
-    talker = start("behaves")
+@pytest.mark.parametrize(
+    ("mode", "is_known"),
+    [
+        ("behaves", True),
+        ("session-absurd-counts", True),
+        ("counters-device", True),
+        ("session-forges", False),
+        ("session-scribbles", False),
+    ],
+)
+def test_killed_monitor(mode: str, is_known: bool, start: Callable[..., Talker], bait: Bait) -> None:
+    """What says where probes are is compared with the program's file before anything is written."""
+    talker = start(mode)
     words = ("--adapter", "none", "--functions", "hostile-*:step", "--ring-size", "64KiB")
     command = [sys.executable, "-m", "otel_nfprobe", "attach", str(talker.pid), *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as monitor:
@@ -329,8 +219,15 @@ def test_killed_monitor(start: Callable[..., Talker]) -> None:
         assert "attached to" in monitor.stderr.readline()
         monitor.kill()
     assert has_probes(talker.pid)
-    assert json.loads(run("detach", talker.pid, "--json").output)["restored"] == 1
-    assert_lives(talker)
+    done = run("detach", talker.pid, "--json")
+    bait.assert_untouched()
+    assert talker.ask("step 1000") == "right"
+    if is_known:
+        done.assert_told(0)
+        assert json.loads(done.output)["restored"] == 1
+        assert_lives(talker)
+    else:
+        done.assert_told(1, "left alone")
 
 
 # ---- beside others -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Talker, wait_until
+from probed import Talker, cpu_ticks, wait_until
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.inject import inject
@@ -36,12 +36,6 @@ def inject_and_leave(pid: int) -> tuple[float, int]:
     assert injected.session.leave()
     injected.session.close()
     return seconds, injected.stopped_ns
-
-
-def cpu_ticks(pid: int) -> int:
-    """Processor time that the process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def assert_runs_on(pid: int) -> None:

@@ -64,7 +64,7 @@ def test_nothing_raw_is_printed(
     assert "\\x1b]0;title" in _check(nfprobe.run("doctor", pid))
     words = ["attach", pid, "--adapter", "none", "--functions", glob, "--for", "0.3s", "--record", recording]
     _check(nfprobe.run(*words))
-    _check(nfprobe.run("status"), 1)
+    _check(nfprobe.run("status", pid), 1)
     assert "work\\x1b]0;mine" in _check(nfprobe.run("report", recording))
     _check(nfprobe.run("attach", pid, "--functions", "program*:nothing\x1b[2J"), 2)
     assert "\\x1b" in _check(nfprobe.run("diff", recording, recording))

@@ -203,6 +203,21 @@ def test_handler_survives_traps_in_moments_that_block_it(sites: Sites) -> None:
     assert sites.talker.ask("handled") == "mine"
 
 
+def test_blocked_while_it_waits_for_a_processor(sites: Sites) -> None:
+    """A thread that does not run cannot unblock SIGTRAP: that it blocks it all the time is no reason to refuse."""
+    before = set(os.listdir(f"/proc/{sites.target.pid}/task"))
+    assert sites.talker.ask("moments") == "started"
+    (tid,) = (int(name) for name in set(os.listdir(f"/proc/{sites.target.pid}/task")) - before)
+    os.setpriority(os.PRIO_PROCESS, tid, 19)
+    with hogs():
+        for _ in range(3):
+            sites.toggle(arm=True)
+            sites.toggle(arm=False)
+    os.setpriority(os.PRIO_PROCESS, tid, 0)
+    assert sites.talker.ask("stop") == "right"
+    assert sites.are_as_before()
+
+
 @pytest.mark.parametrize(("command", "reason"), [("block 1", "blocks SIGTRAP"), ("ignore", "ignores SIGTRAP")])
 def test_target_without_traps_is_left_alone(sites: Sites, command: str, reason: str) -> None:
     assert sites.talker.ask(command) == "done"

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from otel_nfprobe._core import ffi, lib
 from probed import wait_until
 
 from otel_nfprobe import preemption
@@ -100,14 +103,108 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in error.value.sentence
 
 
+OUT, PREEMPTED = 1 << 13, 3 << 13
+LOST = struct.pack("<IHH", 2, 0, 48) + bytes(40)  # PERF_RECORD_LOST
+
+
+class FakeRing:
+    """A thread's buffer, into which a test writes what the kernel would."""
+
+    def __init__(self, watch: SwitchWatch, tid: int) -> None:
+        self._buffer = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+        self._head = 0
+        watch._add(tid, os.open("/dev/null", os.O_RDONLY), self._buffer)
+
+    def put(self, *records: bytes | tuple[int, int]) -> None:
+        """Records as they are, or switches: misc, time in ns."""
+        for record in records:
+            if isinstance(record, tuple):
+                record = struct.pack("<IHHIIQII", 14, record[0], 32, 0, 0, record[1], 3, 0)
+            for byte in record:  # it may go on at the ring's beginning
+                self._buffer[mmap.PAGESIZE + self._head % (2 * mmap.PAGESIZE)] = byte
+                self._head += 1
+        struct.pack_into("<Q", self._buffer, 1024, self._head)
+
+
+def test_threads_that_are_read_together() -> None:
+    """What was away at the end of one look belongs to what comes back in the next, of the same thread only."""
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    rings = {tid: FakeRing(watch, tid) for tid in (11, 12, 13, 14)}
+    indexes = {11: 1, 12: 2, 13: 3}
+
+    def look() -> list[tuple[int, int]]:
+        rows = watch.read(lambda: indexes)
+        assert (rows["in_ticks"] > rows["out_ticks"]).all()
+        return list(zip(rows["thread"].tolist(), rows["flags"].tolist(), strict=True))
+
+    assert look() == []
+    rings[11].put((OUT, 1_000_000), (0, 2_000_000), (PREEMPTED, 3_000_000))
+    rings[12].put((0, 1_000_000), (OUT, 4_000_000))  # its first record is a switch in
+    rings[14].put((OUT, 1_000_000))  # no entry of the thread table
+    assert look() == [(1, 0)]
+    rings[12].put((0, 5_000_000))
+    rings[13].put((OUT, 5_000_000), (0, 6_000_000), (OUT, 7_000_000))
+    assert look() == [(2, 0), (3, 0)]
+    # The kernel has lost records of 13: what was away does not belong to what comes back, and the next is incomplete.
+    rings[11].put((0, 8_000_000))
+    rings[13].put(LOST, (0, 9_000_000), (OUT, 10_000_000), (0, 11_000_000))
+    assert look() == [(1, SwitchFlag.PREEMPTED), (3, SwitchFlag.INCOMPLETE)]
+    assert watch.lost == 1
+    # What 14 did before it had an entry is its own.
+    indexes[14] = 4
+    rings[14].put((0, 12_000_000), (OUT, 13_000_000), (0, 14_000_000))
+    assert look() == [(4, 0), (4, 0)]
+    watch.close()
+
+
 def test_lost_records_of_the_kernel_are_counted() -> None:
-    event = np.zeros(1, preemption._EVENT)
-    event["type"], event["size"] = 14, event.itemsize
-    lost = np.zeros(48, np.uint8)
-    lost[:8] = np.array([2, 48 << 16], "<u4").view(np.uint8)
-    events, count = preemption._split(event.tobytes() + lost.tobytes() + event.tobytes())
-    assert (len(events), count) == (2, 1)
-    assert preemption._split(b"\0" * 31)[1] == 0
+    """What went before them does not belong to what comes back after them, in one look or two."""
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    ring = FakeRing(watch, 11)
+    ring.put((OUT, 1_000_000), LOST, (0, 2_000_000), LOST, (PREEMPTED, 3_000_000), (0, 4_000_000), (OUT, 5_000_000))
+    rows = watch.read(lambda: {11: 1})
+    assert rows["flags"].tolist() == [SwitchFlag.PREEMPTED | SwitchFlag.INCOMPLETE]
+    assert watch.lost == 2
+    ring.put((0, 6_000_000))
+    assert watch.read(lambda: {11: 1})["flags"].tolist() == [0]
+    ring.put(bytes(32))  # nothing that can be: what follows is not read, either
+    assert len(watch.read(lambda: {11: 1})) == 0
+    watch.close()
+
+
+def test_records_that_go_on_at_the_beginning_of_a_buffer() -> None:
+    """More than one buffer's worth, in pieces that end anywhere, of several threads."""
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    rings, times = [FakeRing(watch, tid) for tid in range(40)], []
+    for turn in range(1, 120):
+        for ring in rings:
+            ring.put(*((OUT, 1000 * turn + 10 * number) if number % 2 == 0 else (0, 1000 * turn + 10 * number)
+                       for number in range(2 * (turn % 7))))  # fmt: skip
+            ring.put(LOST)
+        rows = watch.read(lambda: {tid: tid for tid in range(40)})
+        assert rows["thread"].tolist() == [tid for tid in range(40) for _ in range(turn % 7)]
+        times.append(len(rows))
+    assert sum(times) * 64 > 2 * 8192
+    assert watch.lost == 119 * 40
+    watch.close()
+
+
+def test_a_thread_that_takes_the_place_of_another_one() -> None:
+    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    FakeRing(watch, 11).put((OUT, 1_000_000))
+    assert len(watch.read(lambda: {11: 1})) == 0
+    watch._remove(11)
+    FakeRing(watch, 12).put((0, 2_000_000), (OUT, 3_000_000), (0, 4_000_000))
+    assert watch.read(lambda: {11: 1, 12: 2})["thread"].tolist() == [2]
+    watch.close()
+
+
+def test_rows_are_those_of_the_core() -> None:
+    fields = dict(ffi.typeof("struct nfp_switch").fields or ())
+    offsets = [field.offset for field in fields.values()]
+    assert offsets == [SWITCH.fields[name][1] for name in SWITCH.names]  # type: ignore[index, union-attr]
+    assert ffi.sizeof("struct nfp_switch") == SWITCH.itemsize
+    assert (lib.NFP_SWITCH_PREEMPTED, lib.NFP_SWITCH_INCOMPLETE) == (SwitchFlag.PREEMPTED, SwitchFlag.INCOMPLETE)
 
 
 def test_recordings_keep_them(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = 200
+ROUNDS = 80
 ROUNDS_LONG = 2000
 ROUNDS_OF_MANY = 10_000
 MANY = 1000
@@ -121,7 +121,7 @@ def run_rounds(testpmd: Testpmd, rounds: int, many: bool = False) -> None:
     assert late[1] - early[1] < 4 * (rounds - 10), "memory grows with each attach"
 
 
-def test_two_hundred_rounds(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
+def test_eighty_rounds(capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]) -> None:
     testpmd = start_testpmd(pcap_device(capture(1024), infinite=True), interactive=False)
     run_rounds(testpmd, ROUNDS)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import ffi, lib
+from probed import wait_until
 
 from otel_nfprobe.inject import inject
 from otel_nfprobe.target import Target, has_ended
@@ -79,8 +81,9 @@ def test_a_thread_that_does_not_come_is_let_go(
 ) -> None:
     """When the time is over it mostly stands in a system call: its next stop is at the end of that call."""
     process = spawn(compile_target("allocating"))
+    assert wait_until(lambda: len(Target(process.pid).threads()) == 2), "it never began"
     tids = ffi.new("int32_t[]", [process.pid])
-    request = ffi.new("struct nfp_inject *", {"pid": process.pid, "tids": tids, "tid_count": 1})
+    request = ffi.new("struct nfp_inject *", {"pid": process.pid, "tids": tids, "tid_count": 1, "memory_fd": -1})
     boot = ffi.new("struct nfp_boot *")
     request.patience_ns = 5_000_000
     for _ in range(100):
@@ -90,4 +93,28 @@ def test_a_thread_that_does_not_come_is_let_go(
         assert time.monotonic() - start < HANG_S
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert "TracerPid:\t0\n" in status
+    assert not has_ended(process.pid)
+
+
+def test_while_the_loader_reads_libraries(spawn: Callable[..., subprocess.Popen[str]], nfprobe: Any) -> None:
+    """It blocks in read, where a running program could load the probe library: here no libc is relocated yet."""
+    reading, writing = os.pipe()
+    process = spawn("/usr/bin/sleep", "1000", stdin=reading, env={"LD_PRELOAD": "/proc/self/fd/0"})
+    os.close(reading)
+    assert wait_until(lambda: Path(f"/proc/{process.pid}/syscall").read_text().startswith("0 "))
+    target = Target(process.pid)
+    tids = ffi.new("int32_t[]", [process.pid])
+    request = ffi.new("struct nfp_inject *", {"pid": process.pid, "tids": tids, "tid_count": 1})
+    request.memory_fd = target.memory.descriptor
+    request.patience_ns = 50_000_000
+    assert lib.nfp_inject(request, ffi.new("struct nfp_boot *")) == -errno.EAGAIN
+    answer = nfprobe.run("attach", process.pid, "--for", "0.1s", "--export", "none")
+    assert answer.returncode == 3
+    assert "has loaded no C library" in answer.stderr
+    os.write(writing, b"no library")
+    os.close(writing)
+    assert wait_until(lambda: Path(f"/proc/{process.pid}/syscall").read_text().startswith("230 "))  # clock_nanosleep
+    injected = inject(target, 1 << 20)
+    assert injected.session.leave()
+    injected.session.close()
     assert not has_ended(process.pid)

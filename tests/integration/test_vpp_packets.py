@@ -106,21 +106,40 @@ def traffic(
     return Traffic(Talker(spawn(doubles[release], stdin=subprocess.PIPE)), tmp_path)
 
 
-@pytest.mark.parametrize("traffic", [1903], indirect=True)
-def test_every_packet(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
-    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", "--packets", "all")
+@pytest.mark.parametrize("options", [("--packets", "all"), LATE])
+def test_every_packet(traffic: Traffic, options: tuple[str, ...], nfprobe: Any, tmp_path: Path) -> None:
+    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *options)
     check_all(traffic, columns, counts, summary)
 
 
-@pytest.mark.parametrize("traffic", [2606], indirect=True)
-def test_two_input_nodes_in_one_turn(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
+def test_several_streams(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
+    """One call of an input node returns up to 768 packets in three frames."""
+    traffic.double.ask("streams")
+    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", "--packets", "all")
+    assert columns.batches["size"].max() > 256
+    check_all(traffic, columns, counts, summary)
+
+
+@pytest.mark.parametrize("traffic", [1903], indirect=True)
+def test_a_release_whose_frames_are_not_found(traffic: Traffic, nfprobe: Any, tmp_path: Path) -> None:
+    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", "--packets", "all")
+    assert len(columns.packets) == counts.generated == 0
+    assert (counts.received, counts.invalid) == (COUNT, 0)
+    (thread,) = [thread for thread in summary["threads"] if thread["packets"]]
+    assert thread["packets"] == COUNT
+
+
+@pytest.mark.parametrize("options", [("--packets", "all"), LATE])
+def test_two_input_nodes_in_one_turn(traffic: Traffic, options: tuple[str, ...], nfprobe: Any, tmp_path: Path) -> None:
     """VPP calls both, and then the graph for the packets of both: each packet is in its own node's batch, wherever a
-    round of the monitor ends."""
+    round of the monitor ends. The second one fills the frame on that the first one has begun."""
     traffic.double.ask("both")
     traffic.double.ask("0")  # both have been called
-    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *LATE)
+    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *options)
     assert len(np.unique(columns.batches["function"])) == 2
     check_all(traffic, columns, counts, summary)
+    if options != LATE:
+        return
     reader = RecordingReader(tmp_path / "vpp.nfprobe")
     roles, records = read_facts(reader).roles, read_records(reader)
     for place in range(0, len(records), len(records) // 40):
@@ -147,16 +166,15 @@ def test_a_number_that_names_no_buffer(traffic: Traffic, nfprobe: Any, tmp_path:
     assert traffic.double.ask("0").startswith(f"{COUNT + 100} received")
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_where_buffers_are(release: int, doubles: dict[int, Path], spawn: Callable[..., Any]) -> None:
-    double = Talker(spawn(doubles[release], stdin=subprocess.PIPE))
+def test_where_buffers_are(doubles: dict[int, Path], spawn: Callable[..., Any]) -> None:
+    double = Talker(spawn(doubles[RELEASES[-1]], stdin=subprocess.PIPE))
     double.ask("100")
     target, adapter = Target(double.pid), VppAdapter()
     adapter.roles(target)
-    start, size_bytes = adapter.buffer_memory()
-    (mapping,) = [mapping for mapping in target.maps() if mapping.start == start]
-    assert mapping.end - start == size_bytes
-    assert f"buffers are at {start:#x}, {size_bytes >> 20} MiB" in "\n".join(adapter.notes(target))
+    buffers = adapter.numbered_buffers()
+    (mapping,) = [mapping for mapping in target.maps() if mapping.start == buffers.start]
+    assert mapping.end - buffers.start == buffers.size_bytes
+    assert f"buffers are at {buffers.start:#x}, {buffers.size_bytes >> 20} MiB" in "\n".join(adapter.notes(target))
     assert double.ask("spoil buffers") == "spoiled"
     assert VppAdapter().roles(target)
     assert find_buffer_memory(target, read_graph(target).mains[0]) is None

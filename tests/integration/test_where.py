@@ -17,7 +17,7 @@ from other_user import NOBODY, run_as
 from rooms import Room, need_unshare, root_of
 
 from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.inject import library_path
+from otel_nfprobe.loadedlibrary import library_path
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration

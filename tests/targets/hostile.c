@@ -2,12 +2,14 @@
 // A target that is hostile on purpose: its pthread_create starts no helper thread. A thread of its own talks to the
 // monitor instead, in one of many ways: hostile MODE [PATH]. It drops root's rights first. As a library that is
 // preloaded (HOSTILE_MODE, HOSTILE_PATH) it does so in any program.
+// Modes that load are honest otherwise: the helper thread is the real one, and dlopen is the target's own.
 //   turn      becomes hostile
 //   fork N    forks N children that call `step` for ever, of which the first is hostile; answers their process ids
 //   step N    calls step N times
 //   kept      what the monitor wrote into the library's memory file: bytes, seals
 //   end       the children end
 #include "hostile_descriptors.h"
+#include "hostile_library.h"
 #include "hostile_memory.h"
 #include "commands.h"
 #include <dlfcn.h>
@@ -47,6 +49,8 @@ struct mode {
 	uint64_t bytes;
 	void (*spoil)(struct hostile_session *session); // before the monitor sees it
 	void (*meanwhile)(struct hostile_session *session);
+	void *(*load)(const char *path, int flags); // instead of dlopen
+	void (*begin)(const char *path); // before anybody attaches
 };
 
 static void give_library(const struct mode *mode)
@@ -74,9 +78,23 @@ static void reuse_library(const struct mode *mode)
 	swap(NO_SUCH_DESCRIPTOR, memory, other);
 }
 
+// As the helper thread would, where it is not there yet. NULL: the monitor has given up.
+static void *load_library(void)
+{
+	if (boot_page->entry)
+		return (void *)boot_page->entry;
+	library_file = name_of_library();
+	ask_for_library(boot_page, library_file);
+	return await_stage(boot_page, NFP_BOOT_LIBRARY_FILLED) ? entry_of(load_file(library_file)) : NULL;
+}
+
 static void reuse_session(const struct mode *mode)
 {
+	void *entry = load_library();
+	if (!entry)
+		return;
 	struct hostile_session session = make_session(TOTAL_BYTES, SOUND_SEALS);
+	session.header->helper_address = (uint64_t)entry;
 	int other = mode->open();
 	dup2(session.fd, NO_SUCH_DESCRIPTOR);
 	offer_session(boot_page, NO_SUCH_DESCRIPTOR);
@@ -96,29 +114,30 @@ static void ask_for_ever(const struct mode *mode)
 
 static void open_session(const struct mode *mode)
 {
+	void *entry = load_library();
+	if (!entry)
+		return;
 	struct hostile_session session = make_session(mode->bytes, mode->seals);
 	session.count = mode->open;
+	if (mode->bytes >= NFP_PROGRAM_OFFSET) // else there is no header to write to
+		session.header->helper_address = (uint64_t)entry;
 	if (mode->spoil)
 		mode->spoil(&session);
 	offer_session(boot_page, session.fd);
-	if (mode->bytes >= NFP_PROGRAM_OFFSET) // else there is no header to look at
+	if (mode->bytes >= NFP_PROGRAM_OFFSET)
 		serve(&session, mode->meanwhile);
-}
-
-// As the helper thread would: the library first.
-static void behave(const struct mode *mode)
-{
-	library_file = name_of_library();
-	ask_for_library(boot_page, library_file);
-	if (await_stage(boot_page, NFP_BOOT_LIBRARY_FILLED))
-		open_session(mode);
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------
 
 #define SOUND .seals = SOUND_SEALS, .bytes = TOTAL_BYTES
 static const struct mode modes[] = {
-    {"behaves", behave, SOUND},
+    {"behaves", open_session, SOUND},
+    {"load-copy", .load = load_copy},
+    {"load-patched", .load = load_patched},
+    {"load-both", .load = load_both},
+    {"named-as-library", open_session, SOUND, .begin = load_named},
+    {"named-as-data", .load = load_given, .begin = map_named},
     {"library-read-only", give_library, open_read_only},
     {"library-path-only", give_library, open_path_only},
     {"library-device", give_library, open_device},
@@ -157,6 +176,8 @@ static const struct mode modes[] = {
     {"session-wrong-sizes", open_session, SOUND, .spoil = wrong_sizes},
     {"session-flips", open_session, SOUND, .meanwhile = flip_header},
     {"session-full-tables", open_session, SOUND, .spoil = full_tables},
+    {"session-scribbles", open_session, SOUND, .meanwhile = scribble_table},
+    {"session-forges", open_session, SOUND, .meanwhile = forge_entry},
     {"session-absurd-counts", open_session, SOUND, .spoil = absurd_counts},
     {"arena-file-cut", open_session, SOUND, .spoil = cut_files, .keeps_rights = 1},
     {"arena-unaligned", open_session, SOUND, .spoil = unaligned_arena},
@@ -199,11 +220,10 @@ static int own_pthread_create(pthread_t *thread, const pthread_attr_t *attribute
 	return 0;
 }
 
-static void replace_pthread_create(void)
+static void replace(const char *function, void *to)
 {
-	uint8_t *place = dlsym(RTLD_DEFAULT, "pthread_create");
+	uint8_t *place = dlsym(RTLD_DEFAULT, function);
 	uint8_t jump[14] = {0xff, 0x25, 0, 0, 0, 0};
-	void *to = (void *)own_pthread_create;
 	uint8_t *page = (uint8_t *)((uintptr_t)place & ~4095ul);
 	memcpy(jump + 6, &to, sizeof(to));
 	if (mprotect(page, 8192, PROT_READ | PROT_WRITE | PROT_EXEC) != 0)
@@ -219,9 +239,15 @@ static const char *turn(long unused)
 	    (setgroups(0, NULL) || setresgid(NOBODY, NOBODY, NOBODY) || setresuid(NOBODY, NOBODY, NOBODY)))
 		return "still root";
 	prctl(PR_SET_DUMPABLE, 1);
+	if (mode->begin)
+		mode->begin(path);
+	if (mode->load) {
+		replace("dlopen", (void *)mode->load);
+		return "right";
+	}
 	if (pthread_create(&thread, NULL, drive, NULL) != 0)
 		return "no thread";
-	replace_pthread_create();
+	replace("pthread_create", (void *)own_pthread_create);
 	return "right";
 }
 

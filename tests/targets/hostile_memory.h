@@ -7,6 +7,7 @@
 #include <signal.h>
 
 static long step(long x);
+static const char *call_step(long count);
 
 static void wrong_sizes(struct hostile_session *session)
 {
@@ -132,6 +133,28 @@ static void flip_header(struct hostile_session *session)
 	header->ring_bytes = header->ring_stride = RING_BYTES;
 	header->total_bytes = TOTAL_BYTES;
 	header->magic = NFP_SESSION_MAGIC;
+}
+
+// What says which bytes are patched, and what stood there before: random, and again when the monitor has written.
+static void scribble_table(struct hostile_session *session)
+{
+	volatile uint64_t *words = (void *)(session->memory + NFP_PROBE_TABLE_OFFSET);
+	if (session->header->state == NFP_STATE_ARMED)
+		for (int i = 0; i < 64; i++)
+			words[random_word() % 128] = random_word() >> (random_word() & 63);
+}
+
+// As if it had patched another function, too, where nothing of the monitor is.
+static void forge_entry(struct hostile_session *session)
+{
+	struct nfp_probe *probes = (void *)(session->memory + NFP_PROBE_TABLE_OFFSET);
+	if (session->header->state != NFP_STATE_ARMED || session->header->probes != 1)
+		return;
+	probes[1] = probes[0];
+	probes[1].site = (uint64_t)(uintptr_t)call_step;
+	memset(probes[1].old_bytes, 0xcc, sizeof(probes[1].old_bytes));
+	memcpy(probes[1].new_bytes, (void *)call_step, sizeof(probes[1].new_bytes));
+	session->header->probes = 2;
 }
 
 static void truncate_session(struct hostile_session *session)

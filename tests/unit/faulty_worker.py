@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 ACCIDENT, MARK, QUESTIONS = sys.argv[1:4]
 del sys.argv[1:4]
 sys.path[:] = sys.argv[2].split(os.pathsep)
+
+import resource  # noqa: E402
 
 from otel_nfprobe import elfworker  # noqa: E402
 
@@ -62,6 +66,27 @@ def raises(_: bytes) -> NoReturn:
     raise RuntimeError("a note has no end")
 
 
+def take_over(_: bytes) -> NoReturn:
+    """Says the same about all files from now on, and says it on every descriptor that there is."""
+
+    def forged(_: bytes) -> list[bytes]:
+        return [b""] * 6
+
+    elfworker.READERS[b"h"] = forged
+    answer = b"d" + struct.pack("<7Q", 6, *[0] * 6)
+    for descriptor in range(64):
+        with suppress(OSError):
+            os.write(descriptor, answer + bytes(4))
+            os.write(descriptor, answer + bytes(4))
+    os._exit(3)
+
+
+def stay(_: bytes) -> list[bytes]:
+    """Says nothing of this file, and no more of all files from now on."""
+    elfworker.READERS[b"h"] = lambda _: [b""] * 6
+    return [b""] * 6
+
+
 def escape(_: bytes) -> list[bytes]:
     """Tries what a file that has taken over the process would try; what works is told as sections."""
     attempts: dict[str, Callable[[], object]] = {
@@ -69,6 +94,8 @@ def escape(_: bytes) -> list[bytes]:
         "list": lambda: os.listdir("/"),
         "kill": lambda: os.kill(os.getppid(), 0),
         "fork": os.fork,
+        "group": os.setsid,
+        "limit": lambda: resource.setrlimit(resource.RLIMIT_NPROC, (9, 9)),
         "exec": lambda: os.execv("/bin/true", ["true"]),
         "link": lambda: os.readlink("/proc/self/exe"),
         "user": lambda: os.setuid(0),
@@ -78,7 +105,7 @@ def escape(_: bytes) -> list[bytes]:
     for name, attempt in attempts.items():
         try:
             attempt()
-        except OSError:
+        except (OSError, ValueError):
             continue
         done.append(name)
     return [b"", bytes(16 * len(done)), "\0".join(done).encode(), b"", b"", b""]

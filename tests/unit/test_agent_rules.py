@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +169,40 @@ class NeverEnding:
 
     def __init__(self, process: Process, rule: Rule, _: object) -> None:
         self.process, self.rule, self.status = process, rule, None
+
+
+class FailsAtOnce:
+    """A session that cannot begin."""
+
+    started_at, status, was_refused, was_too_dear, summary = 0.0, 1, False, False, None
+
+    def __init__(self, process: Process, rule: Rule, _: object) -> None:
+        self.process, self.rule = process, rule
+
+
+def test_who_starts_again_and_again_keeps_only_himself_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of his processes is another one at each look: no pause holds them."""
+    flapping, good = frozenset({1000}), replace(PROCESS, pid=99)
+    begun: list[int] = []
+    now_s = [0.0]
+
+    class Session(FailsAtOnce):
+        def __init__(self, process: Process, rule: Rule, _: object) -> None:
+            super().__init__(process, rule, _)
+            begun.append(process.pid)
+
+    def find() -> Iterator[Process]:
+        others = [replace(PROCESS, pid=pid, executable=f"vpp{now_s[0]}", users=flapping) for pid in range(10)]
+        return iter([*others, good] if now_s[0] > 100 else others)
+
+    monkeypatch.setattr("otel_nfprobe.agent.agent.find_processes", find)
+    monkeypatch.setattr("otel_nfprobe.agent.agent.Attached", Session)
+    monkeypatch.setattr("otel_nfprobe.agent.agent.time.monotonic", lambda: now_s[0])
+    agent = Agent(Configuration([Rule("all", {"process": "vpp*"}, users=None)], starts_per_minute=6), lambda _: None)
+    for now_s[0] in range(0, 200, 2):
+        agent.look()
+    assert len(begun) <= 6 * (200 // 60 + 1)
+    assert good.pid in begun
 
 
 def test_sessions_and_their_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

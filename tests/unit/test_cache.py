@@ -67,6 +67,17 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch:
     assert not list((tmp_path / "shared" / "nfprobe").iterdir())
 
 
+def test_a_folder_that_others_can_only_look_into_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~/.cache/nfprobe` may have been made for the stack before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
+    folder = tmp_path / "open" / "nfprobe"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    cache.store(BUILD_ID, "scan", b"value")
+    assert cache.load(BUILD_ID, "scan") == b"value"
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+
+
 def test_an_entry_that_others_can_write_is_not_believed(folder: Path) -> None:
     cache.store(BUILD_ID, "scan", b"value")
     (path,) = folder.iterdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_nfprobe import ehframe
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, FrameTable, parse_frames
 from otel_nfprobe.modules import Module
@@ -129,3 +130,29 @@ def test_a_program_that_remembers_without_end_is_refused() -> None:
     frame_copy = type(frame)(frame.start, frame.size, frame.common, b"\x0a" * 100_000, False)
     with pytest.raises(FrameError, match="remembers"):
         frame_copy.rules()
+
+
+def _parsed(section: bytes) -> list[tuple[int, int, bytes, bool]] | str:
+    try:
+        found = parse_frames(section, 0x1000).frames
+    except FrameError as error:
+        return str(error)
+    return [(frame.start, frame.size, frame.instructions, frame.has_lsda) for frame in found]
+
+
+def test_usual_entries_are_read_as_all_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good ones and damaged ones."""
+    sections = []
+    for path in LIBRARIES[:2]:
+        section = bytearray(Module.from_file(path).image._frame_section()[1][:20_000])
+        sections.append(bytes(section))
+        for seed in range(60):
+            chance, damaged = random.Random(seed), bytearray(section)
+            for _ in range(3):
+                damaged[chance.randrange(len(damaged))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+            sections.append(bytes(damaged))
+    found = [_parsed(section) for section in sections]
+    monkeypatch.setattr(ehframe, "_parse_usual", lambda *_: None)
+    assert found == [_parsed(section) for section in sections]
+    assert sum(isinstance(item, list) for item in found) > 10
+    assert sum(isinstance(item, str) for item in found) > 10

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import elf, elfparser
+from otel_nfprobe import elf, elfparser, elfplain
 from otel_nfprobe.analysis import plan_functions
 from otel_nfprobe.elf import UnreadableError
 from otel_nfprobe.elfparser import HEAD, ElfParser, ParserError
@@ -36,7 +37,8 @@ def faulty(accident: str, questions: str = "hsr") -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _one_parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another parser for the whole process where the test wants one; nothing is remembered."""
+    """Another parser for the whole process where the test wants one, for all files; nothing is remembered."""
+    monkeypatch.setattr(elfplain, "read_plain", lambda *_: None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     before = elfparser.parser
     elf._images.clear()
@@ -124,8 +126,10 @@ def test_a_file_that_it_does_not_survive_is_told_and_not_tried_again(good: Path,
         Module.from_file(bad)
     assert caught.value.sentence.startswith(f"{bad} cannot be read: ")
     assert caught.value.next_command == f"file {bad}"
-    assert len(functions_of(Module.from_file(good))) > 50  # by another process
+    before = elfparser.parser.pid
+    assert len(functions_of(Module.from_file(good))) > 50
     after = elfparser.parser.pid
+    assert (before == after) == (before is not None)  # only one that takes too long costs the server
     with pytest.raises(UnreadableError, match=ACCIDENTS[accident]):
         Module.from_file(bad)
     assert elfparser.parser.pid == after
@@ -184,10 +188,48 @@ def test_it_ends_with_its_monitor_even_when_it_hangs(bad: Path) -> None:
     words = [sys.executable, "-c", code, str(bad), *faulty("loop")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as monitor:
         assert monitor.stdout is not None
-        pid = int(monitor.stdout.readline())
-        _await(lambda: int(Path(f"/proc/{pid}/stat").read_text().split()[13]) > 150)  # 1.5 s: lief is there, it loops
-        monitor.kill()
-    _await(lambda: not os.path.exists(f"/proc/{pid}") or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+        try:
+            pid = int(monitor.stdout.readline())
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            _await(lambda: children.read_text() != "")
+            child = int(children.read_text())
+            _await(lambda: int(Path(f"/proc/{child}/stat").read_text().split()[13]) > 20)  # 0.2 s: it loops
+        finally:
+            monitor.kill()
+    _await(lambda: _is_gone(pid) and _is_gone(child))
+
+
+def test_a_child_ends_with_its_server(bad: Path) -> None:
+    parser = ElfParser(faulty("loop"))
+    parser.start()
+    server = parser.pid
+    assert server is not None
+    failures: list[object] = []
+    asking = threading.Thread(target=lambda: failures.append(_failure(parser, Content(bad.read_bytes()))))
+    asking.start()
+    children = Path(f"/proc/{server}/task/{server}/children")
+    _await(lambda: children.read_text() != "")
+    child = int(children.read_text())
+    _await(lambda: int(Path(f"/proc/{child}/stat").read_text().split()[13]) > 20)
+    os.kill(server, signal.SIGKILL)
+    _await(lambda: _is_gone(child))
+    asking.join()
+    assert failures == ["the process that reads ELF files does not answer any more"]
+
+
+@pytest.mark.parametrize("accident", ["stay", "take_over"])
+def test_a_file_that_has_taken_over_its_child_answers_for_no_other(good: Path, bad: Path, accident: str) -> None:
+    sound = ElfParser()
+    expected = sound.ask(HEAD, Content(good.read_bytes()))
+    sound.end()
+    parser = ElfParser(faulty(accident))
+    with pytest.raises(ParserError) if accident == "take_over" else nullcontext():
+        parser.ask(HEAD, Content(bad.read_bytes()))
+    server = parser.pid
+    assert server is not None
+    assert parser.ask(HEAD, Content(good.read_bytes())) == expected
+    assert parser.pid == server
+    parser.end()
 
 
 def test_several_threads_may_ask(good: Path) -> None:
@@ -232,6 +274,19 @@ def test_the_error_names_what_happened() -> None:
     parser = ElfParser(faulty("crash"))
     with pytest.raises(ParserError, match="ended by SIGSEGV when it read it"):
         parser.ask(HEAD, Content(MARK.encode()))
+
+
+def _failure(parser: ElfParser, content: Content) -> str:
+    with pytest.raises(ParserError) as caught:
+        parser.ask(HEAD, content)
+    return str(caught.value)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _await(is_so: Callable[[], bool]) -> None:

@@ -141,7 +141,7 @@ def test_not_at_every_call() -> None:
 def test_the_fewer_entries_are_free_the_sooner_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(ended.time, "monotonic", lambda: now[0])
-    for count, pause_s in ((1, ended.LOOK_S), (200, ended.CROWDED_LOOK_S), (900, ended.SCARCE_LOOK_S)):
+    for count, pause_s in ((1, 1.0), (ended.CROWDED_ENTRIES, 895 / 10000), (900, 123 / 10000)):
         session = FakeSession([(1000, threading.get_native_id(), 5, False)])
         threads = look(session)
         assert threads.find() == []

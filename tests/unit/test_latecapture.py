@@ -7,6 +7,7 @@ import types
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from synthetic_records import DR, ROLES, RX, TX, Row, entry, leave, poll, record, records, run, value
 
 from otel_nfprobe.clock import Clock
@@ -218,16 +219,13 @@ class Threads:
     pid = 7
 
     def __init__(self, *counts: tuple[int, int, int]) -> None:
-        self.counts = [
-            types.SimpleNamespace(received=received, transmitted=transmitted, dropped=dropped)
-            for received, transmitted, dropped in counts
-        ]
+        self.counts = np.array(counts, np.int64)
 
     def choose_packets(self, *_: int) -> None:
         pass
 
-    def thread_counts(self) -> list[types.SimpleNamespace]:
-        return self.counts
+    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self.counts[:, 0], self.counts[:, 1:].sum(axis=1)
 
 
 def sentences_of(*counts: tuple[int, int, int]) -> list[str]:

@@ -148,6 +148,14 @@ def knock() -> socket.socket:
     return client
 
 
+def test_the_name_of_a_closed_control_is_free_at_once() -> None:
+    for _ in range(300):
+        Control(INODE, lambda request: request, lambda wish: {"done": wish}).close()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with listening:
+            listening.bind(socket_name(INODE))
+
+
 def test_control_outlives_having_no_descriptor(talking: Control) -> None:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with client, no_descriptors():

@@ -127,7 +127,7 @@ def test_difference_of_two_moments() -> None:
 def test_batch_sizes_are_exact() -> None:
     columns = make_columns(20)
     columns.batches = np.repeat(columns.batches, 300)[:200]
-    sizes = np.concatenate((np.arange(65), [128, 256, 4096, 5000], np.full(131, 32)))
+    sizes = np.concatenate((np.arange(65), [128, 256, 257, 1030, 4096, 5000], np.full(129, 32)))
     columns.batches["size"] = sizes
     point = make_sizes(read_counted(statistics_of(columns), Distribution.BATCH_SIZE), SPAN)
     edges = [-1, *point.explicit_bounds, 2**32]

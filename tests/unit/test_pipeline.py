@@ -30,7 +30,7 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import COST, NONE, BatchFlag, CallFlag, concatenate
+from otel_nfprobe.columns import CALL, COST, NONE, BatchFlag, CallFlag, Columns, concatenate
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.statistics import Statistics
 
@@ -258,10 +258,35 @@ def test_functions_can_be_added() -> None:
         assert pipeline.counts().invalid == 1
 
 
+def test_calls_of_a_take_stay_as_they_are() -> None:
+    """As long as anything refers to them, a column or a buffer; their memory is used again after that."""
+    with Pipeline(ROLES) as pipeline:
+
+        def take(start: int) -> Columns:
+            pipeline.feed(0, records([entry(F, start, 700), leave(F, start + 1, 700)]))
+            assert len(pipeline.take().calls) == 0  # the second take that sees them gives them
+            return pipeline.take()
+
+        kept = take(10)
+        column = take(20).calls["start_ticks"]
+        buffer = memoryview(take(30).calls.view(np.uint8))
+        part = take(40).calls[:1]["end_ticks"][::1]
+        places = set()
+        for start in range(50, 90):
+            columns = take(start)
+            places.add(columns.calls.ctypes.data)
+            del columns
+    assert kept.calls["start_ticks"].tolist() == [10]
+    assert column.tolist() == [20]
+    assert np.frombuffer(buffer, CALL)["start_ticks"].tolist() == [30]
+    assert part.tolist() == [41]
+    assert len(places) == 1
+
+
 def test_thread_index_can_be_used_again() -> None:
     with Pipeline(ROLES) as pipeline:
         pipeline.feed(0, records([*receiver([1], 10), entry(F, 30, 700)]))
-        pipeline.end_thread(0)
+        pipeline.end_threads([0])
         pipeline.feed(0, records([entry(F, 50, 700), leave(F, 60, 700)]))
         pipeline.finish()
         columns = pipeline.take()

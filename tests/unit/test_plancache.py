@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_parts_of_a_module_add_up(functions: list[Function], judged: list[str]) 
     judged.clear()
     assert [plan_functions(functions[::2]), plan_functions(functions[1::2])] == list(halves)
     assert not judged
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_few_plans_are_kept_when_they_took_long(
+    functions: list[Function], judged: list[str], is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first plan of a module may need all of its code, however few functions are asked for."""
+    times_s = count(0.0, plancache.FRESH_S if is_slow else 0.0)
+    monkeypatch.setattr(analysis.time, "process_time", lambda: next(times_s))
+    plans = plan_functions(functions[:3])
+    judged.clear()
+    assert plan_functions(functions[:3]) == plans
+    assert len(judged) == (0 if is_slow else 3)
 
 
 def test_another_name_of_a_function(functions: list[Function], judged: list[str]) -> None:

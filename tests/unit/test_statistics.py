@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, PACKET, Columns
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, BatchFlag, CallFlag, Columns, PacketFlag
+from otel_nfprobe.statistics import SIZES_EXACT, Distribution, Statistics
+from otel_nfprobe.views.numbers import format_size
 
 
 def calls(function: int, ticks: np.ndarray, flags: int = 0) -> Columns:
@@ -104,6 +105,41 @@ def test_batches_and_packets() -> None:
         "max": 500,
     }
     assert statistics.summary(Distribution.PACKET_OWN_TICKS)["total"] == 600
+
+
+def test_what_latencies_count_from() -> None:
+    batches, packets = np.zeros(4, BATCH), np.zeros(5, PACKET)
+    batches["start_ticks"], batches["earliest_ticks"] = 1000, [900, 1000, 0, 800]
+    batches["flags"] = [0, BatchFlag.SATURATED, 0, BatchFlag.CHOSEN]
+    packets["batch"], packets["disposition"], packets["done_ticks"] = [0, 1, 2, 0, 0], 1, 1500
+    packets["arrival_ticks"] = [0, 0, 0, 700, 700]
+    packets["flags"] = [0, 0, 0, PacketFlag.ARRIVAL_KNOWN, PacketFlag.ARRIVAL_KNOWN | PacketFlag.ARRIVAL_UNIX_NS]
+    calls = np.zeros(1, CALL)
+    calls["parent"], calls["flags"], calls["value"] = NONE, CallFlag.TRANSMIT | CallFlag.VALUE, 32
+    calls["start_ticks"], calls["end_ticks"], calls["batch"] = 1100, 1200, 3
+    batches["calls"][3] = 1
+    statistics, whole = Statistics(), Statistics()
+    statistics.add(Columns(calls=calls, batches=batches, packets=packets))
+    assert statistics.origins() == {"stamp": 1, "capture": 1, "poll": 1 + 32, "receive": 2}
+    assert statistics.summary(Distribution.PACKET_TICKS)["count"] == sum(statistics.origins().values())
+    batches["flags"][3] |= BatchFlag.SATURATED
+    whole.add(Columns(calls=calls, batches=batches, packets=packets))
+    whole.merge(statistics)
+    assert whole.origins() == {"stamp": 2, "capture": 2, "poll": 2 + 32, "receive": 4 + 32}
+
+
+def test_batch_sizes_are_counted_one_by_one() -> None:
+    sizes = np.concatenate((np.arange(1, 1200), [256] * 5, [SIZES_EXACT - 1, SIZES_EXACT, 9999]))
+    batches = np.zeros(len(sizes), BATCH)
+    batches["size"] = sizes
+    statistics, merged = Statistics(), Statistics()
+    statistics.add(Columns(batches=batches))
+    merged.merge(statistics)
+    expected = [[size, 6 if size == 256 else 1] for size in range(1, 1200)]
+    expected += [[SIZES_EXACT - 1, 1], [SIZES_EXACT + 255, 1], [9999 | 255, 1]]
+    assert statistics.histogram(Distribution.BATCH_SIZE).tolist() == expected
+    assert merged.histogram(Distribution.BATCH_SIZE).tolist() == expected
+    assert [format_size(size) for size, _ in expected[-3:]] == ["8191", "8192..8447", "9984..10239"]
 
 
 def test_empty() -> None:

@@ -16,6 +16,7 @@ from otel_nfprobe.rings import PART
 
 RINGS = 40
 MS = 1_000_000
+Taken = tuple[int, list[int]]
 
 
 class Rings:
@@ -34,9 +35,18 @@ class Rings:
         self.sweep.table = ffi.cast("struct nfp_thread_shared *", self.table.ctypes.data)
         self.now_ns = 1
 
-    def take(self, room: int = 8192, room_each: int | None = None) -> list[tuple[int, list[int]]]:
+    def take(self, room: int = 8192, room_each: int | None = None) -> list[Taken]:
         """One whole sweep: rings and their words."""
         lib.nfp_sweep_begin(self.sweep, RINGS, self.now_ns)
+        return self._take_all(room, room_each)
+
+    def take_last(self, indexes: list[int], room: int = 8192, room_each: int | None = None) -> list[Taken]:
+        """The same of threads that are gone."""
+        chosen = ffi.new("uint32_t[]", indexes)
+        lib.nfp_sweep_begin_last(self.sweep, chosen, len(indexes), self.now_ns)
+        return self._take_all(room, room_each)
+
+    def _take_all(self, room: int, room_each: int | None) -> list[Taken]:
         records, parts, found = np.empty(room, RECORD), np.empty(1024, PART), []
         pointers = ffi.from_buffer("struct nfp_record[]", records), ffi.from_buffer("struct nfp_sweep_part[]", parts)
         while self.sweep.next < self.sweep.threads:
@@ -93,14 +103,56 @@ def test_a_hole_is_waited_for_while_its_thread_lives(rings: Rings) -> None:
     assert rings.sweep.torn == 2
 
 
-def test_a_hole_of_a_thread_that_is_gone_is_left_out_at_once(rings: Rings) -> None:
-    ring, records = rings.rings[5], np.empty(64, RECORD)
+def test_a_long_hole_behind_records_is_found_in_time(rings: Rings) -> None:
+    """It is not looked for in each sweep: many slots lie between it and what stands behind it."""
+    ring, found = rings.rings[0], []
+    for _ in range(40):
+        ring.write(3)
+        found += rings.take()
     ring.write(1)
-    ring.skip()
+    ring.skip(300)
     ring.write(2)
-    pointer = ffi.from_buffer("struct nfp_record[]", records)
-    counts = [lib.nfp_sweep_one(rings.sweep, 5, 1, pointer, 64) for _ in range(3)]
-    assert (counts, rings.sweep.torn) == ([1, 2, 0], 1)
+    for _ in range(40):
+        rings.now_ns += 10 * MS
+        found += rings.take()
+    assert [word for _, words in found for word in words] == [*range(121), 421, 422]
+    assert rings.sweep.torn == 300
+
+
+def test_a_hole_of_a_thread_that_is_gone_is_left_out_at_once(rings: Rings) -> None:
+    for index in (5, 2):
+        ring = rings.rings[index]
+        ring.write(1)
+        ring.skip()
+        ring.write(2)
+        ring.skip(3)
+        ring.write(1)
+    rings.rings[3].write(1)  # its thread lives
+    expected = [0, 2, 3, 7]
+    assert rings.take_last([5, 2, 5000]) == [(5, expected), (2, expected)]
+    assert (rings.take_last([5, 2]), rings.sweep.torn) == ([], 8)
+    assert rings.take_last([3], room_each=1) == [(3, [0])]
+
+
+def test_the_last_of_a_ring_is_taken_once_around(rings: Rings) -> None:
+    ring = rings.rings[4]
+    ring.write(SLOTS)
+    assert rings.take_last([4], room_each=1000) == [
+        (4, list(range(first, min(first + 1000, SLOTS)))) for first in range(0, SLOTS, 1000)
+    ]
+
+
+def test_idle_rings_are_looked_at_for_holes_also_between_other_sweeps(rings: Rings) -> None:
+    """Every sweep over living threads is followed by one over those that have ended."""
+    for index in (0, 1):
+        rings.rings[index].skip(2)
+        rings.rings[index].write(1)
+    found: list[Taken] = []
+    for _ in range(40):
+        rings.now_ns += 10 * MS
+        found += rings.take()
+        assert rings.take_last([7]) == []
+    assert sorted(found) == [(0, [2]), (1, [2])]
 
 
 def test_threads_of_this_process_and_of_others() -> None:
@@ -116,8 +168,7 @@ def test_an_entry_is_freed_for_the_next_thread() -> None:
     header, table = ffi.new("struct nfp_session_header *"), np.zeros(1024, THREAD)
     table["state"], table["start_ticks"] = 1, 7
     pointer = ffi.cast("struct nfp_thread_shared *", table.ctypes.data)
-    lib.nfp_thread_free(header, pointer, 70)
-    lib.nfp_thread_free(header, pointer, 5000)
-    assert list(header.free_threads) == [0, 1 << 6, *[0] * 14]
-    assert (table["state"] == 0).nonzero()[0].tolist() == [70]
-    assert table["start_ticks"][70] == 0
+    lib.nfp_threads_free(header, pointer, ffi.new("uint32_t[]", [70, 5000, 3]), 3)
+    assert list(header.free_threads) == [1 << 3, 1 << 6, *[0] * 14]
+    assert (table["state"] == 0).nonzero()[0].tolist() == [3, 70]
+    assert table["start_ticks"][[3, 70]].tolist() == [0, 0]

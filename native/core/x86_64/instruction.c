@@ -72,5 +72,6 @@ bool nfp_instruction_is_padding(const uint8_t *code, uint32_t bytes)
 		code++;
 		bytes--;
 	}
-	return *code == 0x90 || (bytes > 1 && code[0] == 0x0f && code[1] == 0x1f);
+	// Others of 0f 1f are reserved.
+	return *code == 0x90 || (bytes > 2 && code[0] == 0x0f && code[1] == 0x1f && !(code[2] & 0x38));
 }

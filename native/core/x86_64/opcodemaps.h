@@ -27,13 +27,14 @@ enum {
 	RETURN = 'e',
 	TRAP = 't', // syscall, int3
 	TRAP_BYTE = 'n', // int
+	VECTOR = 'V', // the first byte of a VEX or EVEX prefix
 };
 
 static const char one_byte[] = // clang-format off
 	"mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--mmmmbw--"
-	"----------------pppppppppppppppp---m----wzbi----jjjjjjjjjjjjjjjj"
+	"----------------pppppppppppppppp--Vm----wzbi----jjjjjjjjjjjjjjjj"
 	"iz-immmmmvmv-l-g..........-.....----....bw......bbbbbbbbqqqqqqqq"
-	"iiee--gg-.--tn--mmmm----mxxxmxxxjjjj----JJ-j--------..gg......gg";
+	"iieeVVgg-.--tn--mmmm----mxxxmxxxjjjj----JJ-j--------..gg......gg";
 
 // Behind 0f; by what stands before: nothing, 66, f3, f2.
 static const char two_bytes[4][257] = {

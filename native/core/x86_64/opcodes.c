@@ -293,6 +293,10 @@ void nfp_opcode_take(struct reader *reader)
 		return;
 	}
 	char form = one_byte[opcode];
+	if (form == VECTOR) {
+		nfp_vector_take(reader, opcode);
+		return;
+	}
 	if (form == GROUP)
 		take_one_byte_group(reader, opcode);
 	else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A position in the bytes of one instruction that never leaves them, and its operands. Included by instruction.c and
-// opcodes.c.
+// A position in the bytes of one instruction that never leaves them, and its operands. Included by instruction.c,
+// opcodes.c and vectors.c.
 #ifndef NFPROBE_CORE_X86_64_READER_H
 #define NFPROBE_CORE_X86_64_READER_H
 
@@ -156,5 +156,8 @@ static inline void take_group(struct reader *reader, uint8_t in_memory, uint8_t 
 
 // Decodes what follows the prefixes. What is not known makes the reader fail.
 void nfp_opcode_take(struct reader *reader);
+
+// The same, behind the first byte of a VEX or EVEX prefix.
+void nfp_vector_take(struct reader *reader, uint8_t first);
 
 #endif

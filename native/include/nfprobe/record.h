@@ -54,7 +54,7 @@
 #define NFP_QUEUE_BITS 22
 #define NFP_QUEUE_UNDETAILED                                                                                 \
 	(1u << 30) // the inner functions of the batch are not timed (native/probe/detail.c)
-#define NFP_QUEUE_SATURATED (1u << 31) // the queue was not seen empty: the time is that of the batch before
+#define NFP_QUEUE_SATURATED (1u << 31) // the queue was not seen empty: since when they waited is not known
 
 // Where not every packet is identified (native/probe/late.c):
 #define NFP_PACKET_ORIGIN 30 // entry of its receive call; 0: not known   position in the received burst

@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 6
+#define NFP_SESSION_VERSION 7
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -153,6 +153,11 @@ struct nfp_session_header {
 	uint64_t detail_slow_ticks;
 	uint64_t detail_one_in;
 	uint64_t buffers_start, buffers_bytes; // readable memory of all buffers that are named by numbers
+	uint64_t
+	    pending; // offset in a receive function's argument of the structures that it fills (native/probe/pending.c)
+	uint32_t
+	    node; // offset in a transmit or drop function's second argument of 32 bits that name its node; 0: none
+	uint32_t nodes_reserved;
 	char message[512]; // why the helper failed, one sentence
 	struct nfp_arena {
 		uint64_t address; // in the target
@@ -225,11 +230,9 @@ enum nfp_role {
 	// Gives buffers back: drops those that were received and not handed on; others are no packets any more.
 	NFP_ROLE_FREE = 10,
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
-	// Gets packets first, of a receive function that has only said how many: shows them (native/probe/show.c).
-	NFP_ROLE_SHOW = 12,
 	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
-	NFP_ROLE_TAKE_OVER = 13,
-	NFP_ROLE_LAST = 13,
+	NFP_ROLE_TAKE_OVER = 12,
+	NFP_ROLE_LAST = 12,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -293,7 +296,7 @@ struct nfp_program {
 	uint8_t plain; // 1: native/probe/plain.c can serve it
 	// Where packets are named by numbers of 32 bits, not by pointers (native/probe/numbered.c): a buffer is at
 	// buffers_start + (number << number_shift), its bytes are inside it, at data_pointer and the signed data_offset. A
-	// receive function without pointers only says how many there are; NFP_ROLE_SHOW follows.
+	// receive function only says how many there are: they are in the structures that it has filled (pending.c).
 	uint16_t
 	    array_offset; // in the batch structure, of a 16-bit offset of its array; 0xffff: pointers_offset
 	uint16_t
@@ -352,7 +355,7 @@ struct nfp_thread {
 	uint32_t detail_left; // batches that are detailed because one before them was slow
 	uint32_t detail_turn; // batches since one was detailed for what is usual
 	// Of the batch that the thread works on (native/probe/queue.h), in ticks: the entry of the poll that returned
-	// it, and since when its packets can have waited: what its age is counted from. 0 before the first one.
+	// it, and what the age of its packets is counted from: since when they can have waited. 0 before the first one.
 	uint64_t batch_start;
 	uint64_t batch_earliest;
 	uint64_t handed_ticks; // exit of the last transmit or drop call

@@ -7,27 +7,10 @@
 #include <string.h>
 #include <ucontext.h>
 
-enum { STACK_BYTES = 1 << 16, PROCESSES = 2 };
+enum { STACK_BYTES = 1 << 16, PROCESSES = 2, STREAMS = 3 };
 #define NODE_FUNCTION __attribute__((noipa)) static uint64_t
 
-int late_node_runs, both_receive, wild_number;
-
-// ---- vectors: the length stands eight bytes before the first element --------------------------------------------
-
-void *vector(uint32_t count, size_t element_bytes)
-{
-	uint8_t *memory = aligned_alloc(64, (64 + count * element_bytes + 63) / 64 * 64);
-	if (!memory)
-		abort();
-	memset(memory, 0, 64 + count * element_bytes);
-	memcpy(memory + 56, &count, sizeof(count));
-	return memory + 64;
-}
-
-uint32_t vector_length(const void *elements)
-{
-	return *(const uint32_t *)((const uint8_t *)elements - 8);
-}
+int late_node_runs, both_receive, several_streams, wild_number;
 
 // ---- the graph's work --------------------------------------------------------------------------------------------
 
@@ -54,16 +37,25 @@ static void make_frame(vlib_frame_t *frame, uint32_t node)
 }
 #endif
 
+static vlib_frame_t *open_frame(vlib_main_t *vm, uint32_t node)
+{
+	vlib_frame_t *frame = vm->free_frames[--vm->free_count];
+	frame->n_vectors = 0;
+	frame->flags[0] = 0;
+	make_frame(frame, node);
+	vm->node_main.next_frames[node].frame = frame;
+	return frame;
+}
+
+// Into the node's frame, whoever has begun it, or into a new one when it is full.
 static void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 {
-	vlib_frame_t *frame = vm->pending[node];
-	if (!frame) {
-		frame = vm->pending[node] = &vm->frames[node];
-		frame->n_vectors = 0;
-		make_frame(frame, node);
-		vm->queue[vm->queued++] = node;
-	}
-	vectors(frame)[frame->n_vectors++] = index;
+	vlib_next_frame_t *next = &vm->node_main.next_frames[node];
+	vlib_frame_t *frame = next->frame;
+	if (!frame || frame->n_vectors == FRAME_SIZE)
+		frame = open_frame(vm, node);
+	vectors(frame)[frame->n_vectors] = index;
+	vlib_put_next_frame(vm, &vm->node_main.nodes_by_type[INTERNAL][0], node, FRAME_SIZE - frame->n_vectors - 1u);
 }
 
 static uint32_t receive(vlib_main_t *vm, uint32_t most)
@@ -81,7 +73,12 @@ NODE_FUNCTION pg_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t 
 {
 	if (frame || node->node_index != PG_INPUT)
 		abort();
-	return receive(vm, both_receive ? FRAME_SIZE / 2 : FRAME_SIZE);
+	uint32_t count = receive(vm, both_receive ? FRAME_SIZE / 2 : FRAME_SIZE);
+	for (int i = 1; several_streams && i < STREAMS; i++) { // each begins a frame of its own
+		vm->node_main.next_frames[ETHERNET_INPUT].frame = NULL;
+		count += receive(vm, FRAME_SIZE);
+	}
+	return count;
 }
 
 NODE_FUNCTION dpdk_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
@@ -316,4 +313,11 @@ void make_graph(vlib_main_t *vm)
 		runtime->function = running[i];
 		runtime->node_index = i;
 	}
+	graph->next_frames = vector(NODES, sizeof(*graph->next_frames));
+	graph->pending_frames = vector(2, sizeof(*graph->pending_frames));
+	vector_set_length(graph->pending_frames, 0);
+	for (uint32_t i = 0; i < NODES; i++)
+		graph->next_frames[i].node_runtime_index = graph->nodes[i]->runtime_index;
+	for (uint32_t i = 0; i < NODES; i++)
+		vm->free_frames[vm->free_count++] = &vm->frames[i];
 }

@@ -25,10 +25,8 @@ enum known_node {
 	DELETED_TX,
 };
 
-extern int late_node_runs, both_receive, wild_number;
+extern int late_node_runs, both_receive, several_streams, wild_number;
 
-void *vector(uint32_t count, size_t element_bytes);
-uint32_t vector_length(const void *elements);
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
 void resume_processes(void);

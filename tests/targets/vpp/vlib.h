@@ -14,10 +14,11 @@
 enum { NODES = 300, FRAME_SIZE = 256, THREADS = 2 };
 enum node_type { INTERNAL = 0, INPUT = 1, PRE_INPUT = 2, PROCESS = 3, TYPES = 5 };
 #if RELEASE == 2606
-enum { NODE_MAIN = 344, BUFFER_MAIN = 296, NODE_TYPE = 120, BY_TYPE = 24, NODE_INDEX = 40, N_VECTORS = 10 };
+enum { NODE_MAIN = 344, BUFFER_MAIN = 296, NODE_TYPE = 120, BY_TYPE = 24, NODE_INDEX = 40, N_VECTORS = 10, NEXT = 112 };
 #else
-enum { NODE_MAIN = 1128, BUFFER_MAIN = 96, NODE_TYPE = 168, BY_TYPE = 40, NODE_INDEX = 52, N_VECTORS = 6 };
+enum { NODE_MAIN = 1128, BUFFER_MAIN = 96, NODE_TYPE = 168, BY_TYPE = 40, NODE_INDEX = 52, N_VECTORS = 6, NEXT = 128 };
 #endif
+enum { FRAME_PENDING = 4 };
 
 typedef struct vlib_main vlib_main_t;
 typedef struct vlib_node_runtime vlib_node_runtime_t;
@@ -45,15 +46,35 @@ struct vlib_node_runtime {
 typedef struct vlib_node {
 	vlib_node_function_t *function;
 	uint8_t *name; // a vector of bytes
-	uint8_t statistics[NODE_TYPE - 16];
+	uint64_t name_number;
+	uint64_t total[(NODE_TYPE - 24) / 16], cleared[(NODE_TYPE - 24) / 16]; // calls, vectors and more
 	uint32_t type, index, runtime_index;
 	uint8_t rest[256];
 } vlib_node_t;
+
+typedef struct { // the frame that is being filled for a node
+	vlib_frame_t *frame;
+	uint32_t node_runtime_index, flags, vectors_since_last_overflow;
+} vlib_next_frame_t;
+
+typedef struct {
+#if RELEASE == 2606
+	vlib_frame_t *frame;
+	uint32_t node_runtime_index, next_frame_index;
+#else
+	uint32_t node_runtime_index;
+	vlib_frame_t *frame;
+	uint32_t next_frame_index;
+#endif
+} vlib_pending_frame_t;
 
 struct vlib_node_main {
 	vlib_node_t **nodes;
 	uint8_t gap[BY_TYPE - 8];
 	vlib_node_runtime_t *nodes_by_type[TYPES];
+	uint8_t gap_of_next[NEXT - BY_TYPE - 8 * TYPES];
+	vlib_next_frame_t *next_frames; // in this double one for each node
+	vlib_pending_frame_t *pending_frames;
 };
 
 struct vlib_buffer_main {
@@ -70,10 +91,14 @@ struct vlib_main {
 	// Of this double.
 	uint64_t left; // packets that are still to be received
 	uint32_t received, transmitted, dropped;
-	vlib_frame_t *pending[NODES];
-	uint32_t queue[NODES], queued;
-	vlib_frame_t frames[NODES];
+	vlib_frame_t frames[NODES], *free_frames[NODES];
+	uint32_t free_count;
 };
+
+void vlib_put_next_frame(vlib_main_t *, vlib_node_runtime_t *, uint32_t next_index, uint32_t vectors_left);
+void *vector(uint32_t count, size_t element_bytes); // the length stands eight bytes before the first element
+uint32_t vector_length(const void *elements);
+void vector_set_length(void *elements, uint32_t count);
 
 #if RELEASE == 2606
 struct vlib_global_main {

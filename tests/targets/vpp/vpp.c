@@ -11,6 +11,7 @@
 //   files I T D  from now on receives the packets of the capture file I, and writes what it has transmitted and dropped
 //              to T and D
 //   both       from now on dpdk-input receives packets, too
+//   streams    from now on pg-input receives up to three frames of packets in one call
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes or where buffers are; a second time undoes it
 #define _GNU_SOURCE
@@ -40,6 +41,15 @@ static uint64_t dispatch(vlib_main_t *vm, uint32_t index, vlib_frame_t *frame)
 	return count;
 }
 
+static void dispatch_pending(vlib_main_t *vm, vlib_pending_frame_t pending)
+{
+	vlib_next_frame_t *next = &vm->node_main.next_frames[pending.next_frame_index];
+	if (next->frame == pending.frame)
+		next->frame = NULL;
+	dispatch(vm, pending.next_frame_index, pending.frame);
+	vm->free_frames[vm->free_count++] = pending.frame;
+}
+
 // Turns of the main loop: pre-input nodes, input nodes, then every frame that is pending.
 static void run_graph(vlib_main_t *vm)
 {
@@ -48,13 +58,9 @@ static void run_graph(vlib_main_t *vm)
 		idle += dispatch(vm, PG_INPUT, NULL) == 0;
 		if (both_receive)
 			dispatch(vm, DPDK_INPUT, NULL);
-		for (uint32_t i = 0; i < vm->queued; i++) {
-			uint32_t node = vm->queue[i];
-			vlib_frame_t frame = *vm->pending[node];
-			vm->pending[node] = NULL;
-			dispatch(vm, node, &frame);
-		}
-		vm->queued = 0;
+		for (uint32_t i = 0; i < vector_length(vm->node_main.pending_frames); i++)
+			dispatch_pending(vm, vm->node_main.pending_frames[i]);
+		vector_set_length(vm->node_main.pending_frames, 0);
 	}
 }
 
@@ -96,6 +102,22 @@ static void tell(int addresses)
 			printf("%u %u;", runtime->calls, runtime->vectors);
 	}
 	puts("");
+}
+
+// As `show runtime`, and then `clear runtime`: what the runtimes have counted is summed up in the nodes.
+static void sum_up(void)
+{
+	for (uint32_t i = 0; i < NODES; i++) {
+		vlib_node_t *node = mains[1]->node_main.nodes[i];
+		vlib_node_runtime_t *runtime = runtime_of(mains[1], i);
+		if (!runtime)
+			continue;
+		node->total[0] += runtime->calls;
+		node->total[1] += runtime->vectors;
+		runtime->calls = runtime->vectors = 0;
+		memcpy(node->cleared, node->total, sizeof(node->cleared));
+	}
+	puts("summed up");
 }
 
 static void spoil(const char *what)
@@ -154,10 +176,14 @@ int main(void)
 			tell(line[0] == 'a');
 		else if (!strncmp(line, "spoil ", 6))
 			spoil(line + 6);
+		else if (!strcmp(line, "sum"))
+			sum_up();
 		else if (!strcmp(line, "late"))
 			printf("late node %d\n", late_node_runs = 1);
 		else if (!strcmp(line, "both"))
 			printf("both receive %d\n", both_receive = 1);
+		else if (!strcmp(line, "streams"))
+			printf("several streams %d\n", several_streams = 1);
 		else if (!strcmp(line, "wild"))
 			printf("wild number %d\n", wild_number = 1);
 		else if (!strncmp(line, "files ", 6))

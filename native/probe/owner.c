@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which batch a buffer that is named by a number was received in: 4 bytes for each buffer, whatever thread hands it on.
+//
+//   offset of the buffer / 1 KiB -> | thread: 10 bits | batch: 10 bits | position + 1: 12 bits |      0: not known
+//
+// A batch that leaves in one call is marked as gone; of other calls each buffer is cleared. So what the NF makes of a
+// buffer that a packet has left is nobody's. The table is private memory of the target. Two threads may write one entry
+// only when the NF lets both use the buffer. Runs on the target's threads; called by late.c and hold.c.
+#include "late.h"
+
+enum {
+	OWNER_SHIFT = 10, // no buffer with its headroom is smaller
+	BATCH_BITS = 10,
+	BATCH_MASK = (1 << BATCH_BITS) - 1,
+	POSITION_BITS = 12,
+	POSITION_MASK = (1 << POSITION_BITS) - 1,
+};
+_Static_assert(NFP_THREAD_COUNT <= 1 << (32 - BATCH_BITS - POSITION_BITS), "a thread has 10 bits");
+_Static_assert((int)NFP_LATE_BATCHES <= 1 << BATCH_BITS, "batches that are kept differ in 10 bits");
+_Static_assert((int)NFP_LATE_NUMBERS <= (int)POSITION_MASK, "a position has 12 bits");
+
+uint64_t nfp_owners_needed(uint64_t buffers_bytes)
+{
+	return (buffers_bytes >> OWNER_SHIFT) + 1;
+}
+
+// Partner: make_owners (helper.c), which stores the count of a larger table after its address.
+static uint64_t count_entries(void)
+{
+	return __atomic_load_n(&nfp_library.owners_count, __ATOMIC_ACQUIRE);
+}
+
+static uint64_t index_of(uint32_t number, uint32_t shift)
+{
+	return (uint64_t)number << shift >> OWNER_SHIFT;
+}
+
+static void set_tags(const uint32_t *numbers, uint32_t count, uint32_t shift, uint32_t tag, uint32_t step)
+{
+	uint64_t entries = count_entries();
+	uint32_t *owners = nfp_library.owners;
+	for (uint32_t i = 0; i < count; i++, tag += step) {
+		uint64_t index = index_of(numbers[i], shift);
+		if (index < entries)
+			owners[index] = tag;
+	}
+}
+
+void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst burst)
+{
+	uint32_t tag = (thread->index << BATCH_BITS | ((uint32_t)batch & BATCH_MASK)) << POSITION_BITS;
+	set_tags(burst.numbers, burst.count, burst.number_shift, tag + 1, 1);
+}
+
+// The last batch of the thread whose number ends in these bits; NULL: it is not kept any more, or gone.
+static struct nfp_late_batch *find_batch(uint32_t thread, uint32_t number)
+{
+	struct nfp_late *late = &nfp_library.late[thread];
+	uint64_t newest = late->batches - 1;
+	uint64_t age = (newest - number) & BATCH_MASK;
+	if (late->batches <= age || age >= NFP_LATE_BATCHES)
+		return NULL;
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, newest - age);
+	return batch->gone ? NULL : batch;
+}
+
+struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position)
+{
+	uint64_t index = index_of(late->handed[packet], late->number_shift);
+	uint32_t tag = index < count_entries() ? nfp_library.owners[index] : 0;
+	*position = (tag & POSITION_MASK) - 1;
+	if (!tag)
+		return NULL;
+	return find_batch(tag >> (POSITION_BITS + BATCH_BITS), tag >> POSITION_BITS & BATCH_MASK);
+}
+
+struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late)
+{
+	uint32_t position;
+	if (!late->count)
+		return NULL;
+	struct nfp_late_batch *batch = nfp_owner_find(late, 0, &position);
+	// Frames are filled in the order of their packets' batches, but for packets that took different ways.
+	if (nfp_owner_find(late, late->count / 2, &position) != batch ||
+	    nfp_owner_find(late, late->count - 1, &position) != batch)
+		return NULL;
+	return batch;
+}
+
+void nfp_owner_leave(const struct nfp_late *late)
+{
+	struct nfp_late_batch *whole = nfp_owner_of_all(late);
+	if (whole && late->count == whole->count)
+		whole->gone = 1;
+	else
+		set_tags(late->handed, late->count, late->number_shift, 0, 0);
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which batch a numbered buffer came with: handed on whole, in part, by another thread, and when nothing is known of it.
+#include "check.h"
+#include "late.h"
+
+enum {
+	ENTRIES = 64,
+	SHIFT = 6,
+	STEP = 1 << (10 - SHIFT),
+	PACKETS = 8
+}; // numbers of neighbours differ by STEP
+
+struct nfp_library nfp_library = {.session_fd = -1};
+static struct nfp_late late[2];
+static struct nfp_thread threads[2] = {{.index = 0}, {.index = 1}};
+static uint32_t owners[ENTRIES + 1];
+static uint32_t checked;
+
+// Batch of `count` buffers from `first` on. Returns its number.
+static uint64_t receive(uint32_t thread, uint32_t first, uint32_t count)
+{
+	uint32_t numbers[ENTRIES];
+	for (uint32_t i = 0; i < count; i++)
+		numbers[i] = (first + i) * STEP;
+	uint64_t number = late[thread].batches;
+	*nfp_late_batch_at(&late[thread], number) = (struct nfp_late_batch){.count = count};
+	nfp_owner_give(&threads[thread], number,
+	               (struct nfp_burst){.count = count, .number_shift = SHIFT, .numbers = numbers});
+	late[thread].batches++;
+	return number;
+}
+
+static void hand_on(uint32_t thread, uint32_t first, uint32_t count)
+{
+	late[thread].count = count;
+	late[thread].number_shift = SHIFT;
+	for (uint32_t i = 0; i < count; i++)
+		late[thread].handed[i] = (first + i) * STEP;
+}
+
+static void check_owner(uint32_t thread, uint32_t packet, struct nfp_late_batch *batch, uint32_t place)
+{
+	uint32_t position;
+	CHECK(nfp_owner_find(&late[thread], packet, &position) == batch);
+	CHECK(!batch || position == place);
+	checked++;
+}
+
+static void test_whole(void)
+{
+	struct nfp_late_batch *batch = nfp_late_batch_at(&late[0], receive(0, 0, PACKETS));
+	hand_on(0, 0, PACKETS);
+	CHECK(nfp_owner_of_all(&late[0]) == batch);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(0, i, batch, i);
+	nfp_owner_leave(&late[0]);
+	CHECK(batch->gone);
+	check_owner(0, 0, NULL, 0); // made by the NF in a buffer that is free
+	batch = nfp_late_batch_at(&late[0], receive(0, 0, PACKETS));
+	check_owner(0, 3, batch, 3);
+}
+
+static void test_parts(void)
+{
+	struct nfp_late_batch *old = nfp_late_batch_at(&late[0], receive(0, 0, PACKETS));
+	struct nfp_late_batch *new = nfp_late_batch_at(&late[0], receive(0, PACKETS, PACKETS));
+	hand_on(0, 5, PACKETS); // three of the old batch, five of the new one
+	CHECK(!nfp_owner_of_all(&late[0]));
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(0, i, i < 3 ? old : new, i < 3 ? 5 + i : i - 3);
+	nfp_owner_leave(&late[0]);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(0, i, NULL, 0);
+	hand_on(1, 0, 5); // the rest, by another thread
+	CHECK(nfp_owner_of_all(&late[1]) == old && !old->gone);
+	nfp_owner_leave(&late[1]);
+	CHECK(!old->gone); // three of its packets went before
+	check_owner(1, 0, NULL, 0);
+}
+
+static void test_unknown(void)
+{
+	struct nfp_late_batch *batch = nfp_late_batch_at(&late[1], receive(1, 0, PACKETS));
+	hand_on(0, 0, PACKETS);
+	CHECK(nfp_owner_of_all(&late[0]) == batch);
+	for (uint32_t i = 0; i < NFP_LATE_BATCHES; i++)
+		receive(1, 2 * PACKETS, 1);
+	check_owner(0, 0, NULL, 0); // too long ago
+	receive(0, ENTRIES - 2, 4); // two of them lie behind the table
+	hand_on(0, ENTRIES, 2);
+	CHECK(!nfp_owner_of_all(&late[0]));
+	check_owner(0, 0, NULL, 0);
+	late[0].handed[0] = UINT32_MAX;
+	check_owner(0, 0, NULL, 0);
+	late[0].count = 0;
+	CHECK(!nfp_owner_of_all(&late[0]));
+	CHECK(!owners[ENTRIES]);
+}
+
+int main(void)
+{
+	nfp_library.late = late;
+	nfp_library.owners = owners;
+	nfp_library.owners_count = ENTRIES;
+	test_whole();
+	test_parts();
+	test_unknown();
+	printf("owner: %u buffers and their batches\n", checked);
+}

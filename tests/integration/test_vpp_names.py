@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user of VPP knows: its graph nodes in numbers that can be laid beside `show runtime`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probed import Talker
+from test_testpmd import wait_until_armed
+from vpp_double import build_double
+
+pytestmark = pytest.mark.integration
+
+COUNT = 20_000
+Counts = dict[str, tuple[int, int]]  # calls and vectors of each node
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_double(tmp_path_factory.mktemp("vpp"), 2606)
+
+
+@pytest.fixture
+def double(program: Path, spawn: Callable[..., Any]) -> Talker:
+    double = Talker(spawn(program, stdin=subprocess.PIPE))
+    double.ask("1000")
+    return double
+
+
+def own_counts(double: Talker) -> Counts:
+    lines = [line.split() for line in double.ask("counters").split(";") if line]
+    return {name: (int(calls), int(vectors)) for name, calls, vectors in lines}
+
+
+def measure(nfprobe: Any, double: Talker, recording: Path, *options: str) -> tuple[dict[str, Any], Counts]:
+    """The summary, and what the double has counted meanwhile."""
+    monitor = nfprobe.start("attach", double.pid, "--record", str(recording), "--json", *options)
+    wait_until_armed(nfprobe, double.pid, monitor)
+    before = own_counts(double)
+    double.ask(str(COUNT))
+    after = own_counts(double)
+    grown = {name: (calls - before[name][0], vectors - before[name][1]) for name, (calls, vectors) in after.items()}
+    return nfprobe.end(monitor), grown
+
+
+@pytest.mark.parametrize("packets", ["all", "none"])
+def test_nodes_as_show_runtime_has_them(double: Talker, packets: str, nfprobe: Any, tmp_path: Path) -> None:
+    recording = tmp_path / "vpp.nfprobe"
+    summary, own = measure(nfprobe, double, recording, "--packets", packets, "--ring-size", "64MiB")
+    del own["unix-epoll-input"]
+    polls = sum(thread["empty_polls"] for thread in summary["threads"])
+    own["pg-input"] = own["pg-input"][0] - polls, own["pg-input"][1]
+    assert {node["name"]: (node["calls"], node["vectors"]) for node in summary["nodes"]} == own
+    assert {"tap0-tx", "tap1-tx", "ip4-drop", "ip6-drop"} <= own.keys()
+    report = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
+    assert sorted(report["nodes"], key=str) == sorted(summary["nodes"], key=str)
+    for node in report["nodes"]:
+        calls, vectors = own[node["name"]]
+        assert node["vectors_per_call"] == round(vectors / calls, 2)
+        assert node["clocks_per_vector"] > 0 < node["ns_per_vector"]
+    words = nfprobe.run("report", recording).stdout.split("\n\n")
+    (table,) = [part.splitlines() for part in words if part.startswith("graph node")]
+    assert table[0].split() == ["graph", "node", "calls", "vectors", "vectors/call", "clocks/vector", "ns/vector"]
+    assert len(table) == 2 + len(own)
