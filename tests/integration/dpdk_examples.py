@@ -24,6 +24,7 @@ from typing import Any
 SOURCES = Path("/usr/share/dpdk/examples")
 TELEMETRY = "/var/run/dpdk/{}/dpdk_telemetry.v2"
 PATIENCE_S = 60
+OPEN_CALL_NS = 5_000_000  # processor time in which any call that only polls ends
 BURST = 32  # packets that each of these programs asks for in one call
 # What a static l2fwd needs; whole, because drivers and log types register themselves.
 STATIC_LIBRARIES = (
@@ -70,6 +71,14 @@ def wait_until_said(monitor: subprocess.Popen[str], text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"nfprobe did not say {text!r}: {lines}")
+
+
+def _is_running(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+
+
+def _processor_time_ns(task: Path) -> int:
+    return int((task / "schedstat").read_text().split()[0])
 
 
 class Example:
@@ -143,6 +152,15 @@ class Example:
     def wait_until_it_receives(self) -> None:
         """Waits until it is inside its first receive call: it has read the header and waits for packets."""
         self._wait(self._waits_for_packets)
+
+    def wait_until_open_calls_ended(self) -> None:
+        """Waits until each thread that polls has run on: calls that were open when probes came are not measured.
+
+        A thread may have lost its processor inside such a call, and go on there when its first packets have come.
+        """
+        polling = [task for task in Path(f"/proc/{self.pid}/task").iterdir() if _is_running(task)]
+        ends = {task: _processor_time_ns(task) + OPEN_CALL_NS for task in polling}
+        self._wait(lambda: all(_processor_time_ns(task) > end for task, end in ends.items()))
 
     def wait_until_it_forwards(self) -> None:
         """Waits until it has transmitted something."""

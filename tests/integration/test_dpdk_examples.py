@@ -65,6 +65,7 @@ def measure(
     example.wait_until_it_receives()
     monitor = nfprobe.start("attach", example.pid, "--trial", "0s", "--ring-size", "64MiB", *options, "--json")
     wait_until_said(monitor, "attached to")
+    example.wait_until_open_calls_ended()
     example.feed(capture[HEADER_BYTES:])
     example.end_of_packets()
     example.wait_for_packets(*counters)

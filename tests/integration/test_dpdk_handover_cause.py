@@ -94,6 +94,7 @@ def record(nfprobe: Any, example: Example, content: bytes, recording: Path) -> N
     words = ("--packets", "all", "--trial", "0s", "--ring-size", "64MiB", "--record", recording, "--json")
     monitor = nfprobe.start("attach", example.pid, *words)
     wait_until_said(monitor, "attached to")
+    example.wait_until_open_calls_ended()
     play(example, content[HEADER_BYTES:])
     example.end_of_packets()
     example.wait_for_packets(PACKETS, PACKETS // BURST * BURST)
