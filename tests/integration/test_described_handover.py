@@ -16,10 +16,10 @@ import yaml
 from probed import Talker
 from test_testpmd import wait_until_armed
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate
+from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.replay import ROUND_RECORDS, RecordingFacts, read_facts, replay_steps
 
 pytestmark = pytest.mark.integration
 
@@ -42,12 +42,14 @@ def start_relay(
     return Talker(spawn(folder / "relay", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
 
-def follow(recording: Path) -> tuple[Columns, PipelineCounts, RecordingFacts]:
-    """What became of each packet."""
+def follow(recording: Path, round_records: int) -> tuple[Columns, PipelineCounts, RecordingFacts]:
+    """What became of each packet; columns of `round_records` are taken together, 0: as the session took them."""
     reader = RecordingReader(recording)
     facts = read_facts(reader)
     with Pipeline(facts.roles) as pipeline:
-        return concatenate(list(replay(reader, facts, pipeline))), pipeline.counts(), facts
+        steps = replay_steps(reader, facts, pipeline, round_records=round_records)
+        columns = concatenate([step for step in steps if isinstance(step, Columns)])
+        return columns, pipeline.counts(), facts
 
 
 def test_each_packet_has_both_batches(
@@ -64,15 +66,21 @@ def test_each_packet_has_both_batches(
     _, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
 
-    columns, counts, facts = follow(recording)
+    for round_records in (0, ROUND_RECORDS):
+        check_handovers(*follow(recording, round_records))
+
+
+def check_handovers(columns: Columns, counts: PipelineCounts, facts: RecordingFacts) -> None:
     assert counts.taken_over == PACKETS
     packets, batches, handovers = columns.packets, columns.batches, columns.handovers
     assert len(packets) == np.count_nonzero(packets["disposition"] == TRANSMITTED) == PACKETS
     assert np.array_equal(handovers["packet"], np.arange(PACKETS))
     is_taken = (batches["flags"] & BatchFlag.TAKEN_OVER) != 0
     assert [int(batches["size"][chosen].sum()) for chosen in (~is_taken, is_taken)] == [PACKETS, PACKETS]
-    taken = batches[handovers["batch"]]
-    assert is_taken[handovers["batch"]].all()
+    # The batch of a packet whose neighbours went with an earlier take stands among those that are given again.
+    every = with_again(columns)
+    taken = every.batches[every.handovers["batch"]]
+    assert ((taken["flags"] & BatchFlag.TAKEN_OVER) != 0).all()
     assert (taken["start_ticks"] < packets["done_ticks"]).all()
     assert (packets["done_ticks"] <= taken["end_ticks"]).all()
     assert not set(batches["thread"][is_taken].tolist()) & set(batches["thread"][~is_taken].tolist())

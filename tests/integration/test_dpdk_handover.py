@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from test_dpdk_examples import measure
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate
+from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import read_facts, replay
@@ -181,7 +181,8 @@ def test_through_rings(
     assert senders == set(columns.batches["thread"][is_taken].tolist())
     assert columns.batches["size"][is_taken].sum() == PACKETS
     assert counts.taken_over == len(columns.handovers) == PACKETS - before
-    taken = np.lexsort((columns.handovers["index"], columns.batches["start_ticks"][columns.handovers["batch"]]))
+    every = with_again(columns)  # what an earlier take has given, too
+    taken = np.lexsort((every.handovers["index"], every.batches["start_ticks"][every.handovers["batch"]]))
     packets = columns.packets[columns.handovers["packet"][taken]]
     assert np.all(np.lexsort((packets["index"], packets["receive_ticks"])) == np.arange(len(packets)))
     check_spans(nfprobe, receiver, recording, columns, (RECEIVES, "rte_reorder_drain"), "eth_pcap_tx_dumper")
