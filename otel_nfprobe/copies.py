@@ -37,7 +37,7 @@ class Family:
 
     def __post_init__(self) -> None:
         self.members = {self.target.session.inode: self.target}
-        self._before = _mapped_sessions(self.target.target.pid)
+        self._before = mapped_sessions(self.target.target.pid)
 
     def add(self, monitor: Monitor) -> None:
         """Takes a child that is measured from now on."""
@@ -51,14 +51,14 @@ class Family:
 
     def source_of(self, pid: int) -> Monitor | None:
         """The session whose probes a copy has: that of the process which forked it. None when that is not known."""
-        mapped = _mapped_sessions(pid)
+        mapped = mapped_sessions(pid)
         if not mapped <= self._before | self.members.keys():
             return None
         return next((monitor for inode, monitor in reversed(list(self.members.items())) if inode in mapped), None)
 
     def has(self, pid: int) -> bool:
         """Whether a process has the session's memory: it, or a process that led to it, was forked from a member."""
-        return not self.members.keys().isdisjoint(_mapped_sessions(pid))
+        return not self.members.keys().isdisjoint(mapped_sessions(pid))
 
     def judge(self, pid: int) -> str:
         """What has become of a process that was found: ENDED, REPLACED, SHARED or COPY."""
@@ -99,7 +99,7 @@ def _program_of(pid: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _mapped_sessions(pid: int) -> set[int]:
+def mapped_sessions(pid: int) -> set[int]:
     """Inodes of the session memory that a process has mapped; empty when it has ended or runs another program."""
     lines = (line.split(None, 5) for line in read_text(f"/proc/{pid}/maps").splitlines() if SESSION_PATH in line)
     return {int(fields[4]) for fields in lines if fields[-1].startswith(SESSION_PATH)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from otel_nfprobe.copies import SESSION_PATH
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patchtable import PatchTable
-from otel_nfprobe.slots import is_lazy
+from otel_nfprobe.slots import changed_slots, is_lazy
 from otel_nfprobe.target import Target
 from otel_nfprobe.x86_64.relocate import JUMP_BYTES
 from otel_nfprobe.x86_64.tailcalls import IFUNC
@@ -53,13 +53,33 @@ def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> di
     return doubts
 
 
-def find_jumps(target: Target, places_max: int) -> tuple[int, list[int]]:
-    """Jumps to trampolines that stand in a target's code and not in its files: how many, and where the first ones are.
+class Standing(NamedTuple):
+    """What leads to trampolines in a target.
+
+    Attributes:
+        jumps: in its code and not in its files: how many.
+        jump_places: where the first ones are.
+        slots: addresses of GOT slots.
+    """
+
+    jumps: int
+    jump_places: list[int]
+    slots: list[int]
+
+
+def find_standing(target: Target, places_max: int) -> Standing:
+    """What leads to trampolines, whatever the session's memory says of it.
 
     Raises:
         NfprobeError: the target has ended.
     """
+    if not any(_is_arena(mapping.path) for mapping in target.maps()):
+        return Standing(0, [], [])
     evidence = _Evidence(target)
+    return Standing(*_find_jumps(evidence, places_max), evidence.slots())
+
+
+def _find_jumps(evidence: _Evidence, places_max: int) -> tuple[int, list[int]]:
     count = 0
     places: list[int] = []
     for first, last, module in evidence.ranges:
@@ -153,6 +173,18 @@ class _Evidence:
         if not self._may_hold(module, self._names(module)[site - module.base], old):
             return "its old value is none that the dynamic linker puts there"
         return ""
+
+    def slots(self) -> list[int]:
+        """Addresses of slots that hold the address of a trampoline."""
+        found = []
+        for module in self._modules:
+            holding = changed_slots(self._target, dict.fromkeys((module.base + at for at in self._offsets(module)), 0))
+            found += [address for address, value in holding.items() if self._is_in_arena(value)]
+        return sorted(found)
+
+    @staticmethod
+    def _offsets(module: Module) -> Iterable[int]:
+        return () if module.is_probe_library else module.image.slot_names
 
     def _names(self, module: Module) -> dict[int, str]:
         return self._slots.setdefault(id(module), module.image.slot_names)

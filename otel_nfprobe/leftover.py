@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
+from otel_nfprobe.copies import SESSION_PATH, mapped_sessions
 from otel_nfprobe.descriptors import look_at_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.session import FLOCK, Session
 from otel_nfprobe.target import Target
 
 F_OFD_GETLK = 36
-SESSION_LINK = "/memfd:nfprobe-session"  # what /proc shows for a descriptor of session memory
 SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
 
 
@@ -36,7 +36,7 @@ def session_descriptors(pid: int) -> list[int]:
         return []
     for entry in entries:
         try:
-            if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_LINK):
+            if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_PATH):
                 found.append(int(entry))
         except OSError:
             continue
@@ -86,20 +86,30 @@ def find_monitor(target: Target) -> int | None:
 
 
 def find_held_session(target: Target) -> int | None:
-    """Inode of the session memory in the target that a monitor has locked, or None."""
+    """Inode of the session memory in the target that a monitor has locked, or None.
+
+    A target may have closed its descriptor: what it has mapped is then looked for among what monitors have open.
+    """
+    seen = set()
     for descriptor in session_descriptors(target.pid):
         fd = look_at_session_file(target.pid, descriptor)
         if fd is None:
             continue
         try:
-            answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            held = FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
             inode = os.fstat(fd).st_ino
+            if _is_locked(fd):
+                return inode
         finally:
             os.close(fd)
-        if held:
-            return inode
-    return None
+        seen.add(inode)
+    hidden = sorted(mapped_sessions(target.pid) - seen)[-SESSIONS_MAX:]
+    return next((inode for inode in hidden if _holder(inode, target.pid) is not None), None)
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether a monitor has locked the session memory that is open here."""
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _holder(inode: int, target: int) -> int | None:
@@ -121,12 +131,12 @@ def _is_monitor(pid: int) -> bool:
 def _holds(pid: int, inode: int) -> bool:
     for entry in os.listdir(f"/proc/{pid}/fd"):
         with suppress(OSError):
-            if not os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_LINK):
+            if not os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_PATH):
                 continue
             fd = look_at_session_file(pid, int(entry))
             if fd is None:
                 continue
-            is_it = os.fstat(fd).st_ino == inode
+            is_it = os.fstat(fd).st_ino == inode and _is_locked(fd)
             os.close(fd)
             if is_it:
                 return True

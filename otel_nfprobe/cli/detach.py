@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from otel_nfprobe.cli.main import print_json, tell
 from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.evidence import find_jumps
+from otel_nfprobe.evidence import find_standing
 from otel_nfprobe.leftover import find_monitor, open_leftover
 from otel_nfprobe.namespaces import namespace_ids
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.session import Session
-from otel_nfprobe.target import Target
+from otel_nfprobe.target import Target, has_ended
 from otel_nfprobe.turns import take_turn
 
 PLACES_TOLD_MAX = 5
@@ -66,7 +67,7 @@ def _ask(monitor: int, target: Target) -> None:
         ) from None
     deadline = time.monotonic() + MONITOR_PATIENCE_S
     while time.monotonic() < deadline:
-        if not os.path.exists(f"/proc/{monitor}"):
+        if has_ended(monitor):  # or nobody has waited for it yet
             return
         time.sleep(0.02)
     raise NfprobeError(f"Monitor {monitor} does not end.", f"kill -9 {monitor}; nfprobe detach {target.pid}")
@@ -75,6 +76,7 @@ def _ask(monitor: int, target: Target) -> None:
 def _clean_up(target: Target) -> int:
     session = open_leftover(target)
     if session is None:
+        _check_nothing_stands(target, is_own=True)
         return 0
     try:
         armed = len(_armed(session))
@@ -88,24 +90,42 @@ def _clean_up(target: Target) -> int:
                 " left alone.",
                 f"nfprobe doctor {target.pid}",
             )
-        _check_nothing_stands(session, target)
+        _check_nothing_stands(target, _is_own(session, target))
         return armed
     finally:
         session.close()
 
 
-def _check_nothing_stands(session: Session, target: Target) -> None:
-    """The session's memory says which probes there are, and the target can write there."""
-    count, places = find_jumps(target, PLACES_TOLD_MAX)
-    if not count:
+def _check_nothing_stands(target: Target, is_own: bool) -> None:
+    """The session's memory says which probes there are; the target can write there, and close what is open of it.
+
+    Args:
+        is_own: the probes were put into this process: it was not forked with them.
+    """
+    standing = find_standing(target, PLACES_TOLD_MAX)
+    parts = []
+    if standing.jumps:
+        parts.append(
+            f"{standing.jumps} jumps to trampolines stand in the code of process {target.pid}"
+            f" ({_places(standing.jump_places)})"
+        )
+    if standing.slots:
+        parts.append(
+            f"{len(standing.slots)} slots of process {target.pid} lead to trampolines"
+            f" ({_places(standing.slots[:PLACES_TOLD_MAX])})"
+        )
+    if not parts:
         return
     sentence = (
-        f"{count} jumps to trampolines stand in the code of process {target.pid} that the session's memory does not"
-        f" name ({', '.join(f'{place:#x}' for place in places)}); they were left alone."
+        f"{', and '.join(parts)}, of which no session's memory that is open there says anything; they were left alone."
     )
-    if _is_own(session, target):
+    if is_own:
         raise NfprobeError(sentence, f"nfprobe doctor {target.pid}")
     tell(sentence)  # it was forked with them, and they are silent
+
+
+def _places(addresses: Sequence[int]) -> str:
+    return ", ".join(f"{address:#x}" for address in addresses)
 
 
 def _restore(session: Session, target: Target, patcher: Patcher) -> list[int]:

@@ -183,11 +183,62 @@ def test_a_killed_monitor_and_an_entry_that_says_nothing_is_there(nfprobe: Any, 
     done = nfprobe.run("detach", talker.pid)
     assert done.returncode == 1, done.stderr
     assert f"1 jumps to trampolines stand in the code of process {talker.pid}" in done.stderr
-    assert f"({int(entry.site):#x}); they were left alone." in done.stderr
+    assert f"({int(entry.site):#x}), of which no session's memory that is open there says anything" in done.stderr
     assert talker.ask("steps 10") == talker.ask("spawns 3") == "right"
     entry.armed = 1
     assert nfprobe.json("detach", talker.pid)["restored"] == 1
     assert before.is_as_before()
+
+
+def hide_session(talker: Talker) -> None:
+    for descriptor in session_descriptors(talker.pid):
+        assert talker.ask(f"close {descriptor}") == "right"
+
+
+def test_a_killed_monitor_and_a_hidden_session(nfprobe: Any, talker: Talker) -> None:
+    """The memory that says what was changed is open nowhere: what stands in the code is said."""
+    with killed(nfprobe, talker.pid, GLOBS) as table:
+        armed = len(table.armed())
+        hide_session(talker)
+    done = nfprobe.run("detach", talker.pid)
+    assert done.returncode == 1, done.stderr
+    assert f"{armed} jumps to trampolines stand in the code of process {talker.pid}" in done.stderr
+    assert "nothing is attached" not in done.stderr
+    assert talker.ask("steps 10") == talker.ask("spawns 3") == "right"
+
+
+def test_a_killed_monitor_and_hidden_slots(nfprobe: Any, slots: Talker) -> None:
+    with killed(nfprobe, slots.pid, SLOT_GLOBS, "--strategy", "got") as table:
+        entry, *others = table.armed()
+        entry.armed = 0
+    done = nfprobe.run("detach", slots.pid)
+    assert done.returncode == 1, done.stderr
+    assert f"1 slots of process {slots.pid} lead to trampolines" in done.stderr
+    assert f"({int(entry.site):#x})" in done.stderr
+    assert others
+    hide_session(slots)
+    done = nfprobe.run("detach", slots.pid)
+    assert done.returncode == 1, done.stderr
+    assert f"1 slots of process {slots.pid} lead to trampolines" in done.stderr
+    assert slots.ask("crc 10") == slots.ask("adler 10") == "right"
+
+
+def test_a_living_monitor_and_a_hidden_session(nfprobe: Any, talker: Talker) -> None:
+    """It is found by the memory that the target has mapped."""
+    before = Whole(talker.pid)
+    words = ("--adapter", "none", "--trial", "0s", "--functions", GLOBS[0])
+    monitor = nfprobe.start("attach", talker.pid, *words)
+    assert wait_until(lambda: nfprobe.run("status", talker.pid).returncode == 0 or monitor.poll() is not None)
+    hide_session(talker)
+    second = nfprobe.run("attach", talker.pid, *words, "--for", "0.1s")
+    assert second.returncode == 1, second.stderr
+    assert f"Another nfprobe, process {monitor.pid}, is attached" in second.stderr
+    assert nfprobe.json("detach", talker.pid)["monitor"] == monitor.pid
+    output = monitor.communicate()
+    assert before.is_as_before()
+    # By that descriptor the helper thread sees that its monitor lives: it has left, and the session says so.
+    assert monitor.returncode == 1, output
+    assert "The helper thread" in output[1]
 
 
 def test_an_attach_that_finds_damaged_leftovers(nfprobe: Any, talker: Talker) -> None:
