@@ -69,6 +69,7 @@ class Agent:
     _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
     _totals: dict[str, dict[str, int]] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
+    _leaving: dict[Identity, float] = field(default_factory=dict)  # for others; until when, in monotonic seconds
     # Of the last minute: monotonic seconds, and the users of the process.
     _starts: deque[tuple[float, frozenset[int]]] = field(default_factory=deque)
     _strangers: Strangers = field(init=False)
@@ -101,7 +102,7 @@ class Agent:
             del self._trouble[identity]
         self._strangers.tell(self.configuration.rules, processes)
         now = time.monotonic()
-        waiting: Counter[str] = Counter()
+        waiting: list[tuple[Process, Rule]] = []
         for identity, process in self._in_turn(found):
             rule = self._rule_of(process)
             if rule is None or identity in self._attached or not self._may_start(identity, now):
@@ -111,15 +112,72 @@ class Agent:
                 self._count("started", rule)
                 self._attached[identity] = Attached(process, rule, self.say)
             else:
-                waiting[rule.name] += 1
-        self._tell_waiting(waiting)
+                waiting.append((process, rule))
+        self._give_way(waiting)
+        self._tell_waiting(Counter(rule.name for _, rule in waiting))
         self._looked_at = time.monotonic()
 
     def _in_turn(self, found: dict[Identity, Process]) -> list[tuple[Identity, Process]]:
         """Those of users for whom the fewest sessions have begun come first: whose processes start again and again, or
         execute others, keeps only himself waiting."""
         begun = Counter(users for _, users in self._starts)
-        return sorted(found.items(), key=lambda item: begun[item[1].users])
+        running = Counter(attached.process.users for attached in self._attached.values())
+
+        def place(process: Process) -> tuple[int, int, int]:
+            rule = self._rule_of(process)
+            return (
+                begun[process.users],
+                len(self.configuration.rules) if rule is None else self._rank(rule),
+                running[process.users],
+            )
+
+        return sorted(found.items(), key=lambda item: place(item[1]))
+
+    def _rank(self, rule: Rule) -> int:
+        """Where a rule stands in the file."""
+        rules = list(self.configuration.rules)
+        return rules.index(rule) if rule in rules else len(rules)
+
+    def _give_way(self, waiting: list[tuple[Process, Rule]]) -> None:
+        """Ends sessions for processes that have waited for one in vain, where `max-sessions` are running.
+
+        Rules that stand earlier come first; by one and the same rule each user gets as many as another one.
+        """
+        starts_left = self.configuration.starts_per_minute - len(self._starts)
+        if len(self._attached) < self.configuration.sessions_max:
+            return
+        staying = [item for identity, item in self._attached.items() if identity not in self._leaving]
+        coming = len(self._leaving)
+        running = Counter((item.rule.name, item.process.users) for item in staying)
+        for process, rule in waiting:
+            own = rule.name, process.users
+            if coming > 0:  # one that ends already is for this one
+                coming -= 1
+            elif starts_left <= 0 or (least := self._who_gives_way(staying, rule, running[own], running)) is None:
+                continue
+            else:
+                staying.remove(least)
+                running[least.rule.name, least.process.users] -= 1
+                self._leaving[least.process.identity] = time.monotonic() + END_S
+                least.end()
+                self.say(
+                    f"{least.rule.name}: the session on {least.process.shown_name} {least.process.pid} ends, so that"
+                    f" {process.shown_name} {process.pid} ({rule.name}) has one (max-sessions)."
+                )
+            starts_left -= 1
+            running[own] += 1
+
+    def _who_gives_way(
+        self, staying: list[Attached], rule: Rule, own: int, running: Counter[tuple[str, frozenset[int]]]
+    ) -> Attached | None:
+        """The session that ends for a process of this rule, by which its users have `own` ones; the youngest first."""
+        rank = self._rank(rule)
+        later = [item for item in staying if self._rank(item.rule) > rank]
+        if later:
+            return max(later, key=lambda item: (self._rank(item.rule), item.started_at))
+        held = {item: running[item.rule.name, item.process.users] for item in staying if item.rule == rule}
+        most = max(held, key=lambda item: (held[item], item.started_at), default=None)
+        return None if most is None or held[most] < own + 2 else most
 
     def _has_room(self, now: float) -> bool:
         """Whether the file's bounds let one more session begin."""
@@ -165,8 +223,11 @@ class Agent:
         for identity, attached in list(self._attached.items()):
             status = attached.status
             if status is None:
+                if self._leaving.get(identity, float("inf")) <= time.monotonic():
+                    attached.kill()
                 continue
             del self._attached[identity]
+            self._leaving.pop(identity, None)
             self._judge(attached, status)
 
     def _judge(self, attached: Attached, status: int) -> None:
@@ -208,3 +269,4 @@ class Agent:
                 self.say(f"{attached.rule.name}: the session on {attached.process.pid} did not end and was killed.")
                 attached.kill()
             self._attached.pop(attached.process.identity, None)
+            self._leaving.pop(attached.process.identity, None)

@@ -168,7 +168,18 @@ class NeverEnding:
     """A session that only goes on."""
 
     def __init__(self, process: Process, rule: Rule, _: object) -> None:
-        self.process, self.rule, self.status = process, rule, None
+        self.process, self.rule = process, rule
+        self.status: int | None = None
+        self.started_at = float(process.pid)
+
+
+class EndsWhenAsked(NeverEnding):
+    """And then has ended in order."""
+
+    was_refused, was_too_dear, summary = False, False, None
+
+    def end(self) -> None:
+        self.status = 0
 
 
 class FailsAtOnce:
@@ -221,3 +232,61 @@ def test_sessions_and_their_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("otel_nfprobe.agent.agent.MINUTE_S", 0.0)
     agent.look()
     assert agent.counts().sessions["all"] == 7
+
+
+def look_often(agent: Agent, monkeypatch: pytest.MonkeyPatch, processes: list[Process]) -> None:
+    monkeypatch.setattr("otel_nfprobe.agent.agent.find_processes", lambda: iter(processes))
+    monkeypatch.setattr("otel_nfprobe.agent.agent.Attached", EndsWhenAsked)
+    for _ in range(20):
+        agent.look()
+
+
+def users_of(agent: Agent) -> list[int]:
+    return sorted(min(attached.process.users) for attached in agent._attached.values())
+
+
+def of_user(user: int, pids: range) -> list[Process]:
+    return [replace(PROCESS, pid=pid, users=frozenset({user})) for pid in pids]
+
+
+def test_one_user_does_not_keep_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one rule users share alike, whoever came first; who has one of his own is not asked to give it away."""
+    said: list[str] = []
+    agent = Agent(
+        Configuration([Rule("all", {"process": "*"}, users=None)], sessions_max=4, starts_per_minute=1000), said.append
+    )
+    eve = of_user(1000, range(100, 150))
+    look_often(agent, monkeypatch, eve)
+    assert users_of(agent) == [1000] * 4
+    look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 201))])
+    assert users_of(agent) == [7, 1000, 1000, 1000]
+    look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 250))])
+    assert users_of(agent) == [7, 7, 1000, 1000]
+    assert "so that vpp 200 (all) has one (max-sessions)" in "".join(said)
+    told = len(said)
+    look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 250))])
+    assert len(said) == told  # nobody's sessions come and go
+
+
+def test_rules_that_stand_earlier_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may match a later one gets none of their sessions, and keeps none from them."""
+    rules = [Rule("own", {"process": "*"}), Rule("all", {"process": "*"}, users=None)]
+    agent = Agent(Configuration(rules, sessions_max=4, starts_per_minute=1000), lambda _: None)
+    eve, root = of_user(1000, range(100, 150)), of_user(0, range(200, 203))
+    look_often(agent, monkeypatch, eve)
+    assert users_of(agent) == [1000] * 4
+    look_often(agent, monkeypatch, [*eve, *root])
+    assert users_of(agent) == [0, 0, 0, 1000]
+    look_often(agent, monkeypatch, [*eve, *of_user(0, range(200, 250))])
+    assert users_of(agent) == [0] * 4
+    look_often(agent, monkeypatch, [*eve, *of_user(0, range(200, 250)), *of_user(1001, range(300, 350))])
+    assert users_of(agent) == [0] * 4
+
+
+def test_no_session_ends_for_one_that_may_not_begin_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [Rule("all", {"process": "*"}, users=None)]
+    agent = Agent(Configuration(rules, sessions_max=4, starts_per_minute=4), lambda _: None)
+    eve = of_user(1000, range(100, 150))
+    look_often(agent, monkeypatch, eve)
+    look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 250))])
+    assert users_of(agent) == [1000] * 4
