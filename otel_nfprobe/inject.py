@@ -45,6 +45,8 @@ STAGE_PATIENCE_S = 30.0
 FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
 HELPER_PATIENCE_S = 20.0
+STOPPED_PATIENCE_S = 2.0  # for a process that a signal has stopped
+STOPPED_LOOK_S = 0.01
 PREPARED_RINGS_MAX = 3
 LIBC_FUNCTIONS = (
     "pthread_create",
@@ -101,6 +103,7 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         boot = _boot_values(target, ring_bytes, library)
         request = _request(target)
         words = _look_at_words(target, bool(library))
+        _await_going_on(target)
         if refuse is not None:
             refuse()
         ignored_trap = ignores_trap(target.pid)
@@ -111,6 +114,22 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         except FileNotFoundError as error:
             raise EndedError.of(target.pid) from error
     return Injected(session, int(request.stopped_ns), thread, not library)
+
+
+def _await_going_on(target: Target) -> None:
+    """A process that a signal has stopped runs no helper thread.
+
+    Raises:
+        NfprobeError: it does not go on.
+    """
+    deadline = time.monotonic() + STOPPED_PATIENCE_S
+    while read_status(target.pid).get("State", "").startswith("T"):
+        if time.monotonic() > deadline:
+            raise NfprobeError(
+                f"Process {target.pid} is stopped (by SIGSTOP, or by a terminal): nothing was changed in it.",
+                f"kill -CONT {target.pid}",
+            )
+        time.sleep(STOPPED_LOOK_S)
 
 
 def may_sync_cores(target: Target) -> bool:

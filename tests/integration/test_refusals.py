@@ -197,6 +197,22 @@ def test_a_process_that_is_traced(nfprobe: Any, spawn: Spawn, tmp_path: Path) ->
     tracer.wait()
 
 
+def test_a_stopped_process(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
+    """No helper thread would run in it; one that goes on meanwhile is attached to."""
+    process = spawn(_build(tmp_path, PAUSE_C))
+    _settle(process.pid, "program")
+    process.send_signal(signal.SIGSTOP)
+    before = _look(process.pid)
+    words = ("attach", process.pid, "--functions", "libc.so*:malloc", "--for", "0.1s", "--export", "none")
+    done = nfprobe.run(*words)
+    assert done.returncode == 1, done.stderr
+    assert f"Process {process.pid} is stopped" in done.stderr
+    assert f"next: kill -CONT {process.pid}" in done.stderr
+    assert _look(process.pid) == before
+    process.send_signal(signal.SIGCONT)
+    assert nfprobe.run(*words).returncode == 0
+
+
 def test_strict_seccomp(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
     process = spawn(_build(tmp_path, STRICT_C), stdin=subprocess.PIPE)
     _settle(process.pid, "program")
