@@ -64,12 +64,12 @@ def _build(folder: Path, source: str, *flags: str, suffix: str = ".c") -> Path:
     return output
 
 
-def _settle(pid: int, program: str) -> None:
-    """Waits until the process runs this program and sleeps."""
+def _settle(pid: int, program: str, state: str = "S") -> None:
+    """Waits until the process runs this program and sleeps, or is in another state."""
     deadline = time.monotonic() + 60
     while True:
         status = Path(f"/proc/{pid}/status").read_text()
-        if os.readlink(f"/proc/{pid}/exe").endswith(program) and "State:\tS" in status:
+        if os.readlink(f"/proc/{pid}/exe").endswith(program) and f"State:\t{state}" in status:
             return
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -202,6 +202,7 @@ def test_a_stopped_process(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
     process = spawn(_build(tmp_path, PAUSE_C))
     _settle(process.pid, "program")
     process.send_signal(signal.SIGSTOP)
+    _settle(process.pid, "program", "T")
     before = _look(process.pid)
     words = ("attach", process.pid, "--functions", "libc.so*:malloc", "--for", "0.1s", "--export", "none")
     done = nfprobe.run(*words)
