@@ -5,7 +5,7 @@
 
     input nodes                 receive; their frame is NULL: a batch is as many packets as they return, and
                                 which ones stands in the frames that are pending then (vpp_pending.py)
-    nodes called ...-tx         transmit
+    nodes called ...-tx         transmit; not those of loopback interfaces, whose packets go on
     drop                        drops: the last of the drop nodes
     other internal nodes        named as in the graph; each call carries its number of vectors
     process, pre-input nodes    are never probed
@@ -15,6 +15,7 @@ Nodes are probed once VPP has called them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -57,6 +58,7 @@ from otel_nfprobe.target import Target
 
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
+LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
 PROBED = (INTERNAL, INPUT)
 WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
 WITNESSES = 64  # functions that are asked where a frame has its number of vectors
@@ -256,6 +258,8 @@ def _role(nodes: list[Node], graph: Graph) -> int:
 def _role_of(node: Node, graph: Graph) -> int:
     if node.type == INPUT:
         return RECEIVE
+    if LOOPBACK.fullmatch(node.name):
+        return CALL
     if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
         return TRANSMIT
     return DROP if node.name == graph.last_drop else CALL

@@ -11,6 +11,8 @@ enum {
 	LINES = sizeof(struct vlib_buffer) / 64,
 	NEXT_PRESENT = 2,
 	PLAIN_BYTES = 60,
+	HEAD_BYTES = 256, // that each clone of a long packet has for itself
+	CLONED_MIN = HEAD_BYTES + 128,
 	ROOM = 1 << 16
 };
 
@@ -80,6 +82,42 @@ uint32_t make_packet(uint64_t packet)
 	return first;
 }
 
+uint32_t copy_packet(uint32_t number)
+{
+	uint32_t copied = free_numbers[--free_count];
+	struct vlib_buffer *copy = buffer_at(copied);
+	memcpy(copy, buffer_at(number), sizeof(*copy));
+	copy->flags &= ~(uint32_t)NEXT_PRESENT;
+	copy->sharers = 0;
+	return copied;
+}
+
+// A short packet is the first of its clones. Of a long one each clone has a buffer of its own for the packet's head, and all
+// share the buffer that was received for the rest.
+void clone_packet(uint32_t number, uint32_t clones[COPIES])
+{
+	struct vlib_buffer *shared = buffer_at(number);
+	int is_long = shared->current_length > CLONED_MIN;
+	clones[0] = number;
+	for (uint32_t i = !is_long; i < COPIES; i++) {
+		clones[i] = copy_packet(number);
+		if (!is_long)
+			continue;
+		struct vlib_buffer *head = buffer_at(clones[i]);
+		head->current_length = HEAD_BYTES;
+		head->flags |= NEXT_PRESENT;
+		head->next_buffer = number;
+	}
+	if (!is_long)
+		return;
+	shared->current_data += HEAD_BYTES;
+	shared->current_length -= HEAD_BYTES;
+	for (shared->sharers = COPIES - 1; shared->flags & NEXT_PRESENT;) {
+		shared = buffer_at(shared->next_buffer);
+		shared->sharers = COPIES - 1;
+	}
+}
+
 // Up: as a router, which decrements the time to live and writes other MAC addresses.
 void advance_packet(uint32_t number, int bytes)
 {
@@ -118,12 +156,17 @@ void end_packet(uint32_t number, FILE *log)
 		log_packet(number, log);
 	for (;;) {
 		struct vlib_buffer *buffer = buffer_at(number);
-		free_numbers[free_count++] = number;
-		buffer->current_length = 0;
-		if (!(buffer->flags & NEXT_PRESENT))
+		uint32_t flags = buffer->flags, next = buffer->next_buffer;
+		if (buffer->sharers) {
+			buffer->sharers--;
+		} else {
+			free_numbers[free_count++] = number;
+			buffer->current_length = 0;
+			buffer->flags = 0;
+		}
+		if (!(flags & NEXT_PRESENT))
 			return;
-		buffer->flags = 0;
-		number = buffer->next_buffer;
+		number = next;
 	}
 }
 

@@ -5,7 +5,10 @@
 #include "vlib.h"
 #include <stdio.h>
 
-enum { WILD = 0x7fffffff }; // names no buffer
+enum {
+	WILD = 0x7fffffff, // names no buffer
+	COPIES = 3, // that replication makes of a packet, itself included
+};
 
 struct vlib_buffer {
 	int16_t current_data;
@@ -15,7 +18,9 @@ struct vlib_buffer {
 	uint32_t next_buffer;
 	uint32_t configuration;
 	uint64_t packet; // its number
-	uint8_t rest[256 - 32];
+	uint8_t sharers; // packets that end in this buffer, but for one
+	uint8_t again; // it has been received before
+	uint8_t rest[256 - 34];
 	uint8_t data[2048];
 };
 _Static_assert(offsetof(struct vlib_buffer, next_buffer) == 16 && offsetof(struct vlib_buffer, data) == 256,
@@ -26,6 +31,8 @@ extern FILE *transmitted_log, *dropped_log;
 struct vlib_buffer_main *make_buffers(void); // the same one at each call
 struct vlib_buffer *buffer_at(uint32_t number);
 uint32_t make_packet(uint64_t packet); // returns the number of its first buffer
+uint32_t copy_packet(uint32_t number); // of its first buffer only
+void clone_packet(uint32_t number, uint32_t clones[COPIES]); // as VPP replicates: see there
 void advance_packet(uint32_t number, int bytes);
 void end_packet(uint32_t number, FILE *log); // frees its buffers, which keep the bytes, but not the lengths
 int open_files(char *names); // "IN TRANSMITTED DROPPED"; 0: not all of them

@@ -15,22 +15,12 @@ int late_node_runs, both_receive, several_streams, wild_number;
 // ---- the graph's work --------------------------------------------------------------------------------------------
 
 #if RELEASE == 2606
-static inline uint32_t *vectors(vlib_frame_t *frame)
-{
-	return (uint32_t *)((uint8_t *)frame + frame->vector_offset);
-}
-
 // Some nodes have arguments of their own before the vectors.
 static void make_frame(vlib_frame_t *frame, uint32_t node)
 {
 	frame->vector_offset = node == ETHERNET_INPUT ? 32 : 16;
 }
 #else
-static inline uint32_t *vectors(vlib_frame_t *frame)
-{
-	return (uint32_t *)((uint8_t *)frame + 16);
-}
-
 static void make_frame(vlib_frame_t *frame, uint32_t node)
 {
 	frame->scalar_size = node == ETHERNET_INPUT ? 8 : 0;
@@ -48,7 +38,7 @@ static vlib_frame_t *open_frame(vlib_main_t *vm, uint32_t node)
 }
 
 // Into the node's frame, whoever has begun it, or into a new one when it is full.
-static void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
+void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 {
 	vlib_next_frame_t *next = &vm->node_main.next_frames[node];
 	vlib_frame_t *frame = next->frame;
@@ -128,7 +118,8 @@ NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t
 	for (uint32_t i = 0; i < frame->n_vectors; i++) {
 		uint32_t number = vectors(frame)[i];
 		uint64_t kind = buffer_at(number)->packet % 32;
-		uint32_t next = late_node_runs ? LATE_NODE : IP4_LOOKUP;
+		uint32_t next = special_node(number);
+		next = next ? next : late_node_runs ? LATE_NODE : IP4_LOOKUP;
 		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, number);
 	}
 	return frame->n_vectors;
@@ -263,6 +254,11 @@ static const struct {
     {FIRST_PROCESS, "startup-config-process", PROCESS, process, process},
     {SECOND_PROCESS, "dhcp-client-process", PROCESS, process, process},
     {DELETED_TX, "interface-1-tx-deleted", INTERNAL, device_tx, device_tx},
+    {IP4_REPLICATE, "ip4-replicate", INTERNAL, ip4_replicate, ip4_replicate},
+    {IP4_ICMP_ERROR, "ip4-icmp-error", INTERNAL, ip4_icmp_error, ip4_icmp_error},
+    {LOOP0_TX, "loop0-tx", INTERNAL, loopback_tx, loopback_tx},
+    {PIPE0_TX, "pipe0.0-tx", INTERNAL, pipe_tx, pipe_tx},
+    {PIPE_INPUT, "pipe-input", INPUT, pipe_input, pipe_input},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };
 enum { KNOWN = sizeof(known) / sizeof(known[0]) };

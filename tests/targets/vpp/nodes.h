@@ -23,11 +23,31 @@ enum known_node {
 	SECOND_PROCESS,
 	LATE_NODE,
 	DELETED_TX,
+	IP4_REPLICATE,
+	IP4_ICMP_ERROR,
+	LOOP0_TX,
+	PIPE0_TX,
+	PIPE_INPUT,
 };
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
+extern int replicates, makes_errors, has_loopback, has_pipe;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
 void resume_processes(void);
+void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index); // a packet for the node
+
+static inline uint32_t *vectors(vlib_frame_t *frame)
+{
+#if RELEASE == 2606
+	return (uint32_t *)((uint8_t *)frame + frame->vector_offset);
+#else
+	return (uint32_t *)((uint8_t *)frame + 16);
+#endif
+}
+
+// copies.c
+uint32_t special_node(uint32_t number); // where the packet goes when ip4-input has seen it; 0: on
+vlib_node_function_t ip4_replicate, ip4_icmp_error, loopback_tx, pipe_tx, pipe_input;
 #endif

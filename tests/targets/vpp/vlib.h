@@ -93,6 +93,7 @@ struct vlib_main {
 	uint32_t received, transmitted, dropped;
 	vlib_frame_t frames[NODES], *free_frames[NODES];
 	uint32_t free_count;
+	uint32_t piped[1024], piped_count; // packets that wait at the other end of a pipe
 };
 
 void vlib_put_next_frame(vlib_main_t *, vlib_node_runtime_t *, uint32_t next_index, uint32_t vectors_left);

@@ -12,6 +12,10 @@
 //              to T and D
 //   both       from now on dpdk-input receives packets, too
 //   streams    from now on pg-input receives up to three frames of packets in one call
+//   copies     from now on ip4-replicate makes three packets of each 32nd one
+//   errors     from now on ip4-icmp-error drops each 32nd packet and sends one that it has made
+//   loop       from now on each 32nd packet is received once more, by way of a loopback interface
+//   pipe       the same by way of a pipe, whose other end is an input node
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes or where buffers are; a second time undoes it
 #define _GNU_SOURCE
@@ -58,6 +62,8 @@ static void run_graph(vlib_main_t *vm)
 		idle += dispatch(vm, PG_INPUT, NULL) == 0;
 		if (both_receive)
 			dispatch(vm, DPDK_INPUT, NULL);
+		if (has_pipe)
+			dispatch(vm, PIPE_INPUT, NULL);
 		for (uint32_t i = 0; i < vector_length(vm->node_main.pending_frames); i++)
 			dispatch_pending(vm, vm->node_main.pending_frames[i]);
 		vector_set_length(vm->node_main.pending_frames, 0);
@@ -139,6 +145,23 @@ static void spoil(const char *what)
 	puts("spoiled");
 }
 
+static int switch_on(const char *word)
+{
+	static const struct {
+		const char *word;
+		int *is_on;
+	} known[] = {{"late", &late_node_runs}, {"both", &both_receive}, {"streams", &several_streams},
+	             {"wild", &wild_number},    {"copies", &replicates}, {"errors", &makes_errors},
+	             {"loop", &has_loopback},   {"pipe", &has_pipe}};
+	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+		if (strcmp(word, known[i].word) != 0)
+			continue;
+		printf("%s %d\n", word, *known[i].is_on = 1);
+		return 1;
+	}
+	return 0;
+}
+
 static void start(void)
 {
 	pthread_t thread;
@@ -178,17 +201,9 @@ int main(void)
 			spoil(line + 6);
 		else if (!strcmp(line, "sum"))
 			sum_up();
-		else if (!strcmp(line, "late"))
-			printf("late node %d\n", late_node_runs = 1);
-		else if (!strcmp(line, "both"))
-			printf("both receive %d\n", both_receive = 1);
-		else if (!strcmp(line, "streams"))
-			printf("several streams %d\n", several_streams = 1);
-		else if (!strcmp(line, "wild"))
-			printf("wild number %d\n", wild_number = 1);
 		else if (!strncmp(line, "files ", 6))
 			puts(open_files(line + 6) ? "opened" : "not opened");
-		else
+		else if (!switch_on(line))
 			receive(strtoull(line, NULL, 10));
 		fflush(stdout);
 	}
