@@ -168,9 +168,9 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
-	// Where packets go from thread to thread only those later batches count that had ended when the newest events that are
-	// settled were taken: what hands the packets on may be seen already, but not be settled.
-	uint64_t ended = pipeline->merges ? stream->ended_settled : stream->ended_total;
+	// Count only batches that had ended when the newest events that are settled were taken: what hands the packets on may
+	// have been read since.
+	uint64_t ended = stream->ended_settled;
 	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;

@@ -6,6 +6,12 @@
 void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
 {
 	nfp_packets_settle(pipeline, until_ticks);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_stream *stream = pipeline->streams[i];
+		if (stream)
+			stream->ended_settled =
+			    until_ticks == UINT64_MAX ? stream->ended_total : stream->ended_taken;
+	}
 	nfp_batches_deliver(pipeline, all);
 }
 

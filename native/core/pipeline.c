@@ -395,11 +395,7 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 {
 	begin_feed(pipeline);
 	uint64_t horizon = nfp_packets_horizon(pipeline);
-	pipeline->merges = horizon != UINT64_MAX;
 	pipeline->taken_ticks = 0;
-	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
-		if (pipeline->streams[i])
-			pipeline->streams[i]->ended_settled = pipeline->streams[i]->ended_taken;
 	nfp_pending_collect(pipeline, horizon, pipeline->finishing);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];

@@ -200,7 +200,7 @@ struct nfp_stream {
 	struct nfp_pending *ended, **ended_last;
 	uint64_t ended_total;
 	uint64_t ended_taken; // the same at the last take
-	uint64_t ended_settled; // and at the one whose events are settled
+	uint64_t ended_settled; // and when the newest of the events that are settled were read
 	uint64_t ended_seen, ended_left; // when batches were delivered last: ended_total, and how many stayed
 };
 
@@ -228,7 +228,6 @@ struct nfp_pipeline {
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were settled
 	int hands_over; // packets were taken over
-	int merges; // several threads describe packets: events are settled one take later
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take

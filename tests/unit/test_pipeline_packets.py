@@ -178,6 +178,27 @@ def test_batch_waits_for_its_packets() -> None:
         assert pipeline.counts().unknown == 1
 
 
+def test_batch_is_not_given_up_for_batches_of_a_round_that_is_not_matched() -> None:
+    """A packet that was kept over the end of a round and sent early in the next one, many batches before its end."""
+    kept = [*receiver([0x10], 100), *receiver([0x20], 200)]
+    later = hand_on(TX, 220, 230, 600, [0x10, 0x20])
+    for number in range(1000):
+        start, buffer = 1000 + 100 * number, 0x1000 + 64 * number
+        later += [*receiver([buffer], start), *hand_on(TX, start + 50, start + 60, 600, [buffer])]
+    with Pipeline(ROLES) as pipeline:
+        takes = []
+        for rows in (kept, [*receiver([0x30], 210)], later, []):
+            pipeline.feed(0, records(rows))
+            takes.append(pipeline.take())
+        pipeline.finish()
+        takes.append(pipeline.take())
+        counts = pipeline.counts()
+    packets = concatenate(takes).packets
+    fate = dict(zip(packets["buffer"].tolist(), packets["disposition"].tolist(), strict=True))
+    assert (fate[0x10], fate[0x20]) == (TRANSMITTED, TRANSMITTED)
+    assert (counts.transmitted, counts.generated) == (1002, 0)
+
+
 def test_batch_is_given_up_after_64_later_ones() -> None:
     with Pipeline(ROLES) as pipeline:
         rows = receiver([1], 10)
