@@ -42,7 +42,7 @@ def start_relay(
     return Talker(spawn(folder / "relay", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
 
-def follow(recording: Path, round_records: int) -> tuple[Columns, PipelineCounts, RecordingFacts]:
+def follow(recording: Path, round_records: int = ROUND_RECORDS) -> tuple[Columns, PipelineCounts, RecordingFacts]:
     """What became of each packet; columns of `round_records` are taken together, 0: as the session took them."""
     reader = RecordingReader(recording)
     facts = read_facts(reader)
