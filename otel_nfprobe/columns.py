@@ -85,6 +85,8 @@ PACKET = np.dtype(
         ("index", "<u4"),
         ("done_function", "<u4"),
         ("done_digest", "<u8"),
+        ("receive_interface", "<u4"),
+        ("done_number", "<u4"),
     ]
 )
 

@@ -268,6 +268,8 @@ class Drain:
         """Takes what the target calls numbers in records; the same object again: nothing new."""
         if names is not self.names and names:
             self.names = names
+            if self.spans is not None:
+                self.spans.encoder.set_numbers(names)
             self.write(lambda recording: recording.names(names))
 
     def count_anew(self, counted: CounterSet) -> None:

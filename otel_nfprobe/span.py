@@ -21,6 +21,7 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
+from otel_nfprobe.numbernames import NAMES_MAX, NumberNames
 from otel_nfprobe.resource import SCHEMA_URL, encode_resource, encode_scope
 from otel_nfprobe.sampling import RANDOMNESS
 from otel_nfprobe.spantext import SpanText
@@ -52,6 +53,7 @@ _KIND_OF_CAUSE = {
     CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
 }
 
+TEXT_STRUCT = "struct nfp_otlp_text"
 SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
 
 
@@ -121,6 +123,7 @@ class SpanEncoder:
         self._clock = clock
         self._names = list(function_names)
         self._threads: list[tuple[int, str]] = []
+        self._numbers = NumberNames()
         self._scale = time_scale
         self._resources = {
             factor: ResourceSpans(
@@ -163,6 +166,11 @@ class SpanEncoder:
         if list(threads) != self._threads:
             self._threads = list(threads)
             self._prepare()
+
+    def set_numbers(self, names: NumberNames) -> None:
+        """Sets what the target calls its interfaces and its reasons to drop packets."""
+        self._numbers = names
+        self._prepare()
 
     def set_counters(self, counters: Sequence[tuple[str, int]], number: int = 0) -> None:
         """Sets name and scale of the counters that calls were counted with, in the order of their readings.
@@ -275,6 +283,7 @@ class SpanEncoder:
         text = SpanText()
         functions, threads = text.add_functions(self._names), text.add_threads(self._threads)
         counters, sets = text.add_counters(self._counters)
+        self._point_numbers(text)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
         resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
         for field, part in (
@@ -287,13 +296,23 @@ class SpanEncoder:
         self._places = {factor: text.add(part) for factor, part in self._resources.items()}
         self._point("text", "uint8_t", np.frombuffer(text.join(), dtype=np.uint8))
         self._point("functions", "struct nfp_otlp_function", functions)
-        self._point("threads", "struct nfp_otlp_text", threads)
+        self._point("threads", TEXT_STRUCT, threads)
         self._point("counter_names", "struct nfp_otlp_counter", counters)
         self._point("counter_sets", "struct nfp_otlp_counter_set", sets)
         self._job.function_count, self._job.thread_count = len(functions), len(threads)
         self._job.counter_set_count = len(sets)
         for factor in self._scale.passes:
             self._set_scale(factor)
+
+    def _point_numbers(self, text: SpanText) -> None:
+        interfaces, reasons = self._numbers.interfaces, self._numbers.reasons
+        count = min(max(interfaces, default=-1) + 1, NAMES_MAX)
+        self._point("received_on", TEXT_STRUCT, text.add_numbered("nf.interface.name", interfaces, count))
+        self._point("sent_on", TEXT_STRUCT, text.add_numbered("nf.interface.transmit.name", interfaces, count))
+        self._job.interface_count = count
+        count = min(max(reasons, default=-1) + 1, NAMES_MAX)
+        self._point("reasons_why", TEXT_STRUCT, text.add_numbered("nf.packet.drop_reason", reasons, count))
+        self._job.reason_count = count
 
     def _set_scale(self, factor: int) -> None:
         # Of what is encoded from now on.

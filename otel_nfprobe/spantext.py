@@ -46,6 +46,15 @@ class SpanText:
             rows[index] = self._add_function(_shorten(name))
         return rows
 
+    def add_numbered(self, key: str, names: Mapping[int, str], count: int) -> Rows:
+        """One row for each number below `count`, struct nfp_otlp_text: the attribute `key`, or nothing."""
+        rows = np.zeros(count, dtype=_TEXT)
+        for number, name in names.items():
+            if number < count:
+                attribute = encode_attribute(key, _shorten(name))
+                rows[number] = self.add(Span(attributes=[attribute]).SerializeToString())
+        return rows
+
     def add_threads(self, threads: Sequence[tuple[int, str]]) -> Rows:
         """One row for each id and name, struct nfp_otlp_text, and an empty one for indices beyond them."""
         rows = np.zeros(len(threads) + 1, dtype=_TEXT)

@@ -120,6 +120,10 @@ struct nfp_packet {
 	uint32_t index;      // position in its burst
 	uint32_t done_function; // function id of the transmit or drop call, or NFP_NONE
 	uint64_t done_digest; // digest at transmit (equal to `digest` unless the NF changed what it covers)
+	// What the NF calls them, plus 1; 0: not known.
+	uint32_t receive_interface;
+	uint32_t
+	    done_number; // of the interface that it was transmitted on, or of the reason why it was dropped
 };
 
 // What a packet of a broker (ip_version NFP_VERSION_MESSAGE of record.h) holds at `source` instead of an address.
@@ -189,7 +193,7 @@ struct nfp_columns {
 
 _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_packet) == 104, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_packet) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_handover) == 16, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");

@@ -41,6 +41,19 @@ static uint64_t max_of(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
+// Of the attributes that a packet has by the NF's numbers.
+static uint64_t find_numbered_bytes(const struct nfp_otlp_job *job)
+{
+	uint64_t received = 0, done = 0;
+	for (uint32_t i = 0; i < job->interface_count; i++) {
+		received = max_of(received, job->received_on[i].size);
+		done = max_of(done, job->sent_on[i].size);
+	}
+	for (uint32_t i = 0; i < job->reason_count; i++)
+		done = max_of(done, job->reasons_why[i].size);
+	return received + done;
+}
+
 size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 {
 	uint64_t call = 0, root = 0, thread = 0, counters = 0;
@@ -49,6 +62,7 @@ size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 		call = max_of(call, (uint64_t)f->head.size + f->attribute.size);
 		root = max_of(root, (uint64_t)f->late_head.size + f->tail.size);
 	}
+	root += find_numbered_bytes(job);
 	for (uint32_t i = 0; i < job->thread_count; i++)
 		thread = max_of(thread, job->threads[i].size);
 	for (uint32_t i = 0; i < job->counter_set_count; i++)

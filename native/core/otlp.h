@@ -122,6 +122,12 @@ struct nfp_otlp_job {
 	struct nfp_otlp_text scope; // ScopeSpans.scope
 	struct nfp_otlp_text scope_end; // ScopeSpans.schema_url
 	struct nfp_otlp_text resource_end; // ResourceSpans.schema_url
+	// Attributes by what the NF calls interfaces and reasons; of size 0: not known. May be NULL where there are none.
+	const struct nfp_otlp_text *received_on;
+	const struct nfp_otlp_text *sent_on;
+	const struct nfp_otlp_text *reasons_why;
+	uint32_t interface_count; // of received_on and of sent_on
+	uint32_t reason_count;
 	const struct nfp_call_counters *counters; // by rising call
 	const struct nfp_otlp_counter *counter_names;
 	const struct nfp_otlp_counter_set *counter_sets;

@@ -243,6 +243,26 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	return p;
 }
 
+// What the NF calls a number plus 1.
+static uint8_t *write_numbered(uint8_t *p, const struct nfp_trace *trace, const struct nfp_otlp_text *texts,
+                               uint32_t count, uint32_t number)
+{
+	return number && number <= count ? nfp_span_text(p, trace, texts[number - 1]) : p;
+}
+
+// Where it came, and where it went or why it did not.
+static uint8_t *write_numbers(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	const struct nfp_packet *packet = trace->packet;
+	p = write_numbered(p, trace, job->received_on, job->interface_count, packet->receive_interface);
+	if (packet->disposition == NFP_DROPPED)
+		return write_numbered(p, trace, job->reasons_why, job->reason_count, packet->done_number);
+	if (packet->disposition == NFP_TRANSMITTED)
+		return write_numbered(p, trace, job->sent_on, job->interface_count, packet->done_number);
+	return p;
+}
+
 static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uint64_t latency_ns)
 {
 	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped")};
@@ -263,6 +283,7 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 		p = nfp_wire_int(p, &LATENCY, latency_ns);
 		p = write_word(p, &BUCKET, find_bucket(latency_ns));
 	}
+	p = write_numbers(p, trace);
 	p = nfp_span_write_arrival(p, trace);
 	p = write_reason(p, trace->reasons);
 	return write_tail(p, trace);

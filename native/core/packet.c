@@ -35,6 +35,10 @@ void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *rec
 		packet->ip_version = record->rsp >> NFP_PACKET_VERSION_SHIFT & 15;
 		packet->flags |= (uint8_t)(record->rsp >> NFP_PACKET_MARKS_SHIFT << NFP_PACKET_MARKS_BIT);
 		break;
+	case NFP_PACKET_NUMBERS:
+		packet->receive_interface = (uint32_t)record->word;
+		packet->done_number = (uint32_t)(record->word >> 32);
+		break;
 	case NFP_PACKET_V4:
 		put_address(packet->source, record->word & UINT32_MAX, 4);
 		put_address(packet->destination, record->word >> 32, 4);
@@ -65,7 +69,8 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	uint32_t kind = nfp_record_kind(record);
 	int of_message = kind == NFP_PACKET_TOPIC || kind == NFP_PACKET_TEXT;
 	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
-	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN))
+	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN &&
+	     kind != NFP_PACKET_NUMBERS))
 		return 0;
 	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
@@ -79,6 +84,8 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		    nfp_chosen_begin(stream, record) ? NFP_DESCRIBING_CHOSEN : NFP_DESCRIBING_STRAY;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
 		stream->handed.items[stream->handed.count - 1].digest = record->word;
+	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NUMBERS)
+		stream->handed.items[stream->handed.count - 1].number = (uint32_t)(record->word >> 32);
 	return 1;
 }
 
@@ -227,6 +234,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		                          .done_ticks = stream->last_ticks,
 		                          .buffer = packet->buffer,
 		                          .digest = packet->digest,
+		                          .number = packet->number,
 		                          .function = open->function,
 		                          .kind = drop ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT};
 		if (packet->position >= accepted)

@@ -74,6 +74,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	pipeline->counts.freed += (uint64_t)freed;
 	packet->done_ticks = event->done_ticks;
 	packet->done_function = event->function;
+	packet->done_number = event->number;
 	packet->done_digest = event->digest;
 	packet->disposition = drop ? NFP_DROPPED : NFP_TRANSMITTED;
 	pending->undone--;
@@ -123,6 +124,7 @@ static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	packet->disposition = NFP_TRANSMITTED;
 	packet->done_ticks = event->done_ticks;
 	packet->done_function = event->function;
+	packet->done_number = event->number;
 	pipeline->counts.transmitted++;
 	return 1;
 }

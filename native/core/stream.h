@@ -103,6 +103,7 @@ struct nfp_event {
 	uint32_t slot; // receive: its batch ...
 	uint32_t index; // ... and packet
 	uint32_t function; // of the transmit or drop call
+	uint32_t number; // done_number of the packet
 	uint16_t kind; // enum nfp_event_kind
 	uint16_t tries;
 };
@@ -119,6 +120,7 @@ struct nfp_handed {
 	uint16_t position; // in its burst
 	uint16_t length;
 	uint32_t chosen; // its place among the stream's chosen packets, or NFP_NONE
+	uint32_t number; // done_number of the packet
 };
 
 // A packet that is described when it is handed on (chosen.c).

@@ -77,8 +77,8 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	nfp_packet_describe(view->data, view->readable, view->length, link_of(program, view),
 	                    nfp_library.header->digest_key, &facts);
 	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
-	uint32_t slots =
-	    2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) + (origin != 0);
+	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) +
+	                 (origin != 0) + (view->numbers != 0);
 	struct packet_writer writer = {nfp_reserve(thread, slots, NFP_LOST_PACKET), function};
 	if (!writer.slot)
 		return;
@@ -91,4 +91,6 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	put_addresses(&writer, &facts);
 	if (unit != NO_STAMP)
 		put(&writer, NFP_PACKET_ARRIVAL, view->arrival, unit);
+	if (view->numbers)
+		put(&writer, NFP_PACKET_NUMBERS, view->numbers, 0);
 }

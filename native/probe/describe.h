@@ -12,6 +12,7 @@ struct nfp_view {
 	uint32_t length; // of the whole packet
 	uint64_t arrival; // stamp
 	int stamped; // whether there is one
+	uint64_t numbers; // word of NFP_PACKET_NUMBERS; 0: none is known
 };
 
 // Which packet of which receive call it was.
@@ -41,6 +42,9 @@ static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, u
 void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, const uint8_t *head,
                        struct nfp_view *view);
 
+// The numbers that a buffer which has not been freed yet holds of interfaces and reasons.
+uint64_t nfp_numbered_numbers(const struct nfp_program *program, const uint8_t *buffer);
+
 // Whether the packet goes on in another buffer.
 static inline int nfp_numbered_has_next(const struct nfp_program *program, const uint8_t *head)
 {
@@ -69,6 +73,7 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	                             view->length);
 	uint64_t flags = UINT64_MAX;
 	view->arrival = 0;
+	view->numbers = 0;
 	view->stamped = 0;
 	if (program->arrival == 0xffff)
 		return;

@@ -69,9 +69,10 @@ static void read_held(const struct nfp_late *late, const struct nfp_program *pro
 		nfp_view_read(program, buffer, view);
 	else if (!buffer)
 		*view = (struct nfp_view){.buffer = 0};
-	else if (late->headed)
+	else if (late->headed) {
 		nfp_numbered_view(program, buffer, (const uint8_t *)&late->heads[index], view);
-	else
+		view->numbers = late->marks[index];
+	} else
 		nfp_numbered_freed_view(program, buffer, view);
 }
 
@@ -104,6 +105,7 @@ static void keep_heads(struct nfp_late *restrict late, const struct nfp_program 
 	for (uint32_t i = 0; i < late->count; i++) {
 		const uint8_t *buffer = (const uint8_t *)(uintptr_t)buffer_of(late, program, i);
 		late->heads[i] = buffer ? nfp_load_64(buffer) : 0;
+		late->marks[i] = buffer ? nfp_numbered_numbers(program, buffer) : 0;
 		chained |= (uint32_t)nfp_numbered_has_next(program, (const uint8_t *)&late->heads[i]);
 	}
 	late->headed = 1;
@@ -174,7 +176,8 @@ static void hold_numbers(struct nfp_thread *thread, const struct nfp_program *pr
 	late->whole = 0;
 	nfp_late_copy_numbers(late->handed, burst.numbers, late->count);
 	int checks = !copies && is_due(thread, late);
-	if (copies || checks || late->keeps_heads || may_become_late(thread, late))
+	if (copies || checks || late->keeps_heads || program->role == NFP_ROLE_DROP ||
+	    may_become_late(thread, late))
 		keep_heads(late, program);
 	if (copies || checks || late->chained)
 		copy_headers(late, program);
@@ -340,5 +343,6 @@ void nfp_late_view(const struct nfp_late *late, const struct nfp_program *progra
 	                          .readable = nfp_smaller(copy->readable, most_bytes(program)),
 	                          .length = copy->length,
 	                          .arrival = copy->arrival,
-	                          .stamped = (int)copy->stamped};
+	                          .stamped = (int)copy->stamped,
+	                          .numbers = late->headed ? late->marks[index] : 0};
 }

@@ -91,6 +91,7 @@ struct nfp_late {
 	uint64_t held[NFP_LATE_POINTERS];
 	// Of numbered buffers:
 	uint64_t heads[NFP_LATE_POINTERS]; // the first 8 bytes of those that are handed on
+	uint64_t marks[NFP_LATE_POINTERS]; // nfp_numbered_numbers of those whose heads are kept
 	uint32_t handed[NFP_LATE_POINTERS]; // their numbers
 	uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
 	uint64_t named[NFP_LATE_NUMBERS]; // buffers of one call

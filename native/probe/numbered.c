@@ -37,6 +37,22 @@ static uint32_t chained_bytes(const struct nfp_program *program, const uint8_t *
 	return sum;
 }
 
+// One of them, plus 1; 0: it is not known. Numbers whose bits are all set stand for none.
+static uint32_t number_in(const struct nfp_program *program, const uint8_t *buffer, uint16_t offset,
+                          uint32_t bytes)
+{
+	if (offset + sizeof(uint32_t) > program->data_pointer)
+		return 0;
+	uint32_t number = nfp_load_32(buffer + offset) & (bytes == 2 ? UINT16_MAX : UINT32_MAX);
+	return number + 1;
+}
+
+uint64_t nfp_numbered_numbers(const struct nfp_program *program, const uint8_t *buffer)
+{
+	return number_in(program, buffer, program->holders, 4) |
+	       (uint64_t)number_in(program, buffer, program->arrival_flags, program->arrival_bit) << 32;
+}
+
 // data is NULL, and nothing readable, where the packet's bytes would be elsewhere.
 void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, const uint8_t *head,
                        struct nfp_view *view)
@@ -47,7 +63,10 @@ void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, const
 	__builtin_memcpy(&offset, head + program->data_offset, sizeof(offset));
 	uint64_t data = buffer + program->data_pointer + (uint64_t)(int64_t)offset;
 	uint32_t first = nfp_load_length(head, program->segment_length, program->segment_width);
-	*view = (struct nfp_view){.buffer = buffer, .length = first};
+	*view =
+	    (struct nfp_view){.buffer = buffer,
+	                      .length = first,
+	                      .numbers = nfp_numbered_numbers(program, (const uint8_t *)(uintptr_t)buffer)};
 	if (nfp_numbered_has_next(program, head))
 		view->length += chained_bytes(program, (const uint8_t *)(uintptr_t)buffer);
 	if (data < buffer || data + first > end)
@@ -83,6 +102,7 @@ void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer,
 {
 	const struct nfp_session_header *header = nfp_library.header;
 	nfp_numbered_view(program, buffer, (const uint8_t *)(uintptr_t)buffer, view);
+	view->numbers = 0;
 	if (view->length || !view->data ||
 	    (uint64_t)(uintptr_t)view->data + FREED_READABLE > header->buffers_start + header->buffers_bytes)
 		return;

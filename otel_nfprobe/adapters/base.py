@@ -84,6 +84,7 @@ class RoleFunction:
     def pipeline_role(self) -> int:
         """What the pipeline is told. Buffers that are counted by their holders come from a pool and go back to it."""
         pooled = self.role == RECEIVE and self.program.get("holders", NO_OFFSET) != NO_OFFSET
+        pooled = pooled and not self.program.get("number_shift", 0)
         return int(lib.NFP_ROLE_RECEIVE_POOLED) if pooled else self.role
 
 
@@ -160,12 +161,24 @@ class Numbered:
     Attributes:
         next_number: offset of the number of the packet's next buffer, 32 bits.
         next_flags, next_bit: of a 32-bit word, the bit that says whether there is a next one.
+        receive_interface: of the number of the interface that received the packet, 32 bits, or NO_OFFSET.
+        transmit_interface: of the interface that transmits it, 32 bits.
+        reason: of the number of why it is dropped, 16 bits.
     """
 
     shift: int
     next_number: int
     next_flags: int
     next_bit: int
+    receive_interface: int = NO_OFFSET
+    transmit_interface: int = NO_OFFSET
+    reason: int = NO_OFFSET
+
+    def fields(self, role: int) -> dict[str, int]:
+        """Fields of struct nfp_program that stand for other things where buffers are named by pointers."""
+        done = {TRANSMIT: self.transmit_interface, DROP: self.reason}.get(role, NO_OFFSET)
+        width = 2 if role == DROP else 4
+        return {"holders": self.receive_interface, "arrival_flags": done, "arrival_bit": width}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +304,7 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
         UsageError: the probe would read what it must not; the sentence names the field.
     """
     program = {"role": role, **burst.fields(), **buffer.fields()}
+    program |= buffer.numbered.fields(role) if buffer.numbered else {}
     if burst.batch is not None and role not in (RECEIVE, TAKE_OVER):
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
     if role == TAKE_OVER:

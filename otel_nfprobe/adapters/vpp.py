@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from otel_nfprobe.adapters.base import (
@@ -47,6 +48,7 @@ from otel_nfprobe.adapters.vpp_graph import (
     module_of,
     read_graph,
 )
+from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
@@ -100,6 +102,8 @@ class VppAdapter:
         self.inner: list[str] = []
         self._graph: Graph | None = None
         self._names = NumberNames()
+        self._reasons: dict[int, str] = {}
+        self._interfaces: Interfaces | None = None
         self._frame: Frame | None = None
         self._buffers: NumberedBuffers | None = None  # None: packets are only counted
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
@@ -112,7 +116,9 @@ class VppAdapter:
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
         graph, modules = read_graph(target), target.modules()
-        self._keep(graph)
+        self._interfaces = Interfaces(target)
+        self._interfaces.look()
+        self._keep(target, graph)
         self._considered = {address for node in graph.nodes if node.calls for address in node.functions}
         by_address = _group(graph)
         calls = {address: sum(node.calls for node in nodes) for address, nodes in by_address.items()}
@@ -140,10 +146,12 @@ class VppAdapter:
         if self._graph is None:
             return []
         called = called_functions(target, self._graph)
+        if self._interfaces is not None and self._interfaces.look():
+            self._names = replace(self._names, interfaces=self._interfaces.names)
         if called <= self._considered and count_nodes(target, self._graph) == len(self._graph.nodes):
             return []
         graph, modules = read_graph(target, self._graph.layout), target.modules()
-        self._keep(graph)
+        self._keep(target, graph)
         self._considered |= called
         found = [
             self._make_role(nodes, _function(target, modules, address), graph)
@@ -181,8 +189,11 @@ class VppAdapter:
             notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
         return notes
 
-    def _keep(self, graph: Graph) -> None:
-        self._graph, self._names = graph, NumberNames(_find_numbered(graph))
+    def _keep(self, target: Target, graph: Graph) -> None:
+        if self._graph is None or len(graph.nodes) != len(self._graph.nodes):
+            self._reasons = read_reasons(target, graph)
+        interfaces = {} if self._interfaces is None else self._interfaces.names
+        self._graph, self._names = graph, NumberNames(_find_numbered(graph), self._reasons, interfaces)
 
     def _note_packets(self) -> str:
         if self._buffers is None:

@@ -34,8 +34,9 @@ MAIN_ARGUMENT, FRAME_ARGUMENT = 0, 2  # rdi, rdx
 FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
 RECEIVED_MAX = 4094  # NFP_LATE_NUMBERS: more of one call of an input node are only counted
 LINK_EITHER = 2  # NFP_LINK_EITHER: nodes move a packet's beginning over its headers
-# vlib_buffer_t: current_data 0 (signed), current_length 2, flags 4, next_buffer 16, data 256. The first buffer's
-# length is all that is stored of a chain; flag 1 says that there is a next buffer.
+# vlib_buffer_t: current_data 0 (signed), current_length 2, flags 4, error 14, next_buffer 16, sw_if_index of receive 24
+# and of transmit 28, data 256. The first buffer's length is all that is stored of a chain; flag 1 says that there is a
+# next buffer.
 BUFFER = Buffer(
     data=256,
     data_offset=0,
@@ -45,7 +46,15 @@ BUFFER = Buffer(
     segment_bytes=2,
     link_layer=LINK_EITHER,
     pooled=True,
-    numbered=Numbered(shift=6, next_number=16, next_flags=4, next_bit=1),
+    numbered=Numbered(
+        shift=6,
+        next_number=16,
+        next_flags=4,
+        next_bit=1,
+        receive_interface=24,
+        transmit_interface=28,
+        reason=14,
+    ),
 )
 
 

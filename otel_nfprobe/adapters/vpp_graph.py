@@ -102,8 +102,13 @@ class _RawNode:
 
 def module_of(target: Target, symbol: str) -> Module | None:
     """The module whose variable of that name is the live one: the program's own copy, else libvlib's. Or None."""
+    return module_exporting(target, symbol, LIBRARY)
+
+
+def module_exporting(target: Target, symbol: str, library: str) -> Module | None:
+    """The same of another library."""
     for position, module in enumerate(target.modules()):
-        if (position == 0 or module.name.startswith(LIBRARY)) and symbol in module.image.exports:
+        if (position == 0 or module.name.startswith(library)) and symbol in module.image.exports:
             return module
     return None
 
@@ -142,7 +147,7 @@ def read_graph(target: Target, layout: Layout | None = None) -> Graph:
 # ---- vectors -----------------------------------------------------------------------------------------------------
 
 
-def _vector(target: Target, address: int, least: int, most: int, element_bytes: int) -> bytes | None:
+def read_vector(target: Target, address: int, least: int, most: int, element_bytes: int) -> bytes | None:
     """The elements of a vector; None when there is none of that length."""
     if address % 8 or not 0x1000 <= address < 1 << 47:
         return None
@@ -154,7 +159,7 @@ def _vector(target: Target, address: int, least: int, most: int, element_bytes: 
 
 
 def _pointers(target: Target, address: int, least: int, most: int) -> tuple[int, ...]:
-    content = _vector(target, address, least, most, 8)
+    content = read_vector(target, address, least, most, 8)
     return struct.unpack(f"<{len(content) // 8}Q", content) if content else ()
 
 
@@ -198,7 +203,7 @@ def _read_nodes(target: Target, addresses: Sequence[int]) -> list[_RawNode]:
         except NfprobeError:
             return []
         function, name_address = struct.unpack_from("<QQ", content)
-        name = _vector(target, name_address, 1, NAME_BYTES_MAX, 1)
+        name = read_vector(target, name_address, 1, NAME_BYTES_MAX, 1)
         text = (name or b"").split(b"\0")[0]
         if not text or not all(0x20 < byte < 0x7F for byte in text):
             return []
@@ -234,7 +239,7 @@ def _find_layout(target: Target, main: int, node_main: int, nodes: list[_RawNode
     for by_type in range(8, BY_TYPE_MAX, 8):
         for runtime_bytes in RUNTIME_BYTES:
             address = target.read_word(main + node_main + by_type)
-            content = _vector(target, address, types[INTERNAL], types[INTERNAL], runtime_bytes)
+            content = read_vector(target, address, types[INTERNAL], types[INTERNAL], runtime_bytes)
             if content is None:
                 break
             for node_index in range(VECTORS_AT + 4, 64, 4):
@@ -286,7 +291,7 @@ def _runtimes_of(target: Target, main: int, layout: Layout) -> Iterator[NDArray[
     """Runtimes of one thread as rows of 32-bit words, type by type."""
     for kind in range(PROCESS):  # runtimes of processes are kept elsewhere
         address = target.read_word(main + layout.node_main + layout.by_type + 8 * kind)
-        content = _vector(target, address, 1, NODES_MAX, layout.runtime_bytes)
+        content = read_vector(target, address, 1, NODES_MAX, layout.runtime_bytes)
         if content is not None:
             yield np.frombuffer(content, "<u4").reshape(-1, layout.runtime_bytes // 4)
 

@@ -195,6 +195,7 @@ def _make_encoder(arguments: argparse.Namespace, facts: RecordingFacts, correlat
         arguments.spans == LINKS,
     )
     encoder.set_threads(_list_threads(facts))
+    encoder.set_numbers(facts.names)
     for counted in facts.counter_sets:
         encoder.set_counters(counted.counters, counted.number)
     return encoder

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+
+from otlp_receiver import Receiver
 from probed import Talker
 from test_testpmd import wait_until_armed
 from vpp_double import build_double
+
+from otel_nfprobe.adapters.vpp import VppAdapter
+from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
 
@@ -67,3 +76,60 @@ def test_nodes_as_show_runtime_has_them(double: Talker, packets: str, nfprobe: A
     (table,) = [part.splitlines() for part in words if part.startswith("graph node")]
     assert table[0].split() == ["graph", "node", "calls", "vectors", "vectors/call", "clocks/vector", "ns/vector"]
     assert len(table) == 2 + len(own)
+
+
+def exported_packets(nfprobe: Any, recording: Path) -> list[dict[str, Any]]:
+    """Attributes of the spans of packets."""
+    receiver = Receiver()
+    endpoint = f"http://127.0.0.1:{receiver.port}"
+    done = nfprobe.run("export", recording, "--endpoint", endpoint, "--sample", "1")
+    spans = receiver.spans()
+    receiver.stop()
+    assert done.returncode == 0, done.stderr
+    found = [{item.key: getattr(item.value, item.value.WhichOneof("value")) for item in s.attributes} for s in spans]
+    return [attributes for attributes in found if "nf.packet.disposition" in attributes]
+
+
+@pytest.mark.parametrize("options", [("--packets", "all"), ("--packets", "slow", "--slower-than", "0us")])
+def test_interfaces_and_reasons(double: Talker, options: tuple[str, ...], nfprobe: Any, tmp_path: Path) -> None:
+    recording = tmp_path / "vpp.nfprobe"
+    measure(nfprobe, double, recording, "--ring-size", "64MiB", *options)
+    packets = exported_packets(nfprobe, recording)
+    where = Counter(
+        (
+            packet.get("nf.interface.name"),
+            packet.get("nf.interface.transmit.name"),
+            packet.get("nf.packet.drop_reason"),
+        )
+        for packet in packets
+    )
+    assert where == {
+        ("tap0.100", "tap0", None): COUNT // 2,
+        ("tap0.100", "tap1", None): COUNT // 2 - 2 * COUNT // 32,
+        ("tap0.100", None, "ip4-input: ip4 ttl <= 1"): COUNT // 32,
+        ("tap0.100", None, "ip6-drop: ACL deny packets"): COUNT // 32,
+    }
+    assert {packet["nf.packet.disposition"] for packet in packets if "nf.packet.drop_reason" in packet} == {"dropped"}
+
+
+def test_an_interface_that_is_made_later(double: Talker) -> None:
+    target, adapter = Target(double.pid), VppAdapter()
+    adapter.roles(target)
+    before = adapter.names()
+    assert before.interfaces == {0: "local0", 1: "tap0", 2: "tap0.100", 3: "tap1"}
+    adapter.later_roles(target)
+    assert adapter.names() is before
+    double.ask("interface")
+    adapter.later_roles(target)
+    assert adapter.names().interfaces == {**before.interfaces, 4: "memif0/0"}
+    assert adapter.names().reasons == before.reasons
+
+
+@pytest.mark.parametrize("what", ["errors", "texts", "hardware", "software"])
+def test_a_layout_that_is_not_known_gives_no_names(double: Talker, what: str) -> None:
+    double.ask(f"spoil {what}")
+    target, adapter = Target(double.pid), VppAdapter()
+    assert adapter.roles(target)
+    names = adapter.names()
+    assert not (names.reasons if what in ("errors", "texts") else names.interfaces)
+    assert names.interfaces if what in ("errors", "texts") else names.reasons

@@ -15,8 +15,10 @@ def build_double(folder: Path, release: int) -> Path:
     """The stripped program. The older release's has copies of libvlib's variables."""
     compiler = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-s", f"-DRELEASE={release}"]
     model = ["-fPIC"] if release == 2606 else []
-    linking = [f"-L{folder}", "-lvlib", "-Wl,-rpath,$ORIGIN", "-pthread"]
+    linking = [f"-L{folder}", "-lvnet", "-lvlib", "-Wl,-rpath,$ORIGIN", "-pthread"]
     library, program = folder / "libvlib.so", folder / "vpp"
     subprocess.run([*compiler, "-shared", "-fPIC", _SOURCES / "vlib.c", "-o", library], check=True)
+    vnet = [_SOURCES / "vnet.c", "-o", folder / "libvnet.so", *linking[:1], "-lvlib"]
+    subprocess.run([*compiler, "-shared", "-fPIC", *vnet], check=True)
     subprocess.run([*compiler, *model, *_PROGRAM, "-o", program, *linking], check=True)
     return program

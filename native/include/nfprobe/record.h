@@ -44,6 +44,10 @@
 #define NFP_PACKET_DST6_HIGH 14 // bytes 0..7 of the destination                    0
 #define NFP_PACKET_DST6_LOW 15 // bytes 8..15 of the destination                   0
 
+// Numbers that the NF gives interfaces and reasons, of a buffer that is named by a number. Each plus 1; 0: not known.
+#define NFP_PACKET_NUMBERS                                                                                   \
+	26 // of the interface that received it | << 32: of the one that sends it, or why it is dropped   0
+
 // A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more

@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 7
+#define NFP_SESSION_VERSION 8
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -303,7 +303,10 @@ struct nfp_program {
 	    next_number; // offset in the buffer of the number of the packet's next one; TAKE_OVER: pointer to pointer
 	uint16_t next_flags; // ... which is there when a bit of this 32-bit word is set
 	uint8_t next_bit;
-	uint8_t number_shift; // 0: pointers
+	// 0: pointers. Else `holders` is the offset of the number, 32 bits, of the interface that received the packet, and
+	// `arrival_flags` that of the interface that sends it or of why it is dropped, of `arrival_bit` bytes, 2 or 4; 0xffff:
+	// not known.
+	uint8_t number_shift;
 };
 
 // One patch site. Written before the target's code is, so that any later monitor can undo it.

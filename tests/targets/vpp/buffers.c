@@ -2,6 +2,7 @@
 // See buffers.h. Packets come from a capture file of microseconds and this machine's byte order, or are all alike.
 #define _GNU_SOURCE
 #include "buffers.h"
+#include "vnet.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +21,7 @@ static struct vlib_buffer_main buffer_main;
 static uint32_t free_numbers[BUFFERS], free_count;
 static FILE *source;
 FILE *transmitted_log, *dropped_log;
+int receives_late;
 
 struct pcap_packet {
 	uint32_t seconds, fraction, captured, length;
@@ -67,6 +69,8 @@ uint32_t make_packet(uint64_t packet)
 		uint32_t count = left < sizeof(buffer->data) ? left : sizeof(buffer->data);
 		memset(buffer, 0, offsetof(struct vlib_buffer, data));
 		buffer->packet = packet;
+		buffer->receive_interface = receives_late ? LATE_INTERFACE : TAP0_SUB;
+		buffer->transmit_interface = UINT32_MAX;
 		buffer->current_length = (uint16_t)count;
 		memcpy(buffer->data, bytes + at, count);
 		if (last) {
@@ -161,7 +165,8 @@ void end_packet(uint32_t number, FILE *log)
 			buffer->sharers--;
 		} else {
 			free_numbers[free_count++] = number;
-			buffer->current_length = 0;
+			buffer->current_length = buffer->error = 0;
+			buffer->receive_interface = buffer->transmit_interface = UINT32_MAX;
 			buffer->flags = 0;
 		}
 		if (!(flags & NEXT_PRESENT))

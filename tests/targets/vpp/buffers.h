@@ -14,19 +14,23 @@ struct vlib_buffer {
 	int16_t current_data;
 	uint16_t current_length;
 	uint32_t flags; // bit 1: there is a next buffer
-	uint8_t gap[8];
+	uint8_t gap[6];
+	uint16_t error; // why it is dropped
 	uint32_t next_buffer;
 	uint32_t configuration;
+	uint32_t receive_interface, transmit_interface;
+	uint8_t opaque[64 - 32];
 	uint64_t packet; // its number
 	uint8_t sharers; // packets that end in this buffer, but for one
 	uint8_t again; // it has been received before
-	uint8_t rest[256 - 34];
+	uint8_t rest[256 - 74];
 	uint8_t data[2048];
 };
 _Static_assert(offsetof(struct vlib_buffer, next_buffer) == 16 && offsetof(struct vlib_buffer, data) == 256,
                "a buffer");
 
 extern FILE *transmitted_log, *dropped_log;
+extern int receives_late; // on the interface that is made while the double is measured
 
 struct vlib_buffer_main *make_buffers(void); // the same one at each call
 struct vlib_buffer *buffer_at(uint32_t number);

@@ -2,6 +2,7 @@
 // The double's graph: its node functions, its process nodes, and where it stands in memory. See vpp.c.
 #include "nodes.h"
 #include "buffers.h"
+#include "vnet.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,8 @@ void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 	if (!frame || frame->n_vectors == FRAME_SIZE)
 		frame = open_frame(vm, node);
 	vectors(frame)[frame->n_vectors] = index;
-	vlib_put_next_frame(vm, &vm->node_main.nodes_by_type[INTERNAL][0], node, FRAME_SIZE - frame->n_vectors - 1u);
+	vlib_put_next_frame(vm, &vm->node_main.nodes_by_type[INTERNAL][0], node,
+	                    FRAME_SIZE - frame->n_vectors - 1u);
 }
 
 static uint32_t receive(vlib_main_t *vm, uint32_t most)
@@ -120,6 +122,7 @@ NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t
 		uint64_t kind = buffer_at(number)->packet % 32;
 		uint32_t next = special_node(number);
 		next = next ? next : late_node_runs ? LATE_NODE : IP4_LOOKUP;
+		buffer_at(number)->error = kind == 3 ? FIRST_ERROR + 1 : kind == 5 ? FIRST_ERROR + 5 : 0;
 		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, number);
 	}
 	return frame->n_vectors;
@@ -128,8 +131,11 @@ NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t
 NODE_FUNCTION interface_output(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
-	for (uint32_t i = 0; i < frame->n_vectors; i++)
-		enqueue(vm, TAP0_TX + buffer_at(vectors(frame)[i])->packet % 2, vectors(frame)[i]);
+	for (uint32_t i = 0; i < frame->n_vectors; i++) {
+		struct vlib_buffer *buffer = buffer_at(vectors(frame)[i]);
+		buffer->transmit_interface = buffer->packet % 2 ? TAP1 : TAP0;
+		enqueue(vm, TAP0_TX + buffer->packet % 2, vectors(frame)[i]);
+	}
 	if (wild_number)
 		enqueue(vm, TAP0_TX, WILD);
 	wild_number = 0;
@@ -285,6 +291,26 @@ static vlib_node_t *make_node(uint32_t index, vlib_node_function_t **running)
 	return node;
 }
 
+// Errors of two nodes, and of others before them.
+static void make_errors(vlib_main_t *vm)
+{
+	static char *names[] = {"none", "ttl_expired", "unused", "bad_checksum", "first", "acl_deny"};
+	static char *texts[] = {"no error",         "ip4 ttl <= 1", "unused",
+	                        "bad ip4 checksum", "first",        "ACL deny packets"};
+	struct vlib_node_main *graph = &vm->node_main;
+	vm->error_main.counters_heap = vector(FIRST_ERROR + ERRORS, sizeof(vlib_error_desc_t));
+	graph->node_by_error = vector(FIRST_ERROR + ERRORS, sizeof(*graph->node_by_error));
+	for (uint32_t i = 0; i < FIRST_ERROR + ERRORS; i++) {
+		uint32_t owner = i < FIRST_ERROR ? i / 2 : i < FIRST_ERROR + 4 ? IP4_INPUT : IP6_DROP;
+		uint32_t text = i < FIRST_ERROR ? 0 : i - FIRST_ERROR;
+		vm->error_main.counters_heap[i] =
+		    (vlib_error_desc_t){.name = names[text], .desc = texts[text]};
+		if (!i || graph->node_by_error[i - 1] != owner)
+			graph->nodes[owner]->error_heap_index = i;
+		graph->node_by_error[i] = owner;
+	}
+}
+
 void make_graph(vlib_main_t *vm)
 {
 	struct vlib_node_main *graph = &vm->node_main;
@@ -309,6 +335,7 @@ void make_graph(vlib_main_t *vm)
 		runtime->function = running[i];
 		runtime->node_index = i;
 	}
+	make_errors(vm);
 	graph->next_frames = vector(NODES, sizeof(*graph->next_frames));
 	graph->pending_frames = vector(2, sizeof(*graph->pending_frames));
 	vector_set_length(graph->pending_frames, 0);

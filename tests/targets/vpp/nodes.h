@@ -30,6 +30,8 @@ enum known_node {
 	PIPE_INPUT,
 };
 
+enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
+
 extern int late_node_runs, both_receive, several_streams, wild_number;
 extern int replicates, makes_errors, has_loopback, has_pipe;
 

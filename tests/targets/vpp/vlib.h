@@ -14,9 +14,25 @@
 enum { NODES = 300, FRAME_SIZE = 256, THREADS = 2 };
 enum node_type { INTERNAL = 0, INPUT = 1, PRE_INPUT = 2, PROCESS = 3, TYPES = 5 };
 #if RELEASE == 2606
-enum { NODE_MAIN = 344, BUFFER_MAIN = 296, NODE_TYPE = 120, BY_TYPE = 24, NODE_INDEX = 40, N_VECTORS = 10, NEXT = 112 };
+enum {
+	NODE_MAIN = 344,
+	BUFFER_MAIN = 296,
+	NODE_TYPE = 120,
+	BY_TYPE = 24,
+	NODE_INDEX = 40,
+	N_VECTORS = 10,
+	NEXT = 112
+};
 #else
-enum { NODE_MAIN = 1128, BUFFER_MAIN = 96, NODE_TYPE = 168, BY_TYPE = 40, NODE_INDEX = 52, N_VECTORS = 6, NEXT = 128 };
+enum {
+	NODE_MAIN = 1128,
+	BUFFER_MAIN = 96,
+	NODE_TYPE = 168,
+	BY_TYPE = 40,
+	NODE_INDEX = 52,
+	N_VECTORS = 6,
+	NEXT = 128
+};
 #endif
 enum { FRAME_PENDING = 4 };
 
@@ -49,7 +65,8 @@ typedef struct vlib_node {
 	uint64_t name_number;
 	uint64_t total[(NODE_TYPE - 24) / 16], cleared[(NODE_TYPE - 24) / 16]; // calls, vectors and more
 	uint32_t type, index, runtime_index;
-	uint8_t rest[256];
+	uint32_t gap[10], error_heap_index;
+	uint8_t rest[212];
 } vlib_node_t;
 
 typedef struct { // the frame that is being filled for a node
@@ -75,7 +92,14 @@ struct vlib_node_main {
 	uint8_t gap_of_next[NEXT - BY_TYPE - 8 * TYPES];
 	vlib_next_frame_t *next_frames; // in this double one for each node
 	vlib_pending_frame_t *pending_frames;
+	uint64_t gap_of_errors[20];
+	uint32_t *node_by_error;
 };
+
+typedef struct {
+	char *name, *desc;
+	uint32_t severity, stats_entry_index;
+} vlib_error_desc_t;
 
 struct vlib_buffer_main {
 	uintptr_t buffer_mem_start;
@@ -87,7 +111,11 @@ struct vlib_main {
 	struct vlib_buffer_main *buffer_main;
 	uint8_t between[NODE_MAIN - BUFFER_MAIN - 8];
 	struct vlib_node_main node_main;
-	uint8_t after[512];
+	uint8_t after[480];
+	struct {
+		uint64_t *counters, *counters_last_clear;
+		vlib_error_desc_t *counters_heap;
+	} error_main;
 	// Of this double.
 	uint64_t left; // packets that are still to be received
 	uint32_t received, transmitted, dropped;

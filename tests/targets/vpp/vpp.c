@@ -16,11 +16,13 @@
 //   errors     from now on ip4-icmp-error drops each 32nd packet and sends one that it has made
 //   loop       from now on each 32nd packet is received once more, by way of a loopback interface
 //   pipe       the same by way of a pipe, whose other end is an input node
+//   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
-//   spoil X    damages names, functions, indexes, runtimes or where buffers are; a second time undoes it
+//   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "nodes.h"
+#include "vnet.h"
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -126,8 +128,30 @@ static void sum_up(void)
 	puts("summed up");
 }
 
+// Returns whether it is one of names.
+static int spoil_names(const char *what)
+{
+	struct vlib_node_main *graph = &mains[0]->node_main;
+	vlib_error_desc_t *errors = mains[0]->error_main.counters_heap;
+	for (uint32_t i = 0; !strcmp(what, "errors") && i < NODES; i++)
+		graph->nodes[i]->error_heap_index ^= 0x100000;
+	for (uint32_t i = 0; !strcmp(what, "texts") && i < FIRST_ERROR + ERRORS; i++)
+		errors[i].desc = (char *)((uintptr_t)errors[i].desc ^ 1ul << 46);
+	for (uint32_t i = 0; !strcmp(what, "hardware") && i < vector_length(vnet_main.hw_interfaces); i++)
+		vnet_main.hw_interfaces[i].name =
+		    (uint8_t *)((uintptr_t)vnet_main.hw_interfaces[i].name ^ 1ul << 46);
+	for (uint32_t i = 0; !strcmp(what, "software") && i < vector_length(vnet_main.sw_interfaces); i++)
+		vnet_main.sw_interfaces[i].hw_if_index ^= 0x100000;
+	return !strcmp(what, "errors") || !strcmp(what, "texts") || !strcmp(what, "hardware") ||
+	       !strcmp(what, "software");
+}
+
 static void spoil(const char *what)
 {
+	if (spoil_names(what)) {
+		puts("spoiled");
+		return;
+	}
 	if (!strcmp(what, "buffers"))
 		make_buffers()->buffer_mem_size ^= 1;
 	for (uint32_t i = 0; strcmp(what, "buffers") && i < NODES; i++) {
@@ -178,6 +202,7 @@ static void start(void)
 		make_graph(mains[i]);
 		list[i] = mains[i];
 	}
+	make_interfaces();
 	start_nodes();
 	sem_init(&wanted, 0, 0);
 	sem_init(&done, 0, 0);
@@ -201,7 +226,10 @@ int main(void)
 			spoil(line + 6);
 		else if (!strcmp(line, "sum"))
 			sum_up();
-		else if (!strncmp(line, "files ", 6))
+		else if (!strcmp(line, "interface")) {
+			make_late_interface();
+			printf("interface %d\n", receives_late = 1);
+		} else if (!strncmp(line, "files ", 6))
 			puts(open_files(line + 6) ? "opened" : "not opened");
 		else if (!switch_on(line))
 			receive(strtoull(line, NULL, 10));
