@@ -19,6 +19,7 @@ from synthetic_columns import make_columns
 from test_span_random import randomise
 
 from otel_nfprobe.columns import HANDOVER, NONE
+from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.resource import describe_target, make_resource_attributes
 from otel_nfprobe.span import TAIL, SpanEncoder
 from otel_nfprobe.timescale import TimeScale
@@ -58,7 +59,7 @@ def test_the_encoder_writes_what_is_defined() -> None:
     for source in (ROOT / "native" / "core").glob("otlp*.c"):
         written |= set(re.findall(r'NFP_KEY\("([^"]+)"\)', source.read_text()))
     for source in (ROOT / "otel_nfprobe").glob("span*.py"):
-        written |= set(re.findall(r'encode_attribute\("([^"]+)"', source.read_text()))
+        written |= set(re.findall(r'(?:encode_attribute|add_numbered)\("([^"]+)"', source.read_text()))
     of_spans = {key for one in SCHEMA["groups"] if one["type"] == "span" for key in group(one["id"])}
     assert written - of_spans == set(), ADD
     assert of_spans - written == set(), "nothing writes these any more"
@@ -80,6 +81,9 @@ def test_spans_carry_what_is_defined() -> None:
     scale = TimeScale(1000)
     encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9, time_scale=scale)
     encoder.set_threads(THREADS)
+    encoder.set_numbers(NumberNames(reasons={0: "ip4-input: ttl", 2: "x" * 2000}, interfaces={1: "tap0", 1 << 20: "y"}))
+    for field in ("receive_interface", "done_number"):
+        columns.packets[field] = random.choice([0, 1, 2, 3, 4, 1 << 20, 0xFFFFFFFF], count)
     groups = {"queue wait": "span.nf.queue_wait", "batch": "span.nf.batch"}
     seen: set[str] = set()
     reasons = random.integers(1, 16, count).astype(np.uint8)
