@@ -44,6 +44,13 @@ void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer,
 	CHECK(0);
 }
 
+uint64_t nfp_numbered_numbers(const struct nfp_program *program, const uint8_t *buffer)
+{
+	(void)program, (void)buffer;
+	CHECK(0);
+	return 0;
+}
+
 uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number)
 {
 	(void)program, (void)number;
