@@ -8,9 +8,10 @@
 #include "stream.h"
 #include <nfprobe/record.h>
 
-enum {
-	CHOSEN_HISTORY_PACKETS = 256
-}; // NFP_LATE_POINTERS of native/probe/late.h: older ones are not found there
+// A batch waits while fewer have been received after it. Where packets are named by pointers none that is older than
+// NFP_LATE_POINTERS of native/probe/late.h says where it came from; where they are named by numbers a turn has full frames of
+// several queues.
+enum { CHOSEN_HISTORY_PACKETS = 4096 };
 
 int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 {

@@ -101,6 +101,15 @@ def test_packets_of_a_turn_leave_in_any_order() -> None:
     assert placed_from(turn, first, [], [], [], last) == packets
 
 
+def test_a_turn_of_full_frames_is_not_cut_by_the_end_of_a_round() -> None:
+    """As VPP's with several interfaces: far more packets are received behind a batch before the first of it leaves."""
+    turn = [row for start in range(1000, 9000, 1000) for row in receiver(start, 256)]
+    others = hand_on(9000, 9100, 7 * 256, [])
+    last = hand_on(9200, 9300, 256, [(position, (1000, position)) for position in range(256)])
+    assert placed_from(turn + others, last) == [(1000, position) for position in range(256)]
+    assert placed_from(turn, others, last) == [(1000, position) for position in range(256)]
+
+
 def test_a_packet_that_is_kept_back_while_a_later_turn_passes() -> None:
     """It is in the buffer of a port of its own: its batch waits one round more."""
     early = [*receiver(1000, 2), *hand_on(1100, 1200, 1, [(0, (1000, 0))])]
