@@ -192,7 +192,7 @@ def test_a_killed_monitor_and_an_entry_that_says_nothing_is_there(nfprobe: Any, 
 
 def hide_session(talker: Talker) -> None:
     for descriptor in session_descriptors(talker.pid):
-        assert talker.ask(f"close {descriptor}") == "right"
+        assert talker.ask(f"close_descriptor {descriptor}") == "right"
 
 
 def test_a_killed_monitor_and_a_hidden_session(nfprobe: Any, talker: Talker) -> None:

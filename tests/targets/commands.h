@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How test targets are driven: one command with a count on each line of standard input, one line of answer.
-// All know "close N": the file descriptor N.
+// All know "close_descriptor N": the file descriptor N.
 #ifndef NFPROBE_TEST_COMMANDS_H
 #define NFPROBE_TEST_COMMANDS_H
 #include <stdio.h>
@@ -21,7 +21,7 @@ static inline int obey(const struct command *commands)
 		long count = 0;
 		if (sscanf(line, "%63s %ld", name, &count) < 1)
 			return 2;
-		if (strcmp(name, "close") == 0) {
+		if (strcmp(name, "close_descriptor") == 0) {
 			puts(close((int)count) == 0 ? "right" : "wrong");
 			continue;
 		}
