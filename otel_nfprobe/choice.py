@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.adapters.base import READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
+from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
 from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import UsageError
@@ -32,6 +32,7 @@ ALL_BITS = 0xFFFFFFFF
 Snippets = dict[tuple[str, int], bytes]  # code by the function's file and its address there
 
 
+UNPROBED_SHOWN = 4  # functions that a sentence names
 UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
 
 
@@ -95,6 +96,20 @@ class Choice:
         for plan in plans:
             if plan.strategy is None:
                 self.refuse(plan.reason)
+
+    def tell_unprobed(self, plans: Sequence[FunctionPlan]) -> str:
+        """A sentence about those of the functions that receive, transmit or drop and get no probe; empty: all do."""
+        probed = {plan.address for plan in self.plans if plan.strategy is not None}
+        labels: dict[int, str] = {}
+        for plan in plans:
+            role = None if plan.address in probed else self.role_of(plan)
+            if role is not None and role.role not in (*READ_NO_PACKETS, FREE):
+                labels[plan.address] = f"{role.label} ({plan.reason})"
+        if not labels:
+            return ""
+        shown = ", ".join(list(labels.values())[:UNPROBED_SHOWN])
+        others = f" and {len(labels) - UNPROBED_SHOWN} others" if len(labels) > UNPROBED_SHOWN else ""
+        return f"{shown}{others} cannot be probed: what becomes of packets there is not known."
 
     def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
         """One request per site that can be probed, of all plans or of these."""

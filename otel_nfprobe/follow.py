@@ -220,7 +220,10 @@ class Follower:
     def _follow_roles(self) -> None:
         if time.monotonic() >= self._roles_at:
             before_s = time.thread_time()
-            self._later += self.choice.requests(self.choice.add_roles(self.target))
+            fresh = self.choice.add_roles(self.target)
+            self._later += self.choice.requests(fresh)
+            if unprobed := self.choice.tell_unprobed(fresh):
+                self.say(unprobed)
             pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
             self._roles_at = time.monotonic() + min(pause_s, ROLES_LOOK_S)
         if not self._later:

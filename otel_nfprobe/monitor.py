@@ -179,6 +179,8 @@ class Monitor:
                 f"nfprobe functions {self.target.pid}",
             )
         self._count_uncovered()
+        if unprobed := self.choice.tell_unprobed(self.choice.plans):
+            self.say(unprobed)
         for glob in self.choice.wish.waiting:
             self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
         self._begin_to_follow(trampolines)
