@@ -99,7 +99,7 @@ class Choice:
 
     def tell_unprobed(self, plans: Sequence[FunctionPlan]) -> str:
         """A sentence about those of the functions that receive, transmit or drop and get no probe; empty: all do."""
-        probed = {plan.address for plan in self.plans if plan.strategy is not None}
+        probed = {plan.address for plan in (*self.plans, *self.by_slot) if plan.strategy is not None}
         labels: dict[int, str] = {}
         for plan in plans:
             role = None if plan.address in probed else self.role_of(plan)
