@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ HARDWARE_INDEX = range(16, 60, 4)  # offsets where its number can be; that of it
 SOFTWARE_BYTES = range(40, 164, 4)
 SOFTWARE_INDEX, SUPERIOR, HARDWARE, SUB_ID = 4, 8, 16, 36  # offsets in a software interface, of 20.01 as of 26.06
 FIRST_INTERFACE = "local0"  # always the first one
+FITTING_MAX = 4  # tables that look right and are tried: a target can have thousands
 
 
 # ---- reasons -----------------------------------------------------------------------------------------------------
@@ -44,11 +46,10 @@ FIRST_INTERFACE = "local0"  # always the first one
 def read_reasons(target: Target, graph: Graph) -> dict[int, str]:
     """`NODE: DESCRIPTION` as `show errors` has them, by number; empty where they are not found."""
     main, node_main = graph.mains[0], graph.mains[0] + graph.layout.node_main
-    for by_error in _tables_of_nodes(target, node_main, len(graph.nodes)):
-        firsts = _find_firsts(target, node_main, by_error, len(graph.nodes))
-        if not firsts:
-            continue
-        for errors in _tables_of_errors(target, main, len(by_error)):
+    tables = _tables_of_nodes(target, node_main, len(graph.nodes))
+    fitting = ((table, _find_firsts(target, node_main, table, len(graph.nodes))) for table in tables)
+    for by_error, firsts in islice((pair for pair in fitting if pair[1]), FITTING_MAX):
+        for errors in islice(_tables_of_errors(target, main, len(by_error)), FITTING_MAX):
             found = dict(_name_reasons(target, graph, by_error, firsts, errors))
             if found:
                 return found
@@ -66,7 +67,7 @@ def _words(target: Target, address: int, size_bytes: int) -> tuple[int, ...]:
 
 
 def _tables_of_nodes(target: Target, node_main: int, nodes: int) -> Iterator[NDArray[np.uint32]]:
-    for word in _words(target, node_main, NODE_MAIN_BYTES):
+    for word in dict.fromkeys(_words(target, node_main, NODE_MAIN_BYTES)):
         content = read_vector(target, word, 1, ERRORS_MAX, 4)
         table = np.frombuffer(content or b"", "<u4")
         if len(table) and table.max() < nodes and len(np.unique(table)) > 1:
