@@ -137,7 +137,8 @@ THREAD = np.dtype(
         ("dropped_packets", "<u8"),
         ("tail", "<u8"),
         ("late", LATE_WISH),
-        ("reserved1", "<u8", (5,)),
+        ("punted_packets", "<u8"),
+        ("reserved1", "<u8", (4,)),
         ("position", "<u8"),
         ("identified_packets", "<u8"),
         ("unplaced_packets", "<u8"),
@@ -191,7 +192,7 @@ class PacketFlag(IntFlag):
     INNER = 128
 
 
-UNKNOWN, TRANSMITTED, DROPPED = 0, 1, 2
+UNKNOWN, TRANSMITTED, DROPPED, PUNTED = range(4)
 """Dispositions of a packet."""
 
 

@@ -200,7 +200,8 @@ def _only(side: Side, other: Side) -> list[dict[str, Any]]:
 
 
 def _describe_packets(packets: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: packets[name] for name in ("received", "transmitted", "dropped", "unknown", "latency_ns", "late")}
+    names = ("received", "transmitted", "dropped", "punted", "unknown", "latency_ns", "late")
+    return {name: packets.get(name, 0) for name in names}
 
 
 def _compare_causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

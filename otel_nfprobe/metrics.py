@@ -117,13 +117,13 @@ class SnapshotTaker:
         calls = monitor.drain.pipeline.counts().calls
         elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
         packets, sums = count_packets(monitor), monitor.drain.counter_sums
-        known = ("transmitted", "dropped", *(["unknown"] if is_last else []))
+        known = {"transmitted", "dropped", "punted", *(["unknown"] if is_last else [])} & packets.keys()
         return Snapshot(
             unix_ns=time.time_ns(),
             statistics=copy,
             names=monitor.names_by_id(),
             received=packets["received"],
-            processed={name: packets[name] for name in known},
+            processed={name: count for name, count in packets.items() if name in known},
             lost=count_lost(monitor),
             exported=spans.total_exported,
             dropped=spans.total_dropped,

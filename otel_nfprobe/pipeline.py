@@ -55,6 +55,7 @@ class PipelineCounts:
     transmitted: int
     resent: int
     dropped: int
+    punted: int
     freed: int
     pending: int
     unknown: int

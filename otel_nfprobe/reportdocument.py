@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, Rows
+from otel_nfprobe.columns import NONE, Rows
 from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.pipeline import PipelineCounts
 from otel_nfprobe.replay import RecordingFacts
@@ -19,7 +19,6 @@ from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
-DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 
 
@@ -42,6 +41,7 @@ def make_document(
             "received": counts.received,
             "transmitted": counts.transmitted,
             "dropped": counts.dropped,
+            **({"punted": counts.punted} if counts.punted else {}),
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
             "latency_from": statistics.origins(),

@@ -45,7 +45,7 @@ RING_OFFSET = 256 << 20
 RING_BYTES_MIN = 64 << 10
 RING_BYTES_MAX = 256 << 20
 MAGIC = 0x31764250464E0001
-VERSION = 8
+VERSION = 9
 
 GATE_OUTER = 1
 GATE_INNER = 2
@@ -271,7 +271,7 @@ class Session:
         return self._threads.late_counts(len(self.thread_indexes()))
 
     def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Packets received by each thread, and those that it has transmitted or dropped."""
+        """Packets received by each thread, and those that it has handed on."""
         return self._threads.packet_balance(len(self.thread_indexes()))
 
     def copying_threads(self) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import READ_NO_PACKETS
+from otel_nfprobe.adapters.base import RECEIVE, NumberingAdapter
 from otel_nfprobe.calibration import ticks_per_call
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.session import LOST_CLASSES
@@ -118,15 +118,26 @@ def count_packets(monitor: Monitor) -> dict[str, int]:
     """Packets received, and by what became of them; counters in the threads are exact even when records were lost."""
     if _is_counted_here(monitor):
         counts = monitor.drain.pipeline.counts()
-        received, transmitted, dropped = counts.received, counts.transmitted, counts.dropped
+        received, transmitted, dropped, punted = counts.received, counts.transmitted, counts.dropped, counts.punted
         unknown = counts.unknown + counts.pending
     else:
         threads = monitor.session.thread_counts()
         received = sum(count.received for count in threads)
         transmitted = sum(count.transmitted for count in threads)
         dropped = sum(count.dropped for count in threads) + monitor.drain.pipeline.counts().freed
-        unknown = max(0, received - transmitted - dropped)
-    return {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
+        punted = sum(count.punted for count in threads)
+        unknown = max(0, received - transmitted - dropped - punted)
+    rare = {"punted": punted}
+    if generated := _count_generated(monitor):
+        rare["generated"], unknown = generated, max(0, received + generated - transmitted - dropped - punted)
+    found = {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
+    return {**found, **{name: count for name, count in rare.items() if count}}
+
+
+def _count_generated(monitor: Monitor) -> int:
+    """Packets that the target has made itself, among those that left; 0 where it was not looked at each one."""
+    is_sure = isinstance(monitor.choice.adapter, NumberingAdapter) and not any(count_lost(monitor).values())
+    return monitor.drain.pipeline.counts().generated if is_sure else 0
 
 
 def _count_identified(monitor: Monitor) -> dict[str, Any]:
@@ -160,7 +171,7 @@ def count_received(monitor: Monitor) -> tuple[int, int]:
 
 def _is_counted_here(monitor: Monitor) -> bool:
     """Whether batches and packets are made of calls: the threads of the target have not counted them."""
-    return any(role.role in READ_NO_PACKETS for role in monitor.choice.roles)
+    return not any(role.role == RECEIVE for role in monitor.choice.roles)
 
 
 def _find_longest_stop_ns(monitor: Monitor) -> int:

@@ -27,6 +27,7 @@ class ThreadCounts:
     transmitted: int
     refused: int
     dropped: int
+    punted: int
     lost: tuple[int, int, int]
     start_ticks: int = 0
 

@@ -18,7 +18,7 @@ from otel_nfprobe.threadcounts import COUNT_MAX, LateCounts, ThreadCounts
 from otel_nfprobe.threadids import ThreadIds
 
 COUNTED = ("empty_polls", "empty_ticks", "batches", "received_packets", "transmit_calls", "transmitted_packets",
-           "refused_packets", "dropped_packets")  # fmt: skip
+           "refused_packets", "dropped_packets", "punted_packets")  # fmt: skip
 COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets")
 
 
@@ -105,10 +105,11 @@ class ThreadTable:
         return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
 
     def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Packets that each thread has received, and those that it has transmitted or dropped; asked for often."""
-        columns = (self._rows[name][:used] for name in ("received_packets", "transmitted_packets", "dropped_packets"))
-        received, transmitted, dropped = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
-        return received, transmitted + dropped
+        """Packets that each thread has received, and those that it has handed on; asked for often."""
+        names = ("received_packets", "transmitted_packets", "dropped_packets", "punted_packets")
+        columns = (self._rows[name][:used] for name in names)
+        received, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
+        return received, sum(handed_on, np.zeros(len(received), np.int64))
 
     def copying(self, used: int) -> list[int]:
         """Entries of threads that copy headers before each call; asked for often."""
@@ -123,7 +124,7 @@ class ThreadTable:
         indexes = np.flatnonzero(is_used)
         rows = rows[indexes]
         has_counters = np.zeros(len(rows), np.bool_)
-        for name in ("empty_polls", "batches", "transmit_calls", "dropped_packets"):
+        for name in ("empty_polls", "batches", "transmit_calls", "dropped_packets", "punted_packets"):
             has_counters |= rows[name] != 0
         return Claims(indexes, rows["tid"], rows["start_ticks"], has_counters)
 

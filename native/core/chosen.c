@@ -49,16 +49,14 @@ int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		pipeline->counts.unplaced++;
 		return 0;
 	}
-	int drop = open->role == NFP_ROLE_DROP;
 	struct nfp_packet *packet = &pending->packets.items[pending->packets.count++];
 	*packet = item->packet;
 	packet->receive_ticks = pending->receive_ticks;
 	packet->done_ticks = stream->last_ticks;
 	packet->done_function = open->function;
 	packet->done_digest = packet->digest;
-	packet->disposition = drop ? NFP_DROPPED : NFP_TRANSMITTED;
-	*(drop ? &pending->batch.dropped : &pending->batch.transmitted) += 1;
-	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += 1;
+	packet->disposition = nfp_role_disposition(open->role);
+	nfp_count_done(pipeline, pending, packet->disposition, 1);
 	pipeline->pending_packets++;
 	return 1;
 }

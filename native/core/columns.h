@@ -87,7 +87,13 @@ enum nfp_origin {
 	NFP_ORIGINS = 4,
 };
 
-enum nfp_disposition { NFP_UNKNOWN = 0, NFP_TRANSMITTED = 1, NFP_DROPPED = 2 };
+enum nfp_disposition {
+	NFP_UNKNOWN = 0,
+	NFP_TRANSMITTED = 1,
+	NFP_DROPPED = 2,
+	NFP_PUNTED = 3, // handed to the host
+	NFP_DISPOSITIONS = 4,
+};
 enum nfp_packet_flags {
 	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks
 	NFP_PACKET_REPEATED = 2,

@@ -8,8 +8,25 @@ static uint64_t not_done(const struct nfp_pending *pending)
 	const struct nfp_batch *batch = &pending->batch;
 	if (batch->flags & NFP_BATCH_TAKEN_OVER)
 		return 0; // they are counted where they were received
-	uint64_t done = (uint64_t)batch->transmitted + batch->dropped;
+	uint64_t done = (uint64_t)batch->transmitted + batch->dropped + pending->punted;
 	return done < batch->size ? batch->size - done : 0;
+}
+
+void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                    enum nfp_disposition disposition, uint64_t packets)
+{
+	struct nfp_pipeline_counts *counts = &pipeline->counts;
+	*(disposition == NFP_PUNTED    ? &counts->punted
+	  : disposition == NFP_DROPPED ? &counts->dropped
+	                               : &counts->transmitted) += packets;
+	if (!pending)
+		return;
+	if (disposition == NFP_PUNTED)
+		pending->punted += packets;
+	else if (disposition == NFP_DROPPED)
+		pending->batch.dropped += (uint32_t)packets;
+	else
+		pending->batch.transmitted += (uint32_t)packets;
 }
 
 void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts)
@@ -27,6 +44,7 @@ void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline
 		for (const struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
 			counts->pending += not_done(pending);
 	}
-	uint64_t known = counts->transmitted - counts->resent + counts->dropped + counts->pending;
+	uint64_t known =
+	    counts->transmitted - counts->resent + counts->dropped + counts->punted + counts->pending;
 	counts->unknown = counts->received > known ? counts->received - known : 0;
 }

@@ -265,7 +265,8 @@ static uint8_t *write_numbers(uint8_t *p, const struct nfp_trace *trace)
 
 static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uint64_t latency_ns)
 {
-	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped")};
+	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped"),
+	                                           WORD("punted")};
 	const struct nfp_packet *packet = trace->packet;
 	p = nfp_wire_hex(p, &PACKET_ID, packet->digest);
 	if (packet->disposition == NFP_TRANSMITTED && packet->done_digest &&
@@ -278,7 +279,7 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 	if (trace->job->is_linked)
 		p = nfp_span_write_place(p, trace);
 	p = write_word(p, &DISPOSITION,
-	               &dispositions[packet->disposition <= NFP_DROPPED ? packet->disposition : 0]);
+	               &dispositions[packet->disposition < NFP_DISPOSITIONS ? packet->disposition : 0]);
 	if (packet->done_ticks && packet->disposition != NFP_UNKNOWN) {
 		p = nfp_wire_int(p, &LATENCY, latency_ns);
 		p = write_word(p, &BUCKET, find_bucket(latency_ns));

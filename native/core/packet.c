@@ -203,14 +203,11 @@ static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint
 	nfp_handed_cut(stream, first);
 }
 
-static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop,
-                              uint64_t packets)
+static uint16_t event_of(uint32_t role)
 {
-	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += packets;
-	if (!stream->batch)
-		return;
-	struct nfp_batch *batch = &stream->batch->batch;
-	*(drop ? &batch->dropped : &batch->transmitted) += (uint32_t)packets;
+	if (role == NFP_ROLE_PUNT)
+		return NFP_EVENT_PUNT;
+	return role == NFP_ROLE_DROP ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT;
 }
 
 // The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
@@ -221,9 +218,8 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		freed(pipeline, stream, index);
 		return;
 	}
-	int drop = open->role == NFP_ROLE_DROP;
 	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
-	uint64_t accepted = drop ? stream->handed.count - first : 0, described = 0;
+	uint64_t accepted = open->role == NFP_ROLE_DROP ? stream->handed.count - first : 0, described = 0;
 	if (open->flags & NFP_OPEN_VALUE)
 		accepted = open->value & UINT32_MAX;
 	if (inside_same_role(&stream->tree, index))
@@ -236,7 +232,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		                          .digest = packet->digest,
 		                          .number = packet->number,
 		                          .function = open->function,
-		                          .kind = drop ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT};
+		                          .kind = event_of(open->role)};
 		if (packet->position >= accepted)
 			continue;
 		if (packet->chosen != NFP_NONE)
@@ -246,7 +242,8 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		count_undescribed(pipeline, stream, drop, accepted - described);
+		nfp_count_done(pipeline, stream->batch, nfp_role_disposition(open->role),
+		               accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

@@ -102,8 +102,8 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	}
 	uint32_t role = stream->tree.items[index].role;
-	// Readings before a snippet's value are no exit's; the value of these two is written together with the exit.
-	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP)
+	// Readings before a snippet's value are no exit's; the value of these is written together with the exit.
+	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP && role != NFP_ROLE_PUNT)
 		stream->readings.pairs = 0;
 	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
 		return;

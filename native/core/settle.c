@@ -35,8 +35,7 @@ static void settle_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_
 		return;
 	pending->undone--;
 	packet->disposition = NFP_DROPPED;
-	pending->batch.dropped++;
-	pipeline->counts.dropped++;
+	nfp_count_done(pipeline, pending, NFP_DROPPED, 1);
 	pipeline->counts.freed++;
 }
 
@@ -57,6 +56,13 @@ static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event
 	*entry = (struct nfp_buffer_entry){event->buffer, event->slot, event->index};
 }
 
+static enum nfp_disposition disposition_of(const struct nfp_event *event)
+{
+	if (event->kind == NFP_EVENT_PUNT)
+		return NFP_PUNTED;
+	return event->kind == NFP_EVENT_TRANSMIT ? NFP_TRANSMITTED : NFP_DROPPED;
+}
+
 static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	if (!pipeline->buffers.capacity)
@@ -68,7 +74,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
 	if (packet->receive_ticks > event->ticks)
 		return 0;
-	int freed = event->kind == NFP_EVENT_FREE, drop = freed || event->kind == NFP_EVENT_DROP;
+	int freed = event->kind == NFP_EVENT_FREE;
 	if (freed && packet->receive_ticks <= pipeline->lost_ticks)
 		return 0; // it may have been sent
 	pipeline->counts.freed += (uint64_t)freed;
@@ -76,10 +82,9 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	packet->done_function = event->function;
 	packet->done_number = event->number;
 	packet->done_digest = event->digest;
-	packet->disposition = drop ? NFP_DROPPED : NFP_TRANSMITTED;
+	packet->disposition = disposition_of(event);
 	pending->undone--;
-	*(drop ? &pending->batch.dropped : &pending->batch.transmitted) += 1;
-	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += 1;
+	nfp_count_done(pipeline, pending, packet->disposition, 1);
 	nfp_buffers_remove(&pipeline->buffers, entry);
 	return 1;
 }

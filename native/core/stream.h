@@ -80,7 +80,8 @@ struct nfp_pending {
 		uint32_t capacity;
 	} packets;
 	uint32_t given_index, again_index; // in the columns of these takes
-	uint64_t handed; // packets that calls of this batch transmitted or dropped
+	uint64_t handed; // packets that calls of this batch transmitted, dropped or punted
+	uint64_t punted;
 	uint64_t receive_ticks; // exit of the receive call
 };
 
@@ -88,6 +89,7 @@ enum nfp_event_kind {
 	NFP_EVENT_RECEIVE,
 	NFP_EVENT_TRANSMIT,
 	NFP_EVENT_DROP,
+	NFP_EVENT_PUNT,
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
@@ -275,6 +277,8 @@ static inline uint16_t nfp_role_flag(uint32_t role)
 {
 	if (role == NFP_ROLE_SEND)
 		return NFP_CALL_TRANSMIT;
+	if (role == NFP_ROLE_PUNT)
+		return NFP_CALL_DROP;
 	return role && role <= NFP_ROLE_DROP ? (uint16_t)(NFP_CALL_RECEIVE << (role - NFP_ROLE_RECEIVE)) : 0;
 }
 
@@ -282,9 +286,21 @@ static inline uint16_t nfp_role_flag(uint32_t role)
 static inline int nfp_role_hands_on(uint32_t role)
 {
 	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND ||
-	       role == NFP_ROLE_FREE;
+	       role == NFP_ROLE_FREE || role == NFP_ROLE_PUNT;
 }
 
+// What becomes of a packet that a call of the role hands on.
+static inline enum nfp_disposition nfp_role_disposition(uint32_t role)
+{
+	if (role == NFP_ROLE_PUNT)
+		return NFP_PUNTED;
+	return role == NFP_ROLE_DROP ? NFP_DROPPED : NFP_TRANSMITTED;
+}
+
+// counts.c
+// So many packets have this disposition. `pending`: the batch that they are counted with, or NULL.
+void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                    enum nfp_disposition disposition, uint64_t packets);
 // streams.c
 // The stream of a thread table entry, made when it is not there. NULL: there is no such entry, or no memory.
 struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread);

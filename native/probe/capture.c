@@ -325,6 +325,8 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	thread->handed_ticks = tsc;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
+	} else if (program->role == NFP_ROLE_PUNT) {
+		thread->shared->punted_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {
 		thread->shared->transmit_calls++;
 		thread->shared->transmitted_packets += count;

@@ -32,6 +32,7 @@ KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes t
 RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
+PUNT = int(lib.NFP_ROLE_PUNT)  # hands packets to the host
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
 # Roles of functions whose probes read no packets; session.h says what each means.
@@ -65,7 +66,7 @@ class RoleFunction:
     Attributes:
         address: of the function in the target.
         name: "module+0xoffset" or "module:name".
-        role: RECEIVE, TRANSMIT, DROP or FREE, or another one above (enum nfp_role).
+        role: RECEIVE, TRANSMIT, DROP, PUNT or FREE, or another one above (enum nfp_role).
         program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.

@@ -7,6 +7,7 @@
                                 which ones stands in the frames that are pending then (vpp_pending.py)
     nodes called ...-tx         transmit; not those of loopback interfaces, whose packets go on
     drop                        drops: the last of the drop nodes
+    punt, ...-punt-socket       punt
     other internal nodes        named as in the graph; each call carries its number of vectors
     process, pre-input nodes    are never probed
 
@@ -15,7 +16,6 @@ Nodes are probed once VPP has called them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,6 @@ from otel_nfprobe.adapters.base import (
     ABSENT,
     CALL,
     COUNT_RETURN,
-    DROP,
     KNOWS_PROGRAM,
     NO_OFFSET,
     RECEIVE,
@@ -50,6 +49,7 @@ from otel_nfprobe.adapters.vpp_graph import (
 )
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
+from otel_nfprobe.adapters.vpp_roles import WORDS, role_of
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -58,11 +58,7 @@ from otel_nfprobe.snippet import assemble
 from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target
 
-TRANSMIT_SUFFIX = "-tx"
-DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
-LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
 PROBED = (INTERNAL, INPUT)
-WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
 WITNESSES = 64  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NAME_SOURCE = "graph"
@@ -253,27 +249,17 @@ def _find_numbered(graph: Graph) -> dict[int, str]:
     return {
         node.index: node.name
         for node in graph.nodes
-        if node.type in PROBED and (shared & set(node.functions) or _role_of(node, graph) == TRANSMIT)
+        if node.type in PROBED and (shared & set(node.functions) or role_of(node, graph) == TRANSMIT)
     }
 
 
 def _is_of_one_kind(nodes: list[Node], graph: Graph) -> bool:
     kinds = {node.type for node in nodes}
-    return kinds in ({INTERNAL}, {INPUT}) and len({_role_of(node, graph) for node in nodes}) == 1
+    return kinds in ({INTERNAL}, {INPUT}) and len({role_of(node, graph) for node in nodes}) == 1
 
 
 def _role(nodes: list[Node], graph: Graph) -> int:
-    return _role_of(nodes[0], graph)
-
-
-def _role_of(node: Node, graph: Graph) -> int:
-    if node.type == INPUT:
-        return RECEIVE
-    if LOOPBACK.fullmatch(node.name):
-        return CALL
-    if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
-        return TRANSMIT
-    return DROP if node.name == graph.last_drop else CALL
+    return role_of(nodes[0], graph)
 
 
 def _ran(nodes: list[Node]) -> bool:

@@ -29,6 +29,7 @@ MAINS_SYMBOL = "vlib_mains"  # of early releases, whose vlib_global_main is the 
 INTERNAL, INPUT, PRE_INPUT, PROCESS = range(4)
 TYPES = 8  # at most
 LAST_DROPS = ("drop", "error-drop")  # where there is a node `drop`, `error-drop` hands its packets to it
+LAST_PUNTS = ("punt", "error-punt")
 NODES_MIN, NODES_MAX = 50, 20_000
 THREADS_MAX = 256
 MAIN_BYTES = 8192  # of a vlib_main_t, in which node_main is looked for
@@ -87,6 +88,7 @@ class Graph:
     mains: tuple[int, ...]  # addresses of the vlib_main_t of all threads
     layout: Layout
     last_drop: str  # name of the node that frees what is dropped, or ""
+    last_punt: str  # name of the node that hands to the host what is punted, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,9 @@ def read_graph(target: Target, layout: Layout | None = None) -> Graph:
                 continue
             runtimes = [_read_runtimes(target, main, found) for main in mains]
             names = {node.name for node in nodes}
-            last_drop = next((name for name in LAST_DROPS if name in names), "")
+            lasts = [next((name for name in chain if name in names), "") for chain in (LAST_DROPS, LAST_PUNTS)]
             totals = _read_totals(target, mains, found, len(nodes))
-            return Graph(tuple(_make_nodes(nodes, runtimes, totals, found)), mains, found, last_drop)
+            return Graph(tuple(_make_nodes(nodes, runtimes, totals, found)), mains, found, *lasts)
     raise RefusedError(
         f"{MAIN_SYMBOL} of process {target.pid} ({target.name}) leads to {failure}; its layout is not known.",
         f"nfprobe attach {target.pid} --adapter none --functions MODULE:GLOB",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile targets, and the target of the tests that read counters; other files have a `talker` of their own."""
+"""Hostile targets, the double of VPP, and the target of the tests that read counters (others have their own)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hostile import INCLUDES, Bait
 from probed import Talker
+from vpp_double import RELEASES, build_double
 
-pytest.register_assert_rewrite("counted", "changing")  # they say what was wrong, as in a test
+if TYPE_CHECKING:
+    from vpp_ways import Meter
+
+pytest.register_assert_rewrite("counted", "changing", "vpp_ways")  # they say what was wrong, as in a test
 
 
 @pytest.fixture
@@ -58,3 +63,16 @@ def start_hostile(
         return talker
 
     return start_
+
+
+@pytest.fixture(scope="session")
+def vpp_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double of VPP, in its newest layout."""
+    return build_double(tmp_path_factory.mktemp("vpp"), RELEASES[-1])
+
+
+@pytest.fixture
+def meter(vpp_program: Path, spawn: Callable[..., subprocess.Popen[str]], nfprobe: Any, tmp_path: Path) -> Meter:
+    from vpp_ways import Meter  # with its assertions rewritten, and those of the tests that it imports
+
+    return Meter(lambda: spawn(vpp_program, stdin=subprocess.PIPE), nfprobe, tmp_path)

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.integration
 
 COUNT = 5_000
 LENGTHS = (60, 74, 590, 1514, 2061, 2062, 2063, 6000)  # a buffer holds 2,048 bytes
+NAMES = ("in.pcap", "transmitted.pcap", "dropped.pcap", "punted.pcap")
 LATE = ("--packets", "slow", "--slower-than", "0us")
 
 
@@ -44,7 +45,7 @@ class Traffic:
 
     def __init__(self, double: Talker, folder: Path) -> None:
         self.double = double
-        self.files = [folder / name for name in ("in.pcap", "transmitted.pcap", "dropped.pcap")]
+        self.files = [folder / name for name in NAMES]
         write_pcap(self.files[0], make_frames(COUNT, lengths=LENGTHS))
         double.ask("100")
         assert double.ask(" ".join(["files", *map(str, self.files)])) == "opened"

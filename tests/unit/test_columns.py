@@ -66,11 +66,8 @@ def test_flags(flags: type, prefix: str) -> None:
 
 
 def test_dispositions() -> None:
-    assert (columns.UNKNOWN, columns.TRANSMITTED, columns.DROPPED) == (
-        lib.NFP_UNKNOWN,
-        lib.NFP_TRANSMITTED,
-        lib.NFP_DROPPED,
-    )
+    for name in ("UNKNOWN", "TRANSMITTED", "DROPPED", "PUNTED"):
+        assert getattr(columns, name) == getattr(lib, f"NFP_{name}")
 
 
 def part(batch_id: int) -> Columns:

@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 8
+#define NFP_SESSION_VERSION 9
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -201,7 +201,8 @@ struct nfp_thread_shared {
 	// Written by the monitor: everything before `tail` has been read.
 	uint64_t tail;
 	struct nfp_late_wish late;
-	uint64_t reserved1[5];
+	uint64_t punted_packets; // written by the thread: handed to a function that punts
+	uint64_t reserved1[4];
 	// Written by the slow path of the thread: a lower bound of its position.
 	uint64_t position;
 	// Written by the thread in batches that deserve it (late.c).
@@ -232,7 +233,9 @@ enum nfp_role {
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
 	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
 	NFP_ROLE_TAKE_OVER = 12,
-	NFP_ROLE_LAST = 12,
+	// Punts: hands packets that were received to the host's network stack, or to a program there.
+	NFP_ROLE_PUNT = 13,
+	NFP_ROLE_LAST = 13,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,

@@ -20,7 +20,7 @@ enum {
 static struct vlib_buffer_main buffer_main;
 static uint32_t free_numbers[BUFFERS], free_count;
 static FILE *source;
-FILE *transmitted_log, *dropped_log;
+FILE *transmitted_log, *dropped_log, *punted_log;
 int receives_late;
 
 struct pcap_packet {
@@ -181,10 +181,13 @@ int open_files(char *names)
 	source = fopen(strtok(names, " "), "rb");
 	transmitted_log = fopen(strtok(NULL, " "), "wb");
 	dropped_log = fopen(strtok(NULL, " "), "wb");
-	if (!source || !transmitted_log || !dropped_log || fread(header, sizeof(header), 1, source) != 1)
+	punted_log = fopen(strtok(NULL, " "), "wb");
+	if (!source || !transmitted_log || !dropped_log || !punted_log ||
+	    fread(header, sizeof(header), 1, source) != 1)
 		return 0;
 	fwrite(header, sizeof(header), 1, transmitted_log);
 	fwrite(header, sizeof(header), 1, dropped_log);
+	fwrite(header, sizeof(header), 1, punted_log);
 	fflush(NULL);
 	return 1;
 }

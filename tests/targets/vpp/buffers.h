@@ -29,7 +29,7 @@ struct vlib_buffer {
 _Static_assert(offsetof(struct vlib_buffer, next_buffer) == 16 && offsetof(struct vlib_buffer, data) == 256,
                "a buffer");
 
-extern FILE *transmitted_log, *dropped_log;
+extern FILE *transmitted_log, *dropped_log, *punted_log;
 extern int receives_late; // on the interface that is made while the double is measured
 
 struct vlib_buffer_main *make_buffers(void); // the same one at each call
@@ -39,5 +39,5 @@ uint32_t copy_packet(uint32_t number); // of its first buffer only
 void clone_packet(uint32_t number, uint32_t clones[COPIES]); // as VPP replicates: see there
 void advance_packet(uint32_t number, int bytes);
 void end_packet(uint32_t number, FILE *log); // frees its buffers, which keep the bytes, but not the lengths
-int open_files(char *names); // "IN TRANSMITTED DROPPED"; 0: not all of them
+int open_files(char *names); // "IN TRANSMITTED DROPPED PUNTED"; 0: not all of them
 #endif

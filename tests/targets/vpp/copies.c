@@ -22,6 +22,10 @@ uint32_t special_node(uint32_t number)
 		return has_loopback && !buffer->again ? LOOP0_TX : 0;
 	case 13:
 		return has_pipe && !buffer->again ? PIPE0_TX : 0;
+	case 15:
+		return punts ? IP4_PUNT : 0;
+	case 17:
+		return punts ? PUNT_SOCKET : 0;
 	default:
 		return 0;
 	}

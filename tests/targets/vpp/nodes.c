@@ -265,6 +265,14 @@ static const struct {
     {LOOP0_TX, "loop0-tx", INTERNAL, loopback_tx, loopback_tx},
     {PIPE0_TX, "pipe0.0-tx", INTERNAL, pipe_tx, pipe_tx},
     {PIPE_INPUT, "pipe-input", INPUT, pipe_input, pipe_input},
+    {IP4_PUNT, "ip4-punt", INTERNAL, ip4_punt, ip4_punt},
+#if RELEASE == 2606
+    {ERROR_PUNT, "error-punt", INTERNAL, error_punt, error_punt},
+    {LAST_PUNT, "punt", INTERNAL, last_punt, last_punt},
+#else
+    {ERROR_PUNT, "error-punt", INTERNAL, last_punt, last_punt},
+#endif
+    {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };
 enum { KNOWN = sizeof(known) / sizeof(known[0]) };

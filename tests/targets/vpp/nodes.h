@@ -28,12 +28,16 @@ enum known_node {
 	LOOP0_TX,
 	PIPE0_TX,
 	PIPE_INPUT,
+	IP4_PUNT,
+	ERROR_PUNT,
+	LAST_PUNT,
+	PUNT_SOCKET,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
-extern int replicates, makes_errors, has_loopback, has_pipe;
+extern int replicates, makes_errors, has_loopback, has_pipe, punts;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
@@ -48,6 +52,9 @@ static inline uint32_t *vectors(vlib_frame_t *frame)
 	return (uint32_t *)((uint8_t *)frame + 16);
 #endif
 }
+
+// ends.c
+vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket;
 
 // copies.c
 uint32_t special_node(uint32_t number); // where the packet goes when ip4-input has seen it; 0: on

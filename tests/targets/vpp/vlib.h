@@ -118,7 +118,7 @@ struct vlib_main {
 	} error_main;
 	// Of this double.
 	uint64_t left; // packets that are still to be received
-	uint32_t received, transmitted, dropped;
+	uint32_t received, transmitted, dropped, punted;
 	vlib_frame_t frames[NODES], *free_frames[NODES];
 	uint32_t free_count;
 	uint32_t piped[1024], piped_count; // packets that wait at the other end of a pipe

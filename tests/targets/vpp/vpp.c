@@ -8,14 +8,15 @@
 //   counters   answers "NODE CALLS VECTORS;" for each node that was called
 //   addresses  answers "NODE ADDRESS;" of the function that runs for each node
 //   late       from now on packets pass late-node instead of ip4-lookup
-//   files I T D  from now on receives the packets of the capture file I, and writes what it has transmitted and dropped
-//              to T and D
+//   files I T D P  from now on receives the packets of the capture file I, and writes what it has transmitted, dropped and
+//              punted to T, D and P
 //   both       from now on dpdk-input receives packets, too
 //   streams    from now on pg-input receives up to three frames of packets in one call
 //   copies     from now on ip4-replicate makes three packets of each 32nd one
 //   errors     from now on ip4-icmp-error drops each 32nd packet and sends one that it has made
 //   loop       from now on each 32nd packet is received once more, by way of a loopback interface
 //   pipe       the same by way of a pipe, whose other end is an input node
+//   punts      from now on each 32nd packet is punted by way of punt, and each 32nd to a socket
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
@@ -176,7 +177,7 @@ static int switch_on(const char *word)
 		int *is_on;
 	} known[] = {{"late", &late_node_runs}, {"both", &both_receive}, {"streams", &several_streams},
 	             {"wild", &wild_number},    {"copies", &replicates}, {"errors", &makes_errors},
-	             {"loop", &has_loopback},   {"pipe", &has_pipe}};
+	             {"loop", &has_loopback},   {"pipe", &has_pipe},     {"punts", &punts}};
 	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strcmp(word, known[i].word) != 0)
 			continue;

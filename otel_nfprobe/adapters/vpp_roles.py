@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a graph node of VPP does with packets, by its type and name. Called by vpp.py.
+
+Nodes that end a packet's way, or begin it, are few; all others hand their packets on.
+"""
+
+from __future__ import annotations
+
+import re
+
+from otel_nfprobe.adapters.base import CALL, DROP, PUNT, RECEIVE, TRANSMIT
+from otel_nfprobe.adapters.vpp_graph import INPUT, Graph, Node
+
+WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", PUNT: "punt", CALL: "node"}
+TRANSMIT_SUFFIX = "-tx"
+DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
+LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
+PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
+
+
+def role_of(node: Node, graph: Graph) -> int:
+    """RECEIVE, TRANSMIT, DROP, PUNT, or CALL of a node that hands its packets on."""
+    if node.type == INPUT:
+        return RECEIVE
+    if LOOPBACK.fullmatch(node.name):
+        return CALL
+    if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
+        return TRANSMIT
+    if node.name == graph.last_punt or PUNT_SOCKET.fullmatch(node.name):
+        return PUNT
+    return DROP if node.name == graph.last_drop else CALL
