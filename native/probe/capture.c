@@ -100,11 +100,11 @@ static void write_packets(struct nfp_thread *thread, uint32_t function, const st
 static void write_taken_over(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                              uint64_t pointers, uint32_t count)
 {
-	if (!(thread->gate & NFP_GATE_PACKETS))
+	if (!(thread->gate & NFP_GATE_PACKETS) || !pointers)
 		return;
 	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	for (uint32_t i = 0; i < described; i++) {
-		uint64_t place = pointers + (uint64_t)i * program->next_number;
+		uint64_t place = pointers + (uint64_t)i * (program->number_shift ? 8 : program->next_number);
 		write_buffer(thread, function,
 		             program->pointers_single ? pointers : *(const uint64_t *)(uintptr_t)place, i);
 	}
@@ -156,6 +156,8 @@ static int find_numbers(struct nfp_thread *thread, struct nfp_program *program, 
 		return 0;
 	if (program->role == NFP_ROLE_RECEIVE) {
 		burst->numbers = nfp_pending_numbers(thread, program, structure, &found);
+	} else if (program->role == NFP_ROLE_TAKE_OVER) {
+		burst->numbers = nfp_pending_returned(thread, program, structure, &found);
 	} else {
 		found = nfp_smaller(found, NFP_LATE_POINTERS);
 		burst->numbers = nfp_numbers_of(program, structure, found);
@@ -233,6 +235,12 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
+	count = takes_over && burst.numbers ? burst.count : count;
+	if (!count) {
+		thread->shared->empty_polls++;
+		thread->shared->empty_ticks += tsc - frame->tsc;
+		return;
+	}
 	thread->shared->batches++;
 	thread->shared->received_packets += takes_over ? 0 : count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);

@@ -40,7 +40,7 @@ struct nfp_late_batch {
 struct nfp_late_frame {
 	uint64_t frame;
 	uint32_t packets;
-	uint32_t reserved;
+	uint32_t node; // that it is for
 };
 
 // Headers as they were at the entry of a call.
@@ -253,6 +253,9 @@ uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint
 // many they are; NULL: they are not found.
 const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
                                     uint64_t argument, uint32_t *count);
+// The same of packets that come back: `count` is what the call has returned, which may be more than there are.
+const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp_program *program,
+                                     uint64_t argument, uint32_t *count);
 // numbered.c. The numbers of the buffers of a structure; NULL: they cannot be read.
 const uint32_t *nfp_numbers_of(const struct nfp_program *program, uint64_t structure, uint32_t count);
 // The buffers with these numbers, up to the first that names none. Returns how many they are.

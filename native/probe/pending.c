@@ -2,12 +2,13 @@
 // Packets of receive calls that only say how many they have received (VPP's input nodes, whose frame is NULL). They are
 // in the frames that the call has filled for other nodes. Those frames are pending when it returns:
 //
-//   argument + pending -> | frame, 8 bytes | 8 bytes more | next frame ...; their number is 8 bytes before the first
+//   argument + pending -> | frame, 8 bytes | node, 4 bytes | 4 more | next frame ...; their number is 8 bytes before the first
 //   frame -> the number of its packets, and their numbers
 //
 // Other calls of the same turn have filled frames before, and a frame with room left is filled on by the next one. So it
 // is remembered how full each was after the last receive call; where that does not give as many packets as the call says,
-// a turn has begun that nobody saw. What another thread has handed over stands before what is received. Runs on the
+// a turn has begun that nobody saw. A call that gives packets back that have been received before, and were kept for a turn
+// or more, may return a larger number than they are: what is new since the call before it is what it has given. What another thread has handed over stands before what is received. Runs on the
 // target's threads; called by capture.c. Reads only what is known to be readable.
 #include "late.h"
 #include "nfprobe/headers.h"
@@ -45,6 +46,11 @@ static uint64_t frame_at(const struct pending *pending, uint32_t i)
 	return nfp_load_64(pending->entries + (uint64_t)i * ENTRY_BYTES);
 }
 
+static uint32_t node_at(const struct pending *pending, uint32_t i)
+{
+	return nfp_load_32(pending->entries + (uint64_t)i * ENTRY_BYTES + sizeof(uint64_t));
+}
+
 // How many packets a frame holds; UINT32_MAX: it is none.
 static uint32_t packets_of(const struct pending *pending, uint64_t frame)
 {
@@ -57,12 +63,27 @@ static uint32_t packets_of(const struct pending *pending, uint64_t frame)
 }
 
 // Of a frame's packets, how many stood there after the last receive call.
-static uint32_t known_of(const struct nfp_late *late, uint32_t i, uint64_t frame, uint32_t packets)
+static uint32_t known_of(const struct pending *pending, uint32_t i)
 {
-	const struct nfp_late_frame *known = &late->frames[i]; // frames_known is at most NFP_LATE_FRAMES
-	if (i >= late->frames_known || known->frame != frame || known->packets > packets)
+	return i < pending->late->frames_known ? pending->late->frames[i].packets : 0;
+}
+
+// Whether what was known after the last receive call may still be so: frames are added, and filled on.
+static int is_same_turn(const struct pending *pending)
+{
+	const struct nfp_late *late = pending->late;
+	if (late->frames_known > pending->count)
 		return 0;
-	return known->packets;
+	for (uint32_t i = 0; i < late->frames_known; i++) {
+		const struct nfp_late_frame *known =
+		    &late->frames[i]; // frames_known is at most NFP_LATE_FRAMES
+		uint64_t frame = frame_at(pending, i);
+		uint32_t packets = packets_of(pending, frame);
+		if (known->frame != frame || known->node != node_at(pending, i) || packets == UINT32_MAX ||
+		    known->packets > packets)
+			return 0;
+	}
+	return 1;
 }
 
 // Packets that stand in frames since the last receive call; UINT32_MAX: something is no frame.
@@ -74,7 +95,7 @@ static uint32_t count_new(const struct pending *pending)
 		uint32_t packets = packets_of(pending, frame);
 		if (packets == UINT32_MAX)
 			return UINT32_MAX;
-		sum += packets - known_of(pending->late, i, frame, packets);
+		sum += packets - nfp_smaller(known_of(pending, i), packets);
 	}
 	return sum;
 }
@@ -99,38 +120,50 @@ static uint32_t take_new(const struct pending *pending, uint32_t before)
 	for (uint32_t i = 0; i < pending->count && taken != UINT32_MAX; i++) {
 		uint64_t frame = frame_at(pending, i);
 		uint32_t packets = packets_of(pending, frame);
-		uint32_t first = known_of(late, i, frame, packets);
+		uint32_t first = nfp_smaller(known_of(pending, i), packets);
 		uint32_t left_out = nfp_smaller(before, packets - first);
 		before -= left_out;
 		taken = take_packets(pending, frame, first + left_out, packets, taken);
 		if (i < NFP_LATE_FRAMES)
-			late->frames[i] = (struct nfp_late_frame){.frame = frame, .packets = packets};
+			late->frames[i] = (struct nfp_late_frame){
+			    .frame = frame, .packets = packets, .node = node_at(pending, i)};
 	}
 	late->frames_known = nfp_smaller(pending->count, NFP_LATE_FRAMES);
 	return taken;
 }
 
-const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
-                                    uint64_t argument, uint32_t *count)
+// All that is new, where it can be at least `least` packets; `most` is what the call has returned.
+static const uint32_t *numbers_of(struct nfp_late *late, const struct nfp_program *program, uint64_t argument,
+                                  uint32_t least, uint32_t most, uint32_t *count)
 {
-	struct nfp_late *late = nfp_late_of(thread);
 	struct pending pending = {.program = program, .late = late};
-	uint32_t received = *count;
 	*count = 0;
-	if (late->worked)
-		late->frames_known = late->worked = 0;
 	if (!find_pending(&pending, argument))
 		return NULL;
+	if (late->worked || !is_same_turn(&pending))
+		late->frames_known = late->worked = 0;
 	uint32_t found = count_new(&pending);
-	if (found < received && late->frames_known) {
+	if (found < least && late->frames_known) {
 		late->frames_known = 0;
 		found = count_new(&pending);
 	}
-	if (found == UINT32_MAX || found < received)
+	if (found == UINT32_MAX || found < least)
 		return NULL;
-	uint32_t taken = take_new(&pending, found - received);
+	uint32_t taken = take_new(&pending, found > most ? found - most : 0);
 	if (taken == UINT32_MAX)
 		return NULL;
 	*count = taken;
 	return late->numbers;
+}
+
+const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
+                                    uint64_t argument, uint32_t *count)
+{
+	return numbers_of(nfp_late_of(thread), program, argument, *count, *count, count);
+}
+
+const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp_program *program,
+                                     uint64_t argument, uint32_t *count)
+{
+	return numbers_of(nfp_late_of(thread), program, argument, 0, *count, count);
 }

@@ -309,7 +309,8 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
     if burst.batch is not None and role not in (RECEIVE, TAKE_OVER):
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
     if role == TAKE_OVER:
-        program |= {"pointers_offset": burst.first or program["pointers_offset"], "next_number": burst.step}
+        program["pointers_offset"] = burst.first or program["pointers_offset"]
+        program["next_number"] = program["next_number"] if buffer.numbered else burst.step
     needed = [("pointers_argument", burst.pointers)]
     needed += [("queue_argument", burst.queue)] if burst.queue != ABSENT else []
     needed += [("requested_argument", burst.requested)] if burst.requested not in (ABSENT, CAPACITY) else []

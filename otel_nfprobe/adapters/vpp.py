@@ -5,6 +5,7 @@
 
     input nodes                 receive; their frame is NULL: a batch is as many packets as they return, and
                                 which ones stands in the frames that are pending then (vpp_pending.py)
+    crypto-deq, crypto-dispatch give packets back that were kept (vpp_roles.py)
     nodes called ...-tx         transmit; not those of loopback interfaces, whose packets go on
     drop                        drops: the last of the drop nodes
     punt, ...-punt-socket       punt
@@ -49,7 +50,7 @@ from otel_nfprobe.adapters.vpp_graph import (
 )
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
-from otel_nfprobe.adapters.vpp_roles import WORDS, role_of
+from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, role_of
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -119,10 +120,10 @@ class VppAdapter:
         by_address = _group(graph)
         calls = {address: sum(node.calls for node in nodes) for address, nodes in by_address.items()}
         busiest = sorted(by_address, key=lambda address: -calls[address])
-        witnesses = [address for address in busiest if _role(by_address[address], graph) != RECEIVE][:WITNESSES]
-        wanted = {*witnesses, *(address for address in busiest if calls[address])}
+        witnesses = [address for address in busiest if _role(by_address[address], graph) not in INPUTS]
+        wanted = {*witnesses[:WITNESSES], *(address for address in busiest if calls[address])}
         functions = {address: _function(target, modules, address) for address in wanted}
-        self._frame = find_frame(functions[address] for address in witnesses)
+        self._frame = find_frame(functions[address] for address in witnesses[:WITNESSES])
         self._buffers = _find_buffers(target, graph, self._frame) if target.may_check_memory else None
         found = [
             self._make_role(by_address[address], functions[address], graph) for address in busiest if calls[address]
@@ -213,7 +214,8 @@ class VppAdapter:
     def _program(self, role: int) -> dict[str, int]:
         if self._frame is None or self._buffers is None:
             return {**PROGRAM, "role": role}
-        return make_input_program(self._frame) if role == RECEIVE else make_frame_program(role, self._frame)
+        make = make_input_program if role in INPUTS else make_frame_program
+        return make(role, self._frame)
 
     def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
         if self._frame is None:

@@ -16,7 +16,6 @@ from otel_nfprobe.adapters.base import (
     ABSENT,
     COUNT_RETURN,
     NO_OFFSET,
-    RECEIVE,
     Batch,
     Buffer,
     Burst,
@@ -83,10 +82,10 @@ def make_frame_program(role: int, frame: Frame) -> dict[str, int]:
     return make_program(role, Burst(FRAME_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
 
 
-def make_input_program(frame: Frame) -> dict[str, int]:
+def make_input_program(role: int, frame: Frame) -> dict[str, int]:
     """What the probe of an input node's function reads: the frames that are pending when it returns."""
     batch = _batch(frame, RECEIVED_MAX)
-    return make_program(RECEIVE, Burst(MAIN_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
+    return make_program(role, Burst(MAIN_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
 
 
 def _batch(frame: Frame, capacity: int) -> Batch:

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import re
 
-from otel_nfprobe.adapters.base import CALL, DROP, PUNT, RECEIVE, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, DROP, PUNT, RECEIVE, TAKE_OVER, TRANSMIT
 from otel_nfprobe.adapters.vpp_graph import INPUT, Graph, Node
 
-WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", PUNT: "punt", CALL: "node"}
+WORDS = {
+    RECEIVE: "receive",
+    TAKE_OVER: "return",
+    TRANSMIT: "transmit",
+    DROP: "drop",
+    PUNT: "punt",
+    CALL: "node",
+}
+INPUTS = (RECEIVE, TAKE_OVER)
+# Input nodes whose packets have been received before: others have kept them for a turn or more, in the same buffers.
+RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
@@ -19,9 +29,9 @@ PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket 
 
 
 def role_of(node: Node, graph: Graph) -> int:
-    """RECEIVE, TRANSMIT, DROP, PUNT, or CALL of a node that hands its packets on."""
+    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, or CALL of a node that hands its packets on."""
     if node.type == INPUT:
-        return RECEIVE
+        return TAKE_OVER if node.name in RETURNS else RECEIVE
     if LOOPBACK.fullmatch(node.name):
         return CALL
     if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):

@@ -26,6 +26,9 @@ uint32_t special_node(uint32_t number)
 		return punts ? IP4_PUNT : 0;
 	case 17:
 		return punts ? PUNT_SOCKET : 0;
+	case 19:
+	case 20:
+		return encrypts && !buffer->again ? CRYPTO_ENQUEUE : 0;
 	default:
 		return 0;
 	}

@@ -272,6 +272,8 @@ static const struct {
 #else
     {ERROR_PUNT, "error-punt", INTERNAL, last_punt, last_punt},
 #endif
+    {CRYPTO_ENQUEUE, "crypto-enq", INTERNAL, crypto_enqueue, crypto_enqueue},
+    {CRYPTO_DEQUEUE, RELEASE == 2606 ? "crypto-deq" : "crypto-dispatch", INPUT, crypto_dequeue, crypto_dequeue},
     {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };

@@ -32,12 +32,14 @@ enum known_node {
 	ERROR_PUNT,
 	LAST_PUNT,
 	PUNT_SOCKET,
+	CRYPTO_ENQUEUE,
+	CRYPTO_DEQUEUE,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
-extern int replicates, makes_errors, has_loopback, has_pipe, punts;
+extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
@@ -52,6 +54,9 @@ static inline uint32_t *vectors(vlib_frame_t *frame)
 	return (uint32_t *)((uint8_t *)frame + 16);
 #endif
 }
+
+// crypto.c
+vlib_node_function_t crypto_enqueue, crypto_dequeue;
 
 // ends.c
 vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket;

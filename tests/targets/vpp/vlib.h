@@ -121,6 +121,7 @@ struct vlib_main {
 	uint32_t received, transmitted, dropped, punted;
 	vlib_frame_t frames[NODES], *free_frames[NODES];
 	uint32_t free_count;
+	uint32_t crypto[1024], crypto_count, crypto_done; // packets that are encrypted; the first ones are done
 	uint32_t piped[1024], piped_count; // packets that wait at the other end of a pipe
 };
 

@@ -17,6 +17,7 @@
 //   loop       from now on each 32nd packet is received once more, by way of a loopback interface
 //   pipe       the same by way of a pipe, whose other end is an input node
 //   punts      from now on each 32nd packet is punted by way of punt, and each 32nd to a socket
+//   crypto     from now on two of 32 packets are encrypted: they leave the turn, and come back in another one
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
@@ -67,6 +68,8 @@ static void run_graph(vlib_main_t *vm)
 			dispatch(vm, DPDK_INPUT, NULL);
 		if (has_pipe)
 			dispatch(vm, PIPE_INPUT, NULL);
+		if (encrypts) // it is interrupted by others: after those that are polled
+			dispatch(vm, CRYPTO_DEQUEUE, NULL);
 		for (uint32_t i = 0; i < vector_length(vm->node_main.pending_frames); i++)
 			dispatch_pending(vm, vm->node_main.pending_frames[i]);
 		vector_set_length(vm->node_main.pending_frames, 0);
@@ -177,7 +180,8 @@ static int switch_on(const char *word)
 		int *is_on;
 	} known[] = {{"late", &late_node_runs}, {"both", &both_receive}, {"streams", &several_streams},
 	             {"wild", &wild_number},    {"copies", &replicates}, {"errors", &makes_errors},
-	             {"loop", &has_loopback},   {"pipe", &has_pipe},     {"punts", &punts}};
+	             {"loop", &has_loopback},   {"pipe", &has_pipe},     {"punts", &punts},
+	             {"crypto", &encrypts}};
 	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strcmp(word, known[i].word) != 0)
 			continue;
