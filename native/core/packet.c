@@ -70,7 +70,7 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	int of_message = kind == NFP_PACKET_TOPIC || kind == NFP_PACKET_TEXT;
 	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
 	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN &&
-	     kind != NFP_PACKET_NUMBERS))
+	     kind != NFP_PACKET_NUMBERS && kind != NFP_PACKET_NEXT))
 		return 0;
 	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
@@ -86,6 +86,8 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		stream->handed.items[stream->handed.count - 1].digest = record->word;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NUMBERS)
 		stream->handed.items[stream->handed.count - 1].number = (uint32_t)(record->word >> 32);
+	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NEXT)
+		stream->handed.items[stream->handed.count - 1].next = record->word;
 	return 1;
 }
 
@@ -229,6 +231,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		struct nfp_event event = {.ticks = open->start_ticks,
 		                          .done_ticks = stream->last_ticks,
 		                          .buffer = packet->buffer,
+		                          .next = packet->next,
 		                          .digest = packet->digest,
 		                          .number = packet->number,
 		                          .function = open->function,

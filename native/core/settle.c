@@ -63,12 +63,21 @@ static enum nfp_disposition disposition_of(const struct nfp_event *event)
 	return event->kind == NFP_EVENT_TRANSMIT ? NFP_TRANSMITTED : NFP_DROPPED;
 }
 
+// The packet that was received in the buffer, if it is still here.
+static struct nfp_buffer_entry *find_here(const struct nfp_pipeline *pipeline, uint64_t buffer)
+{
+	if (!pipeline->buffers.capacity || !buffer)
+		return NULL;
+	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, buffer);
+	return entry->slot >= NFP_SLOT_LATE ? NULL : entry;
+}
+
 static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	if (!pipeline->buffers.capacity)
-		return 0;
-	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, event->buffer);
-	if (entry->slot >= NFP_SLOT_LATE)
+	struct nfp_buffer_entry *entry = find_here(pipeline, event->buffer);
+	if (!entry) // copies share the buffer that was received, behind one of their own: the first that leaves is the packet
+		entry = find_here(pipeline, event->next);
+	if (!entry)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
 	struct nfp_packet *packet = &pending->packets.items[entry->index];

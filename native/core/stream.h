@@ -101,6 +101,7 @@ struct nfp_event {
 	uint64_t ticks; // exit of the receive call, or entry of the transmit or drop call
 	uint64_t done_ticks;
 	uint64_t buffer;
+	uint64_t next; // the packet's second buffer, or 0
 	uint64_t digest;
 	uint32_t slot; // receive: its batch ...
 	uint32_t index; // ... and packet
@@ -118,6 +119,7 @@ struct nfp_events {
 
 struct nfp_handed {
 	uint64_t buffer;
+	uint64_t next; // as of the event
 	uint64_t digest;
 	uint16_t position; // in its burst
 	uint16_t length;

@@ -76,9 +76,10 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	struct nfp_packet_facts facts;
 	nfp_packet_describe(view->data, view->readable, view->length, link_of(program, view),
 	                    nfp_library.header->digest_key, &facts);
+	uint64_t next = program->role == NFP_ROLE_RECEIVE || origin ? 0 : view->next;
 	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
 	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) +
-	                 (origin != 0) + (view->numbers != 0);
+	                 (origin != 0) + (view->numbers != 0) + (next != 0);
 	struct packet_writer writer = {nfp_reserve(thread, slots, NFP_LOST_PACKET), function};
 	if (!writer.slot)
 		return;
@@ -93,4 +94,6 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 		put(&writer, NFP_PACKET_ARRIVAL, view->arrival, unit);
 	if (view->numbers)
 		put(&writer, NFP_PACKET_NUMBERS, view->numbers, 0);
+	if (next)
+		put(&writer, NFP_PACKET_NEXT, next, 0);
 }

@@ -13,6 +13,7 @@ struct nfp_view {
 	uint64_t arrival; // stamp
 	int stamped; // whether there is one
 	uint64_t numbers; // word of NFP_PACKET_NUMBERS; 0: none is known
+	uint64_t next; // its second buffer; 0: it has none, or this is not looked at
 };
 
 // Which packet of which receive call it was.
@@ -73,7 +74,7 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	                             view->length);
 	uint64_t flags = UINT64_MAX;
 	view->arrival = 0;
-	view->numbers = 0;
+	view->numbers = view->next = 0;
 	view->stamped = 0;
 	if (program->arrival == 0xffff)
 		return;

@@ -106,7 +106,11 @@ static void keep_heads(struct nfp_late *restrict late, const struct nfp_program 
 		const uint8_t *buffer = (const uint8_t *)(uintptr_t)buffer_of(late, program, i);
 		late->heads[i] = buffer ? nfp_load_64(buffer) : 0;
 		late->marks[i] = buffer ? nfp_numbered_numbers(program, buffer) : 0;
-		chained |= (uint32_t)nfp_numbered_has_next(program, (const uint8_t *)&late->heads[i]);
+		if (!nfp_numbered_has_next(program, (const uint8_t *)&late->heads[i]))
+			continue;
+		chained = 1;
+		if (buffer)
+			nfp_owner_inherit(late, i, nfp_numbered_next(program, (uint64_t)(uintptr_t)buffer));
 	}
 	late->headed = 1;
 	late->chained = (uint8_t)chained;

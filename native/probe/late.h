@@ -243,6 +243,8 @@ void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst 
 struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position);
 // The batch of all packets of the call; NULL: there are several, or it is not known.
 struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late);
+// A packet of the call that nobody has received goes on in another buffer: where that was received it is its packet.
+void nfp_owner_inherit(const struct nfp_late *late, uint32_t packet, uint32_t next);
 // The call's packets have left.
 void nfp_owner_leave(const struct nfp_late *late);
 
@@ -263,6 +265,8 @@ uint32_t nfp_name_buffers(const struct nfp_program *program, const uint32_t *num
                           uint64_t *buffers);
 // The buffer with this number; 0: there is none.
 uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number);
+// The number of the buffer after this one, where there is one.
+uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer);
 // A packet that has left: its buffer's head may have been written anew when it was freed.
 void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
 

@@ -21,6 +21,11 @@ uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number)
 	return offset + program->data_pointer <= header->buffers_bytes ? header->buffers_start + offset : 0;
 }
 
+uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer)
+{
+	return nfp_load_32((const uint8_t *)(uintptr_t)buffer + program->next_number);
+}
+
 // Bytes in the buffers that follow the packet's first one.
 static uint32_t chained_bytes(const struct nfp_program *program, const uint8_t *buffer)
 {
@@ -67,8 +72,10 @@ void nfp_numbered_view(const struct nfp_program *program, uint64_t buffer, const
 	    (struct nfp_view){.buffer = buffer,
 	                      .length = first,
 	                      .numbers = nfp_numbered_numbers(program, (const uint8_t *)(uintptr_t)buffer)};
-	if (nfp_numbered_has_next(program, head))
+	if (nfp_numbered_has_next(program, head)) {
+		view->next = nfp_numbered_at(program, nfp_numbered_next(program, buffer));
 		view->length += chained_bytes(program, (const uint8_t *)(uintptr_t)buffer);
+	}
 	if (data < buffer || data + first > end)
 		return;
 	view->data = (const uint8_t *)(uintptr_t)data;

@@ -3,7 +3,7 @@
 //
 //   offset of the buffer / 1 KiB -> | thread: 10 bits | batch: 10 bits | position + 1: 12 bits |      0: not known
 //
-// A batch that leaves in one call is marked as gone; of other calls each buffer is cleared. So what the NF makes of a
+// What several buffers hold is the first one's. A batch that leaves in one call is marked as gone; of other calls each buffer is cleared. So what the NF makes of a
 // buffer that a packet has left is nobody's. The table is private memory of the target. Two threads may write one entry
 // only when the NF lets both use the buffer. Runs on the target's threads; called by late.c and hold.c.
 #include "late.h"
@@ -72,6 +72,19 @@ struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t pack
 	if (!tag)
 		return NULL;
 	return find_batch(tag >> (POSITION_BITS + BATCH_BITS), tag >> POSITION_BITS & BATCH_MASK);
+}
+
+// Copies of a packet may share the buffer that it was received in. The first one that leaves is the packet.
+void nfp_owner_inherit(const struct nfp_late *late, uint32_t packet, uint32_t next)
+{
+	uint32_t position;
+	uint64_t from = index_of(next, late->number_shift);
+	uint64_t to = index_of(late->handed[packet], late->number_shift);
+	uint64_t entries = count_entries();
+	if (from >= entries || to >= entries || from == to || nfp_owner_find(late, packet, &position))
+		return;
+	nfp_library.owners[to] = nfp_library.owners[from];
+	nfp_library.owners[from] = 0;
 }
 
 struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late)

@@ -12,7 +12,7 @@ from test_vpp_packets import COUNT
 from traffic import read_pcap
 from vpp_ways import MODES, Meter, met, twice
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, UNKNOWN
+from otel_nfprobe.columns import DROPPED, TRANSMITTED
 
 pytestmark = pytest.mark.integration
 
@@ -22,26 +22,22 @@ LONG_MIN = 400  # bytes of packets whose clones share the buffer that was receiv
 
 @pytest.mark.parametrize("options", MODES)
 def test_replicated_packets(options: tuple[str, ...], meter: Meter) -> None:
-    """A short packet is the first of its clones. All clones of a long one are packets of their own, and what became of
-    the received one is not known, or its buffer left as another packet's clone. Totals are exact."""
+    """The first clone that leaves is the packet that was received, whether they are copies of a short packet or share
+    most of a long one; the others are packets that were made here."""
     ways, cloned = meter.measure("copies", options), met(7)
     ways.check_totals()
     assert ways.written(TRANSMITTED).total() + ways.written(DROPPED).total() == COUNT + (COPIES - 1) * len(cloned)
-    if not ways.is_described():
+    if not len(ways.columns.packets):
         return
     packets, counts = ways.packets(), ways.counts
     lengths = [len(frame) for _, frame, _ in read_pcap(ways.traffic.files[0])]
-    long = [number for number in cloned if lengths[number] >= LONG_MIN]
-    assert 0 < len(long) < len(cloned)
-    assert packets["digest"].tolist() == ways.came
-    assert np.flatnonzero(packets["done_digest"] != packets["digest"]).tolist() == long
-    unknown = int(np.sum(packets["disposition"] == UNKNOWN))
-    assert 0 < unknown == counts.unknown <= len(long)
-    assert counts.generated == (COPIES - 1) * len(cloned) + unknown
+    assert 0 < sum(lengths[number] >= LONG_MIN for number in cloned) < len(cloned)
+    assert packets["digest"].tolist() == packets["done_digest"].tolist() == ways.came
+    assert (counts.unknown, counts.pending, counts.stray_packets) == (0, 0, 0)
+    assert (counts.generated if ways.is_described() else counts.unplaced) == (COPIES - 1) * len(cloned)
     made = ways.written(TRANSMITTED) - ways.gone(TRANSMITTED)
-    assert made.total() == counts.generated
+    assert made.total() == (COPIES - 1) * len(cloned)
     assert made.keys() <= {ways.came[number] for number in cloned}
-    assert counts.stray_packets == 0
     assert ways.gone(DROPPED) == ways.written(DROPPED)
 
 

@@ -48,6 +48,10 @@
 #define NFP_PACKET_NUMBERS                                                                                   \
 	26 // of the interface that received it | << 32: of the one that sends it, or why it is dropped   0
 
+// The second of several buffers of a packet that is handed on: where the first one was not received, the packet may be a copy
+// of the one that was received in this.
+#define NFP_PACKET_NEXT 27 // buffer address            0
+
 // A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
