@@ -192,7 +192,7 @@ class PacketFlag(IntFlag):
     INNER = 128
 
 
-UNKNOWN, TRANSMITTED, DROPPED, PUNTED = range(4)
+UNKNOWN, TRANSMITTED, DROPPED, PUNTED, ABSORBED = range(5)
 """Dispositions of a packet."""
 
 

@@ -200,7 +200,7 @@ def _only(side: Side, other: Side) -> list[dict[str, Any]]:
 
 
 def _describe_packets(packets: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("received", "transmitted", "dropped", "punted", "unknown", "latency_ns", "late")
+    names = ("received", "transmitted", "dropped", "punted", "absorbed", "unknown", "latency_ns", "late")
     return {name: packets.get(name, 0) for name in names}
 
 

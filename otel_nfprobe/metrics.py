@@ -117,7 +117,7 @@ class SnapshotTaker:
         calls = monitor.drain.pipeline.counts().calls
         elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
         packets, sums = count_packets(monitor), monitor.drain.counter_sums
-        known = {"transmitted", "dropped", "punted", *(["unknown"] if is_last else [])} & packets.keys()
+        known = {"transmitted", "dropped", "punted", "absorbed", *(["unknown"] if is_last else [])} & packets.keys()
         return Snapshot(
             unix_ns=time.time_ns(),
             statistics=copy,

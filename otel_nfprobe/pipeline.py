@@ -56,6 +56,7 @@ class PipelineCounts:
     resent: int
     dropped: int
     punted: int
+    absorbed: int
     freed: int
     pending: int
     unknown: int

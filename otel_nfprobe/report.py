@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_nfprobe.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
-from otel_nfprobe.columns import DROPPED, NONE, PUNTED, TRANSMITTED, BatchFlag, Columns
+from otel_nfprobe.columns import ABSORBED, DROPPED, NONE, PUNTED, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
@@ -36,7 +36,7 @@ from otel_nfprobe.values import CapturedValues
 SLOWEST = 5
 LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
-DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted"}
+DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted", ABSORBED: "absorbed"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 
 

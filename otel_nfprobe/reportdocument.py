@@ -41,7 +41,7 @@ def make_document(
             "received": counts.received,
             "transmitted": counts.transmitted,
             "dropped": counts.dropped,
-            **({"punted": counts.punted} if counts.punted else {}),
+            **{name: count for name in ("punted", "absorbed") if (count := getattr(counts, name))},
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
             "latency_from": statistics.origins(),

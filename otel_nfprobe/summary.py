@@ -126,10 +126,9 @@ def count_packets(monitor: Monitor) -> dict[str, int]:
         transmitted = sum(count.transmitted for count in threads)
         dropped = sum(count.dropped for count in threads) + monitor.drain.pipeline.counts().freed
         punted = sum(count.punted for count in threads)
-        unknown = max(0, received - transmitted - dropped - punted)
-    rare = {"punted": punted}
-    if generated := _count_generated(monitor):
-        rare["generated"], unknown = generated, max(0, received + generated - transmitted - dropped - punted)
+    rare = {"punted": punted, "absorbed": monitor.drain.pipeline.counts().absorbed}
+    rare["generated"] = _count_generated(monitor)
+    unknown = max(0, received + rare["generated"] - transmitted - dropped - punted - rare["absorbed"])
     found = {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
     return {**found, **{name: count for name, count in rare.items() if count}}
 

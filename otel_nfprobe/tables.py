@@ -111,7 +111,7 @@ CAUSES = pa.schema(
     ]
 )
 SCHEMAS = {"calls": CALLS, "batches": BATCHES, "packets": PACKETS, "causes": CAUSES}
-_DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted"]
+_DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
 _NS_MAX = 2.0**62
 _PORTS = (6, 17, 132)  # protocols that have them: TCP, UDP, SCTP
 

@@ -92,7 +92,8 @@ enum nfp_disposition {
 	NFP_TRANSMITTED = 1,
 	NFP_DROPPED = 2,
 	NFP_PUNTED = 3, // handed to the host
-	NFP_DISPOSITIONS = 4,
+	NFP_ABSORBED = 4, // kept, or other packets went on in its place
+	NFP_DISPOSITIONS = 5,
 };
 enum nfp_packet_flags {
 	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks

@@ -155,7 +155,7 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 	for (uint32_t i = 0; pending->kind == NFP_PENDING_AROUND && i < pending->packets.count; i++)
 		nfp_message_late(pipeline, pending, i);
 	for (uint32_t i = 0; pending->undone && i < pending->packets.count; i++)
-		if (pending->packets.items[i].disposition == NFP_UNKNOWN)
+		if (nfp_packet_is_here(&pending->packets.items[i]))
 			nfp_packet_forget(pipeline, pending, i);
 	nfp_handovers_release(pipeline, pending);
 	pipeline->pending_batches--;

@@ -266,7 +266,7 @@ static uint8_t *write_numbers(uint8_t *p, const struct nfp_trace *trace)
 static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uint64_t latency_ns)
 {
 	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped"),
-	                                           WORD("punted")};
+	                                           WORD("punted"), WORD("absorbed")};
 	const struct nfp_packet *packet = trace->packet;
 	p = nfp_wire_hex(p, &PACKET_ID, packet->digest);
 	if (packet->disposition == NFP_TRANSMITTED && packet->done_digest &&

@@ -220,6 +220,10 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		freed(pipeline, stream, index);
 		return;
 	}
+	if (open->role == NFP_ROLE_KEEP || open->role == NFP_ROLE_REPLACE) {
+		nfp_absorb_call_end(pipeline, stream, index);
+		return;
+	}
 	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
 	uint64_t accepted = open->role == NFP_ROLE_DROP ? stream->handed.count - first : 0, described = 0;
 	if (open->flags & NFP_OPEN_VALUE)

@@ -103,7 +103,7 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	}
 	uint32_t role = stream->tree.items[index].role;
 	// Readings before a snippet's value are no exit's; the value of these is written together with the exit.
-	if (role != NFP_ROLE_TRANSMIT && role != NFP_ROLE_DROP && role != NFP_ROLE_PUNT)
+	if (!nfp_role_hands_on(role) || role == NFP_ROLE_SEND || role == NFP_ROLE_FREE)
 		stream->readings.pairs = 0;
 	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
 		return;

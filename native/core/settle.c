@@ -16,7 +16,7 @@ static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_e
 		return;
 	}
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
-	if (pending->packets.items[entry->index].disposition == NFP_UNKNOWN)
+	if (nfp_packet_is_here(&pending->packets.items[entry->index]))
 		pending->undone--;
 }
 
@@ -63,20 +63,11 @@ static enum nfp_disposition disposition_of(const struct nfp_event *event)
 	return event->kind == NFP_EVENT_TRANSMIT ? NFP_TRANSMITTED : NFP_DROPPED;
 }
 
-// The packet that was received in the buffer, if it is still here.
-static struct nfp_buffer_entry *find_here(const struct nfp_pipeline *pipeline, uint64_t buffer)
-{
-	if (!pipeline->buffers.capacity || !buffer)
-		return NULL;
-	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, buffer);
-	return entry->slot >= NFP_SLOT_LATE ? NULL : entry;
-}
-
 static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	struct nfp_buffer_entry *entry = find_here(pipeline, event->buffer);
+	struct nfp_buffer_entry *entry = nfp_buffer_here(pipeline, event->buffer);
 	if (!entry) // copies share the buffer that was received, behind one of their own: the first that leaves is the packet
-		entry = find_here(pipeline, event->next);
+		entry = nfp_buffer_here(pipeline, event->next);
 	if (!entry)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
@@ -86,6 +77,9 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	int freed = event->kind == NFP_EVENT_FREE;
 	if (freed && packet->receive_ticks <= pipeline->lost_ticks)
 		return 0; // it may have been sent
+	if (!nfp_absorbed_may_leave(packet, event))
+		return 0;
+	nfp_absorbed_leaves(pipeline, pending, packet);
 	pipeline->counts.freed += (uint64_t)freed;
 	packet->done_ticks = event->done_ticks;
 	packet->done_function = event->function;
@@ -162,6 +156,10 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	}
 	if (event->kind == NFP_EVENT_MADE) {
 		settle_made(pipeline, event);
+		return;
+	}
+	if (event->kind == NFP_EVENT_KEEP || event->kind == NFP_EVENT_REPLACE) {
+		nfp_absorb(pipeline, event);
 		return;
 	}
 	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;

@@ -81,7 +81,7 @@ struct nfp_pending {
 	} packets;
 	uint32_t given_index, again_index; // in the columns of these takes
 	uint64_t handed; // packets that calls of this batch transmitted, dropped or punted
-	uint64_t punted;
+	uint64_t punted, absorbed;
 	uint64_t receive_ticks; // exit of the receive call
 };
 
@@ -90,6 +90,8 @@ enum nfp_event_kind {
 	NFP_EVENT_TRANSMIT,
 	NFP_EVENT_DROP,
 	NFP_EVENT_PUNT,
+	NFP_EVENT_KEEP, // it may come out again, changed
+	NFP_EVENT_REPLACE,
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
@@ -288,7 +290,8 @@ static inline uint16_t nfp_role_flag(uint32_t role)
 static inline int nfp_role_hands_on(uint32_t role)
 {
 	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND ||
-	       role == NFP_ROLE_FREE || role == NFP_ROLE_PUNT;
+	       role == NFP_ROLE_FREE || role == NFP_ROLE_PUNT || role == NFP_ROLE_KEEP ||
+	       role == NFP_ROLE_REPLACE;
 }
 
 // What becomes of a packet that a call of the role hands on.
@@ -299,6 +302,30 @@ static inline enum nfp_disposition nfp_role_disposition(uint32_t role)
 	return role == NFP_ROLE_DROP ? NFP_DROPPED : NFP_TRANSMITTED;
 }
 
+// The packet that was received in the buffer, if it is still here; NULL: there is none.
+static inline struct nfp_buffer_entry *nfp_buffer_here(const struct nfp_pipeline *pipeline, uint64_t buffer)
+{
+	if (!pipeline->buffers.capacity || !buffer)
+		return NULL;
+	struct nfp_buffer_entry *entry = nfp_buffers_find(&pipeline->buffers, buffer);
+	return entry->slot >= NFP_SLOT_LATE ? NULL : entry;
+}
+
+// Whether something may still become of it.
+static inline int nfp_packet_is_here(const struct nfp_packet *packet)
+{
+	return packet->disposition == NFP_UNKNOWN || packet->disposition == NFP_ABSORBED;
+}
+
+// absorb.c
+// A call that may keep packets, or replace them, ends now.
+void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+void nfp_absorb(struct nfp_pipeline *pipeline, const struct nfp_event *event);
+// Whether what is handed on can be the packet that was absorbed, and not another one in the same buffer.
+int nfp_absorbed_may_leave(const struct nfp_packet *packet, const struct nfp_event *event);
+// It is not absorbed any more.
+void nfp_absorbed_leaves(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                         struct nfp_packet *packet);
 // counts.c
 // So many packets have this disposition. `pending`: the batch that they are counted with, or NULL.
 void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,

@@ -82,8 +82,19 @@ static void write_one(struct nfp_thread *thread, uint32_t function, const struct
 		write_freed(thread, function, program, buffer, index);
 		return;
 	}
+	if (program->role == NFP_ROLE_KEEP || program->role == NFP_ROLE_REPLACE) {
+		write_buffer(thread, function, buffer, index);
+		return;
+	}
 	nfp_view_read(program, buffer, &view);
 	nfp_describe(thread, function, program, &view, index, 0);
+}
+
+// Whether packets that are handed to the call can be gone when it ends: only then it is looked at who they are.
+static int sends_away(const struct nfp_program *program)
+{
+	return program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_KEEP &&
+	       program->role != NFP_ROLE_REPLACE;
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -282,7 +293,9 @@ static void read_packets(struct nfp_thread *thread, uint32_t function, struct nf
 	struct nfp_burst burst;
 	if (!find_burst(thread, program, frame, count, &burst))
 		keep(frame, 0);
-	else if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
+	else if (thread->gate & NFP_GATE_LATE && program->role == NFP_ROLE_REPLACE && burst.number_shift)
+		nfp_owner_forget(burst);
+	else if (thread->gate & NFP_GATE_LATE && sends_away(program))
 		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame));
 	else
 		write_packets(thread, function, program, &burst);
@@ -342,7 +355,7 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
+	if (thread->gate & NFP_GATE_LATE && sends_away(program))
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)

@@ -239,6 +239,8 @@ static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_bur
 uint64_t nfp_owners_needed(uint64_t buffers_bytes);
 // The buffers were received in this batch of the thread.
 void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst burst);
+// Other packets will be in these buffers, which nobody has received.
+void nfp_owner_forget(struct nfp_burst burst);
 // In which batch, and at which position, a packet of the call was received; NULL: in none that is known.
 struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position);
 // The batch of all packets of the call; NULL: there are several, or it is not known.

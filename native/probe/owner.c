@@ -52,6 +52,11 @@ void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst 
 	set_tags(burst.numbers, burst.count, burst.number_shift, tag + 1, 1);
 }
 
+void nfp_owner_forget(struct nfp_burst burst)
+{
+	set_tags(burst.numbers, burst.count, burst.number_shift, 0, 0);
+}
+
 // The last batch of the thread whose number ends in these bits; NULL: it is not kept any more, or gone.
 static struct nfp_late_batch *find_batch(uint32_t thread, uint32_t number)
 {

@@ -33,6 +33,8 @@ RECEIVE = int(lib.NFP_ROLE_RECEIVE)
 TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 PUNT = int(lib.NFP_ROLE_PUNT)  # hands packets to the host
+KEEP = int(lib.NFP_ROLE_KEEP)  # takes packets in that may stay
+REPLACE = int(lib.NFP_ROLE_REPLACE)  # takes packets in and sends others in their place
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
 # Roles of functions whose probes read no packets; session.h says what each means.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from otel_nfprobe.adapters.base import CALL, DROP, PUNT, RECEIVE, TAKE_OVER, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, DROP, KEEP, PUNT, RECEIVE, REPLACE, TAKE_OVER, TRANSMIT
 from otel_nfprobe.adapters.vpp_graph import INPUT, Graph, Node
 
 WORDS = {
@@ -17,6 +17,8 @@ WORDS = {
     TRANSMIT: "transmit",
     DROP: "drop",
     PUNT: "punt",
+    KEEP: "reassemble",
+    REPLACE: "fragment",
     CALL: "node",
 }
 INPUTS = (RECEIVE, TAKE_OVER)
@@ -26,10 +28,12 @@ TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
 PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
+REASSEMBLY = re.compile(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
+FRAGMENTATION = ("ip4-frag", "ip6-frag")
 
 
 def role_of(node: Node, graph: Graph) -> int:
-    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, or CALL of a node that hands its packets on."""
+    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
     if node.type == INPUT:
         return TAKE_OVER if node.name in RETURNS else RECEIVE
     if LOOPBACK.fullmatch(node.name):
@@ -38,4 +42,8 @@ def role_of(node: Node, graph: Graph) -> int:
         return TRANSMIT
     if node.name == graph.last_punt or PUNT_SOCKET.fullmatch(node.name):
         return PUNT
+    if REASSEMBLY.fullmatch(node.name):
+        return KEEP
+    if node.name in FRAGMENTATION:
+        return REPLACE
     return DROP if node.name == graph.last_drop else CALL

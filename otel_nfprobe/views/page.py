@@ -66,7 +66,7 @@ def _render_tiles(document: dict[str, Any]) -> str:
         ("packets received", format_count(packets["received"])),
         ("transmitted", format_count(packets["transmitted"])),
         ("dropped", format_count(packets["dropped"])),
-        *([("punted", format_count(packets["punted"]))] if packets.get("punted") else []),
+        *((name, format_count(packets[name])) for name in ("punted", "absorbed") if packets.get(name)),
         ("batches", format_count(batches["count"])),
         ("lost records", format_count(lost)),
     ]

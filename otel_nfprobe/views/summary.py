@@ -24,7 +24,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"  calls      {summary['calls']:,}; unpaired entries {unpaired['entries']:,}, exits {unpaired['exits']:,}",
         f"  batches    {summary['batches']:,}",
         f"  packets    {packets['received']:,} received, {packets['transmitted']:,} transmitted, "
-        f"{packets['dropped']:,} dropped, {_format_punted(packets)}{packets['unknown']:,} unknown",
+        f"{packets['dropped']:,} dropped, {_format_rare(packets)}{packets['unknown']:,} unknown",
         f"  records    {records['read']:,} read, {lost:,} lost",
         f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped{_format_reasons(spans)}"
         + (f", {spans['spooled']:,} spooled" if spans["spooled"] else "")
@@ -50,8 +50,8 @@ def format_summary(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _format_punted(packets: dict[str, int]) -> str:
-    return f"{packets['punted']:,} punted, " if packets.get("punted") else ""
+def _format_rare(packets: dict[str, int]) -> str:
+    return "".join(f"{packets[name]:,} {name}, " for name in ("punted", "absorbed") if packets.get(name))
 
 
 def _format_set(set_ns: int) -> str:

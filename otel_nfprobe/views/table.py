@@ -149,7 +149,8 @@ def _format_title(report: Report) -> str:
 
 
 def _format_packets(packets: dict[str, Any]) -> str:
-    keys = ["received", "transmitted", "dropped", *(["punted"] if packets.get("punted") else []), "unknown"]
+    rare = [key for key in ("punted", "absorbed") if packets.get(key)]
+    keys = ["received", "transmitted", "dropped", *rare, "unknown"]
     text = "packets: " + ", ".join(f"{format_count(packets[key])} {key}" for key in keys)
     latency = packets.get("latency_ns")
     if latency and latency.get("max") is not None:

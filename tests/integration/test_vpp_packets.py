@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,10 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 class Traffic:
     """A double that has been given packets. The first of them it receives before it is measured."""
 
-    def __init__(self, double: Talker, folder: Path) -> None:
+    def __init__(self, double: Talker, folder: Path, frames: Sequence[bytes] | None = None) -> None:
         self.double = double
         self.files = [folder / name for name in NAMES]
-        write_pcap(self.files[0], make_frames(COUNT, lengths=LENGTHS))
+        write_pcap(self.files[0], make_frames(COUNT, lengths=LENGTHS) if frames is None else frames)
         double.ask("100")
         assert double.ask(" ".join(["files", *map(str, self.files)])) == "opened"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,11 @@ class Meter:
     def __init__(self, start: Callable[[], subprocess.Popen[str]], nfprobe: Any, folder: Path) -> None:
         self._start, self._nfprobe, self._folder = start, nfprobe, folder
 
-    def measure(self, what: str, options: tuple[str, ...]) -> Ways:
+    def measure(self, what: str, options: tuple[str, ...], frames: Sequence[bytes] | None = None) -> Ways:
         """A double that does this, whose nodes have all been called; see vpp.c."""
         double = Talker(self._start())
         assert double.ask(what) == f"{what} 1"
-        traffic = Traffic(double, self._folder)
+        traffic = Traffic(double, self._folder, frames)
         columns, counts, summary = traffic.measure(self._nfprobe, self._folder / "vpp.nfprobe", *options)
         return Ways(traffic, columns, counts, summary, options)
 

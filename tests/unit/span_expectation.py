@@ -92,7 +92,7 @@ class Expectation:
         values: dict[str, Any] = {
             "nf.packet.id": f"{packet['digest']:016x}",
             "nf.packet.length": packet["length"],
-            "nf.packet.disposition": ["unknown", "transmitted", "dropped", "punted"][packet["disposition"]],
+            "nf.packet.disposition": ["unknown", "transmitted", "dropped", "punted", "absorbed"][packet["disposition"]],
         }
         if packet["disposition"] == 1 and packet["done_digest"] not in (0, packet["digest"]):
             values["nf.packet.done_id"] = f"{packet['done_digest']:016x}"

@@ -66,7 +66,7 @@ def test_flags(flags: type, prefix: str) -> None:
 
 
 def test_dispositions() -> None:
-    for name in ("UNKNOWN", "TRANSMITTED", "DROPPED", "PUNTED"):
+    for name in ("UNKNOWN", "TRANSMITTED", "DROPPED", "PUNTED", "ABSORBED"):
         assert getattr(columns, name) == getattr(lib, f"NFP_{name}")
 
 

@@ -39,7 +39,7 @@ def randomise(columns: Columns, random: np.random.Generator) -> None:
         columns.packets[name] = random.integers(0, 256, (len(versions), 16)) * (
             random.random((len(versions), 16)) < 0.6
         )
-    columns.packets["disposition"] = random.integers(0, 4, len(versions))
+    columns.packets["disposition"] = random.integers(0, 5, len(versions))
 
 
 def test_random_spans() -> None:

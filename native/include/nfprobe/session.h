@@ -235,7 +235,11 @@ enum nfp_role {
 	NFP_ROLE_TAKE_OVER = 12,
 	// Punts: hands packets that were received to the host's network stack, or to a program there.
 	NFP_ROLE_PUNT = 13,
-	NFP_ROLE_LAST = 13,
+	// Takes packets in that may stay: they are given back, or go on inside others (native/core/absorb.c).
+	NFP_ROLE_KEEP = 14,
+	// Takes packets in and sends others in their place.
+	NFP_ROLE_REPLACE = 15,
+	NFP_ROLE_LAST = 15,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,

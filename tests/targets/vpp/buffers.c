@@ -10,7 +10,6 @@
 enum {
 	BUFFERS = 2048,
 	LINES = sizeof(struct vlib_buffer) / 64,
-	NEXT_PRESENT = 2,
 	PLAIN_BYTES = 60,
 	HEAD_BYTES = 256, // that each clone of a long packet has for itself
 	CLONED_MIN = HEAD_BYTES + 128,
@@ -64,10 +63,9 @@ uint32_t make_packet(uint64_t packet)
 	uint32_t left = read_packet(bytes), first = 0, at = 0;
 	struct vlib_buffer *last = NULL;
 	do {
-		uint32_t number = free_numbers[--free_count];
+		uint32_t number = take_buffer();
 		struct vlib_buffer *buffer = buffer_at(number);
 		uint32_t count = left < sizeof(buffer->data) ? left : sizeof(buffer->data);
-		memset(buffer, 0, offsetof(struct vlib_buffer, data));
 		buffer->packet = packet;
 		buffer->receive_interface = receives_late ? LATE_INTERFACE : TAP0_SUB;
 		buffer->transmit_interface = UINT32_MAX;
@@ -84,6 +82,13 @@ uint32_t make_packet(uint64_t packet)
 		left -= count;
 	} while (left);
 	return first;
+}
+
+uint32_t take_buffer(void)
+{
+	uint32_t number = free_numbers[--free_count];
+	memset(buffer_at(number), 0, offsetof(struct vlib_buffer, data));
+	return number;
 }
 
 uint32_t copy_packet(uint32_t number)

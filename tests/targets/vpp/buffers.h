@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 enum {
+	NEXT_PRESENT = 2, // a flag
 	WILD = 0x7fffffff, // names no buffer
 	COPIES = 3, // that replication makes of a packet, itself included
 };
@@ -35,6 +36,7 @@ extern int receives_late; // on the interface that is made while the double is m
 struct vlib_buffer_main *make_buffers(void); // the same one at each call
 struct vlib_buffer *buffer_at(uint32_t number);
 uint32_t make_packet(uint64_t packet); // returns the number of its first buffer
+uint32_t take_buffer(void); // its head is empty
 uint32_t copy_packet(uint32_t number); // of its first buffer only
 void clone_packet(uint32_t number, uint32_t clones[COPIES]); // as VPP replicates: see there
 void advance_packet(uint32_t number, int bytes);

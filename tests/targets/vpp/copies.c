@@ -29,6 +29,13 @@ uint32_t special_node(uint32_t number)
 	case 19:
 	case 20:
 		return encrypts && !buffer->again ? CRYPTO_ENQUEUE : 0;
+	case 21:
+	case 22:
+	case 23:
+		return reassembly_node(number);
+	case 25:
+	case 26:
+		return fragmentation_node(number);
 	default:
 		return 0;
 	}

@@ -274,6 +274,8 @@ static const struct {
 #endif
     {CRYPTO_ENQUEUE, "crypto-enq", INTERNAL, crypto_enqueue, crypto_enqueue},
     {CRYPTO_DEQUEUE, RELEASE == 2606 ? "crypto-deq" : "crypto-dispatch", INPUT, crypto_dequeue, crypto_dequeue},
+    {REASSEMBLY, "ip4-full-reassembly-feature", INTERNAL, ip4_full_reassembly, ip4_full_reassembly},
+    {IP4_FRAG, "ip4-frag", INTERNAL, ip4_frag, ip4_frag},
     {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };

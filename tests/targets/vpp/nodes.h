@@ -34,12 +34,14 @@ enum known_node {
 	PUNT_SOCKET,
 	CRYPTO_ENQUEUE,
 	CRYPTO_DEQUEUE,
+	REASSEMBLY,
+	IP4_FRAG,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
-extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts;
+extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts, reassembles, fragments;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
@@ -57,6 +59,10 @@ static inline uint32_t *vectors(vlib_frame_t *frame)
 
 // crypto.c
 vlib_node_function_t crypto_enqueue, crypto_dequeue;
+
+// fragments.c
+uint32_t reassembly_node(uint32_t number), fragmentation_node(uint32_t number); // where it goes; 0: on
+vlib_node_function_t ip4_full_reassembly, ip4_frag;
 
 // ends.c
 vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket;

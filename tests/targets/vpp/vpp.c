@@ -18,6 +18,8 @@
 //   pipe       the same by way of a pipe, whose other end is an input node
 //   punts      from now on each 32nd packet is punted by way of punt, and each 32nd to a socket
 //   crypto     from now on two of 32 packets are encrypted: they leave the turn, and come back in another one
+//   reassemble from now on three of 32 packets are fragments of one, most of which are reassembled
+//   fragment   from now on the long ones of two of 32 packets are sent in fragments
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
@@ -178,10 +180,10 @@ static int switch_on(const char *word)
 	static const struct {
 		const char *word;
 		int *is_on;
-	} known[] = {{"late", &late_node_runs}, {"both", &both_receive}, {"streams", &several_streams},
-	             {"wild", &wild_number},    {"copies", &replicates}, {"errors", &makes_errors},
-	             {"loop", &has_loopback},   {"pipe", &has_pipe},     {"punts", &punts},
-	             {"crypto", &encrypts}};
+	} known[] = {{"late", &late_node_runs}, {"both", &both_receive},      {"streams", &several_streams},
+	             {"wild", &wild_number},    {"copies", &replicates},      {"errors", &makes_errors},
+	             {"loop", &has_loopback},   {"pipe", &has_pipe},          {"punts", &punts},
+	             {"crypto", &encrypts},     {"reassemble", &reassembles}, {"fragment", &fragments}};
 	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strcmp(word, known[i].word) != 0)
 			continue;
