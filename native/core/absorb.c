@@ -29,8 +29,8 @@ void nfp_absorb(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 		return; // one that was made here
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
-	if (packet->receive_ticks > event->ticks)
-		return;
+	if (packet->receive_ticks > event->ticks || !nfp_packet_is_here(packet))
+		return; // a message that was sent may be sent again
 	if (packet->disposition == NFP_UNKNOWN)
 		nfp_count_done(pipeline, pending, NFP_ABSORBED, 1);
 	packet->disposition = NFP_ABSORBED;

@@ -123,6 +123,7 @@ static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
 	if (packet->receive_ticks > event->ticks)
 		return 0;
+	nfp_absorbed_leaves(pipeline, pending, packet);
 	if (packet->disposition == NFP_UNKNOWN) {
 		pending->undone--;
 		pending->batch.transmitted++;

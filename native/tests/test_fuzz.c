@@ -14,16 +14,16 @@
 #include <string.h>
 #include <time.h>
 
-enum { FUNCTIONS = 19, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 45 };
+enum { FUNCTIONS = 20, THREADS = 3, CHUNK = 700, ROUNDS = 60, SEEDS = 45 };
 
-static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 200, 12, 4, 5, 6, 7, 8, 9, 10};
+static const uint8_t roles[FUNCTIONS] = {0, 1, 2, 3, 14, 15, 0, 1, 2, 3, 200, 12, 4, 5, 6, 7, 8, 9, 10, 13};
 
 // Few values of everything, so that entries meet their exits and packets their buffers.
 static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
 	static const uint32_t kinds[] = {0,  0,  0,  0,  1,  1,  1,  1,  2,  3,  3,  4,  4,  5,
 	                                 6,  8,  8,  8,  8,  9,  10, 11, 12, 13, 14, 15, 16, 24,
-	                                 25, 30, 30, 32, 32, 32, 33, 34, 16, 7,  7,  31, 17};
+	                                 25, 27, 30, 30, 32, 32, 32, 33, 34, 16, 7,  7,  31, 17};
 	static uint64_t polled; // when the last receive call was entered
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
@@ -44,6 +44,8 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 	if (kind == NFP_VALUE)
 		record.word =
 		    (random >> 40) & 1 ? (0x1000 + (random >> 41) % 9 * 64) << 16 : (random >> 32) % 5;
+	if (kind == NFP_PACKET_NEXT)
+		record.word = 0x1000 + (random >> 32) % 9 * 64;
 	if (kind == NFP_PACKET_TOPIC)
 		record.rsp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
@@ -214,13 +216,13 @@ static void give_costs(struct nfp_pipeline *pipeline, unsigned long *state)
 	CHECK(nfp_pipeline_counter_costs(pipeline, costs, FUNCTIONS) == 0);
 }
 
-static void fuzz(unsigned long seed, int noise, uint64_t counts_out[3])
+static void fuzz(unsigned long seed, int noise, uint64_t counts_out[4])
 {
 	struct nfp_record records[CHUNK];
 	struct nfp_columns columns;
 	struct nfp_pipeline_counts counts;
 	unsigned long state = seed * 0x9e3779b97f4a7c15u + 1;
-	uint64_t ticks[THREADS] = {1000, 1000, 1000}, calls = 0, packets = 0, batches = 0;
+	uint64_t ticks[THREADS] = {1000, 1000, 1000}, calls = 0, packets = 0, batches = 0, absorbed = 0;
 	struct nfp_pipeline *pipeline = nfp_pipeline_create(roles, FUNCTIONS);
 	struct nfp_statistics *statistics = nfp_statistics_create();
 	CHECK(pipeline && statistics);
@@ -254,9 +256,13 @@ static void fuzz(unsigned long seed, int noise, uint64_t counts_out[3])
 		calls += columns.call_count;
 		packets += columns.packet_count;
 		batches += columns.batch_count;
+		for (uint64_t i = 0; i < columns.packet_count; i++)
+			absorbed += columns.packets[i].disposition == NFP_ABSORBED;
 	}
 	nfp_pipeline_count(pipeline, &counts);
 	CHECK(counts.pending == 0 && counts.discarded == 0 && batches == counts.batches);
+	CHECK(counts.absorbed == absorbed);
+	counts_out[3] += absorbed;
 	counts_out[0] += calls;
 	counts_out[1] += packets;
 	CHECK(nfp_pipeline_feed(pipeline, NFP_THREAD_COUNT, records, 1) == -1);
@@ -343,11 +349,11 @@ static uint64_t fuzz_changing_ring(uint64_t most)
 
 int main(int count, char **arguments)
 {
-	uint64_t counts[3] = {0, 0, 0};
+	uint64_t counts[4] = {0, 0, 0, 0};
 	time_t end = count > 1 ? time(NULL) + atol(arguments[1]) : 0;
 	for (unsigned long seed = 1; end ? time(NULL) < end : seed <= SEEDS; seed++)
 		fuzz(seed, (int)(seed % 3) * 3, counts);
-	CHECK(counts[0] > 10000 && counts[1] > 1000 && counts[2] > 100);
+	CHECK(counts[0] > 10000 && counts[1] > 1000 && counts[2] > 100 && counts[3] > 0);
 	fuzz_drain();
 	uint64_t drained = fuzz_changing_ring(end ? 20000000 : 100000);
 	printf("fuzz: %lu calls, %lu packets, %lu counted receive calls came out; %lu records of a changing "

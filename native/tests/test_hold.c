@@ -58,6 +58,19 @@ uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number)
 	return 0;
 }
 
+uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer)
+{
+	(void)program, (void)buffer;
+	CHECK(0);
+	return 0;
+}
+
+void nfp_owner_inherit(const struct nfp_late *kept, uint32_t packet, uint32_t next)
+{
+	(void)kept, (void)packet, (void)next;
+	CHECK(0);
+}
+
 struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *kept)
 {
 	(void)kept;

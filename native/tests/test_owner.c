@@ -97,6 +97,32 @@ static void test_unknown(void)
 	CHECK(!owners[ENTRIES]);
 }
 
+// Copies share the buffer that was received: the first one that leaves is its packet.
+static void test_copies(void)
+{
+	struct nfp_late_batch *batch = nfp_late_batch_at(&late[0], receive(0, 0, PACKETS));
+	hand_on(0, 20, 2);
+	nfp_owner_inherit(&late[0], 0, 3 * STEP);
+	nfp_owner_inherit(&late[0], 1, 3 * STEP);
+	check_owner(0, 0, batch, 3);
+	check_owner(0, 1, NULL, 0);
+	hand_on(0, 2, 1); // one that was received itself, and goes on in another one
+	nfp_owner_inherit(&late[0], 0, 4 * STEP);
+	check_owner(0, 0, batch, 2);
+	hand_on(0, 4, 1);
+	check_owner(0, 0, batch, 4);
+	nfp_owner_inherit(&late[0], 0, 4 * STEP); // its own next one
+	check_owner(0, 0, batch, 4);
+	hand_on(0, ENTRIES, 1);
+	nfp_owner_inherit(&late[0], 0, 4 * STEP); // behind the table
+	nfp_owner_inherit(&late[0], 0, UINT32_MAX);
+	CHECK(!owners[ENTRIES]);
+	uint32_t number = 4 * STEP;
+	nfp_owner_forget((struct nfp_burst){.count = 1, .number_shift = SHIFT, .numbers = &number});
+	hand_on(0, 4, 1);
+	check_owner(0, 0, NULL, 0);
+}
+
 int main(void)
 {
 	nfp_library.late = late;
@@ -105,5 +131,6 @@ int main(void)
 	test_whole();
 	test_parts();
 	test_unknown();
+	test_copies();
 	printf("owner: %u buffers and their batches\n", checked);
 }
