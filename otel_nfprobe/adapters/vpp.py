@@ -50,7 +50,7 @@ from otel_nfprobe.adapters.vpp_graph import (
 )
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
-from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, role_of
+from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, handles_packets, role_of
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -178,7 +178,9 @@ class VppAdapter:
         ]
         fit = _group(graph)
         unfit = [
-            node.name for node in graph.nodes if node.type in PROBED and node.calls and not fit.keys() & node.functions
+            node.name
+            for node in filter(handles_packets, graph.nodes)
+            if node.type in PROBED and node.calls and not fit.keys() & node.functions
         ]
         if unfit:
             notes.append(f"not probed, other kinds of nodes run their functions, too: {', '.join(unfit)}")
@@ -239,7 +241,7 @@ def _find_buffers(target: Target, graph: Graph, frame: Frame | None) -> Numbered
 def _group(graph: Graph) -> dict[int, list[Node]]:
     """The nodes of each function that can be probed: only functions that no other kind of node runs."""
     found: dict[int, list[Node]] = {}
-    for node in graph.nodes:
+    for node in filter(handles_packets, graph.nodes):
         for address in node.functions:
             found.setdefault(address, []).append(node)
     return {address: nodes for address, nodes in found.items() if _is_of_one_kind(nodes, graph)}

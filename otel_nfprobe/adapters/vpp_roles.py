@@ -24,12 +24,18 @@ WORDS = {
 INPUTS = (RECEIVE, TAKE_OVER)
 # Input nodes whose packets have been received before: others have kept them for a turn or more, in the same buffers.
 RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
+MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of something else, and receive no packets
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
 PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
 REASSEMBLY = re.compile(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
 FRAGMENTATION = ("ip4-frag", "ip6-frag")
+
+
+def handles_packets(node: Node) -> bool:
+    """Whether what it returns is a number of packets."""
+    return node.name not in MESSAGES
 
 
 def role_of(node: Node, graph: Graph) -> int:

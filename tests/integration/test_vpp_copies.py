@@ -8,8 +8,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_vpp_packets import COUNT
-from traffic import read_pcap
+from test_vpp_packets import COUNT, LENGTHS
+from traffic import MAC_HEADER, make_frames, read_pcap
 from vpp_ways import MODES, Meter, met, twice
 
 from otel_nfprobe.columns import DROPPED, TRANSMITTED
@@ -84,3 +84,35 @@ def test_a_pipe(options: tuple[str, ...], meter: Meter) -> None:
     rows = rows[np.lexsort((rows["receive_ticks"], rows["digest"]))]
     assert np.all(rows["done_ticks"][0::2] <= rows["receive_ticks"][1::2])
     assert ways.gone(TRANSMITTED) == ways.written(TRANSMITTED) + Counter(both)
+
+
+@pytest.mark.parametrize("options", MODES)
+def test_arp(options: tuple[str, ...], meter: Meter) -> None:
+    """A request that VPP makes was not received, and the packet that it is for is dropped. One that VPP answers is the
+    packet that is transmitted, with another id."""
+    frames, answered = list(make_frames(COUNT, lengths=LENGTHS)), met(28)
+    for number in answered:
+        body = (
+            bytes.fromhex("0001080006040001") + number.to_bytes(6, "big") + bytes(4) + bytes(6) + bytes([10, 0, 0, 1])
+        )
+        frames[number] = (MAC_HEADER + b"\x08\x06" + body).ljust(60, b"\0")
+    ways, dropped = meter.measure("arp", options, frames), met(27)
+    ways.check_totals()
+    assert ways.written(DROPPED).total() == len(met(3)) + len(met(5)) + len(dropped)
+    assert ways.written(TRANSMITTED).total() + ways.written(DROPPED).total() == COUNT + len(dropped)
+    if not ways.is_described():
+        return
+    assert (ways.counts.generated, ways.counts.unknown, ways.counts.stray_packets) == (len(dropped), 0, 0)
+    packets = ways.packets()
+    assert packets["digest"].tolist() == ways.came
+    assert np.flatnonzero(packets["done_digest"] != packets["digest"]).tolist() == answered
+    assert set(packets["disposition"][answered].tolist()) == {TRANSMITTED}
+    assert set(packets["disposition"][dropped].tolist()) == {DROPPED}
+    assert (ways.written(TRANSMITTED) - ways.gone(TRANSMITTED)).total() == len(dropped)
+
+
+@pytest.mark.parametrize("options", MODES)
+def test_an_input_node_that_returns_no_packets(options: tuple[str, ...], meter: Meter) -> None:
+    ways = meter.measure("messages", options)
+    ways.check_totals()
+    assert ways.counts.generated == ways.counts.unknown == 0

@@ -9,7 +9,8 @@ from pathlib import Path
 RELEASES = (1903, 2606)
 _SOURCES = Path(__file__).resolve().parent.parent / "targets" / "vpp"
 _PROGRAM = [
-    _SOURCES / name for name in ("vpp.c", "nodes.c", "copies.c", "crypto.c", "ends.c", "fragments.c", "buffers.c")
+    _SOURCES / name
+    for name in ("vpp.c", "nodes.c", "arp.c", "copies.c", "crypto.c", "ends.c", "fragments.c", "buffers.c")
 ]
 
 

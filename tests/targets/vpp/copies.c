@@ -36,6 +36,10 @@ uint32_t special_node(uint32_t number)
 	case 25:
 	case 26:
 		return fragmentation_node(number);
+	case 27:
+		return resolves ? IP4_ARP : 0;
+	case 28:
+		return resolves ? ARP_REPLY : 0;
 	default:
 		return 0;
 	}

@@ -2,10 +2,11 @@
 // The double's nodes where a packet's way ends in another way than by a transmit node or drop: it is punted. See vpp.c.
 #include "buffers.h"
 #include "nodes.h"
+#include <stdlib.h>
 
 enum { ETHERNET_BYTES = 14 };
 
-int punts;
+int punts, has_messages;
 
 static uint64_t hand_on(vlib_main_t *vm, vlib_frame_t *frame, uint32_t next)
 {
@@ -52,4 +53,13 @@ __attribute__((noipa)) uint64_t punt_socket(vlib_main_t *vm, vlib_node_runtime_t
 		buffer->current_length += ETHERNET_BYTES;
 	}
 	return punt(vm, frame);
+}
+
+// Of applications, not packets.
+__attribute__((noipa)) uint64_t messages_input(vlib_main_t *vm, vlib_node_runtime_t *node,
+                                               vlib_frame_t *frame)
+{
+	if (frame || node->node_index != MESSAGES_INPUT)
+		abort();
+	return 1 + vm->received % 3;
 }

@@ -50,6 +50,16 @@ void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index)
 	                    FRAME_SIZE - frame->n_vectors - 1u);
 }
 
+void send_apart(vlib_main_t *vm, uint32_t node, uint32_t index)
+{
+	vlib_frame_t *frame = vm->free_frames[--vm->free_count];
+	frame->flags[0] = 0;
+	make_frame(frame, node);
+	frame->n_vectors = 1;
+	vectors(frame)[0] = index;
+	vlib_put_frame_to_node(vm, node, frame);
+}
+
 static uint32_t receive(vlib_main_t *vm, uint32_t most)
 {
 	uint32_t count = 1 + vm->received * 37 % most;
@@ -273,9 +283,13 @@ static const struct {
     {ERROR_PUNT, "error-punt", INTERNAL, last_punt, last_punt},
 #endif
     {CRYPTO_ENQUEUE, "crypto-enq", INTERNAL, crypto_enqueue, crypto_enqueue},
-    {CRYPTO_DEQUEUE, RELEASE == 2606 ? "crypto-deq" : "crypto-dispatch", INPUT, crypto_dequeue, crypto_dequeue},
+    {CRYPTO_DEQUEUE, RELEASE == 2606 ? "crypto-deq" : "crypto-dispatch", INPUT, crypto_dequeue,
+     crypto_dequeue},
     {REASSEMBLY, "ip4-full-reassembly-feature", INTERNAL, ip4_full_reassembly, ip4_full_reassembly},
     {IP4_FRAG, "ip4-frag", INTERNAL, ip4_frag, ip4_frag},
+    {IP4_ARP, "ip4-arp", INTERNAL, ip4_arp, ip4_arp},
+    {ARP_REPLY, "arp-reply", INTERNAL, arp_reply, arp_reply},
+    {MESSAGES_INPUT, "appsl-rx-mqs-input", INPUT, messages_input, messages_input},
     {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };

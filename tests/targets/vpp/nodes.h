@@ -36,17 +36,22 @@ enum known_node {
 	CRYPTO_DEQUEUE,
 	REASSEMBLY,
 	IP4_FRAG,
+	IP4_ARP,
+	ARP_REPLY,
+	MESSAGES_INPUT,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
-extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts, reassembles, fragments;
+extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts, reassembles, fragments,
+    resolves, has_messages;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
 void resume_processes(void);
 void enqueue(vlib_main_t *vm, uint32_t node, uint32_t index); // a packet for the node
+void send_apart(vlib_main_t *vm, uint32_t node, uint32_t index); // in a frame of its own
 
 static inline uint32_t *vectors(vlib_frame_t *frame)
 {
@@ -57,6 +62,9 @@ static inline uint32_t *vectors(vlib_frame_t *frame)
 #endif
 }
 
+// arp.c
+vlib_node_function_t ip4_arp, arp_reply;
+
 // crypto.c
 vlib_node_function_t crypto_enqueue, crypto_dequeue;
 
@@ -65,7 +73,7 @@ uint32_t reassembly_node(uint32_t number), fragmentation_node(uint32_t number); 
 vlib_node_function_t ip4_full_reassembly, ip4_frag;
 
 // ends.c
-vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket;
+vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket, messages_input;
 
 // copies.c
 uint32_t special_node(uint32_t number); // where the packet goes when ip4-input has seen it; 0: on

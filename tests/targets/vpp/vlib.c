@@ -47,6 +47,26 @@ static vlib_pending_frame_t *with_room(vlib_pending_frame_t *frames)
 	return more;
 }
 
+static void make_pending(struct vlib_node_main *graph, vlib_pending_frame_t pending)
+{
+	vlib_pending_frame_t *frames = with_room(graph->pending_frames);
+	if (frames != graph->pending_frames)
+		graph->pending_frames = frames;
+	uint32_t count = vector_length(frames);
+	frames[count] = pending;
+	vector_set_length(frames, count + 1);
+	pending.frame->flags[0] |= FRAME_PENDING;
+}
+
+void vlib_put_frame_to_node(vlib_main_t *vm, uint32_t node_index, vlib_frame_t *frame)
+{
+	struct vlib_node_main *graph = &vm->node_main;
+	make_pending(graph, (vlib_pending_frame_t){
+	                        .frame = frame,
+	                        .node_runtime_index = graph->nodes[node_index]->runtime_index,
+	                        .next_frame_index = NO_NEXT_FRAME});
+}
+
 void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t next_index, uint32_t vectors_left)
 {
 	struct vlib_node_main *graph = &vm->node_main;

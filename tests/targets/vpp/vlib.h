@@ -35,6 +35,7 @@ enum {
 };
 #endif
 enum { FRAME_PENDING = 4 };
+#define NO_NEXT_FRAME 0xffffffffu
 
 typedef struct vlib_main vlib_main_t;
 typedef struct vlib_node_runtime vlib_node_runtime_t;
@@ -126,6 +127,7 @@ struct vlib_main {
 };
 
 void vlib_put_next_frame(vlib_main_t *, vlib_node_runtime_t *, uint32_t next_index, uint32_t vectors_left);
+void vlib_put_frame_to_node(vlib_main_t *, uint32_t node_index, vlib_frame_t *);
 void *vector(uint32_t count, size_t element_bytes); // the length stands eight bytes before the first element
 uint32_t vector_length(const void *elements);
 void vector_set_length(void *elements, uint32_t count);

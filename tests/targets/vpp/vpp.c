@@ -20,6 +20,8 @@
 //   crypto     from now on two of 32 packets are encrypted: they leave the turn, and come back in another one
 //   reassemble from now on three of 32 packets are fragments of one, most of which are reassembled
 //   fragment   from now on the long ones of two of 32 packets are sent in fragments
+//   arp        from now on each 32nd packet is dropped, and an ARP request made for it, and each 32nd is one, which is answered
+//   messages   from now on an input node returns a number that is none of packets
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
@@ -53,10 +55,13 @@ static uint64_t dispatch(vlib_main_t *vm, uint32_t index, vlib_frame_t *frame)
 
 static void dispatch_pending(vlib_main_t *vm, vlib_pending_frame_t pending)
 {
-	vlib_next_frame_t *next = &vm->node_main.next_frames[pending.next_frame_index];
-	if (next->frame == pending.frame)
-		next->frame = NULL;
-	dispatch(vm, pending.next_frame_index, pending.frame);
+	if (pending.next_frame_index != NO_NEXT_FRAME) {
+		vlib_next_frame_t *next = &vm->node_main.next_frames[pending.next_frame_index];
+		if (next->frame == pending.frame)
+			next->frame = NULL;
+	}
+	dispatch(vm, vm->node_main.nodes_by_type[INTERNAL][pending.node_runtime_index].node_index,
+	         pending.frame);
 	vm->free_frames[vm->free_count++] = pending.frame;
 }
 
@@ -70,6 +75,8 @@ static void run_graph(vlib_main_t *vm)
 			dispatch(vm, DPDK_INPUT, NULL);
 		if (has_pipe)
 			dispatch(vm, PIPE_INPUT, NULL);
+		if (has_messages)
+			dispatch(vm, MESSAGES_INPUT, NULL);
 		if (encrypts) // it is interrupted by others: after those that are polled
 			dispatch(vm, CRYPTO_DEQUEUE, NULL);
 		for (uint32_t i = 0; i < vector_length(vm->node_main.pending_frames); i++)
@@ -183,7 +190,8 @@ static int switch_on(const char *word)
 	} known[] = {{"late", &late_node_runs}, {"both", &both_receive},      {"streams", &several_streams},
 	             {"wild", &wild_number},    {"copies", &replicates},      {"errors", &makes_errors},
 	             {"loop", &has_loopback},   {"pipe", &has_pipe},          {"punts", &punts},
-	             {"crypto", &encrypts},     {"reassemble", &reassembles}, {"fragment", &fragments}};
+	             {"crypto", &encrypts},     {"reassemble", &reassembles}, {"fragment", &fragments},
+	             {"arp", &resolves}, {"messages", &has_messages}};
 	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strcmp(word, known[i].word) != 0)
 			continue;
