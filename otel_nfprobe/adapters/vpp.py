@@ -6,7 +6,7 @@
     input nodes                 receive; their frame is NULL: a batch is as many packets as they return, and
                                 which ones stands in the frames that are pending then (vpp_pending.py)
     crypto-deq, crypto-dispatch give packets back that were kept (vpp_roles.py)
-    nodes called ...-tx         transmit; not those of loopback interfaces, whose packets go on
+    nodes called ...-tx         transmit; not those whose packets go on (vpp_roles.py)
     drop                        drops: the last of the drop nodes
     punt, ...-punt-socket       punt
     other internal nodes        named as in the graph; each call carries its number of vectors

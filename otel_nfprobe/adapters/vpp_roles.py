@@ -27,7 +27,11 @@ RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
 MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of something else, and receive no packets
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
-LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
+# Nodes with that suffix that hand their packets on to the graph, in the same turn: of interfaces that have no device of
+# their own (loopback, bridge, bond), of tunnels, and features.
+INTERFACES = r"loop\d+|bvi\d+|BondEthernet\d+|(l2_|nsh_)?lisp_gpe\d+"
+FEATURES = r"adj-midchain|mpls-tunnel|stats-collect|mactime|ip[46]-cnat|ip4-source-and-port-range-check"
+HANDS_ON = re.compile(rf"({INTERFACES}|{FEATURES})-tx(-deleted)?")
 PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
 REASSEMBLY = re.compile(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
 FRAGMENTATION = ("ip4-frag", "ip6-frag")
@@ -42,7 +46,7 @@ def role_of(node: Node, graph: Graph) -> int:
     """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
     if node.type == INPUT:
         return TAKE_OVER if node.name in RETURNS else RECEIVE
-    if LOOPBACK.fullmatch(node.name):
+    if HANDS_ON.fullmatch(node.name):
         return CALL
     if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
         return TRANSMIT

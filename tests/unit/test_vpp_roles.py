@@ -21,6 +21,7 @@ INNER_ROLES = {
     KEEP: ["ip4-full-reassembly", "ip6-full-reassembly-feature", "ip4-local-full-reassembly"],
     REPLACE: ["ip4-frag", "ip6-frag"],
 }
+TUNNELS = ["adj-midchain-tx", "mpls-tunnel-tx", "ip4-cnat-tx", "BondEthernet0-tx", "bvi3-tx", "lisp_gpe1-tx"]
 OTHERS = ["ip4-sv-reassembly-feature", "ip4-full-reassembly-handoff", "ip4-udp-punt", "ip4-icmp-error"]
 LAYOUT = Layout(0, 0, 0, 0, 0)
 
@@ -30,7 +31,7 @@ def make_node(name: str, kind: int) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("kind", "roles"), [(INPUT, ROLES), (INTERNAL, {**INNER_ROLES, CALL: [*INNER_ROLES[CALL], *OTHERS]})]
+    ("kind", "roles"), [(INPUT, ROLES), (INTERNAL, {**INNER_ROLES, CALL: [*INNER_ROLES[CALL], *OTHERS, *TUNNELS]})]
 )
 def test_roles(kind: int, roles: dict[int, list[str]]) -> None:
     graph = Graph((), (), LAYOUT, "drop", "punt")

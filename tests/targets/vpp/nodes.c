@@ -290,6 +290,7 @@ static const struct {
     {IP4_ARP, "ip4-arp", INTERNAL, ip4_arp, ip4_arp},
     {ARP_REPLY, "arp-reply", INTERNAL, arp_reply, arp_reply},
     {MESSAGES_INPUT, "appsl-rx-mqs-input", INPUT, messages_input, messages_input},
+    {MIDCHAIN_TX, "adj-midchain-tx", INTERNAL, midchain_tx, midchain_tx},
     {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };

@@ -39,6 +39,7 @@ enum known_node {
 	IP4_ARP,
 	ARP_REPLY,
 	MESSAGES_INPUT,
+	MIDCHAIN_TX,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
@@ -66,7 +67,7 @@ static inline uint32_t *vectors(vlib_frame_t *frame)
 vlib_node_function_t ip4_arp, arp_reply;
 
 // crypto.c
-vlib_node_function_t crypto_enqueue, crypto_dequeue;
+vlib_node_function_t crypto_enqueue, crypto_dequeue, midchain_tx;
 
 // fragments.c
 uint32_t reassembly_node(uint32_t number), fragmentation_node(uint32_t number); // where it goes; 0: on
