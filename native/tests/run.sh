@@ -37,6 +37,12 @@ run_owner() { # of the probe library
 	echo "address,undefined: $("$build/owner")"
 }
 
+run_numbered() { # of the probe library
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/numbered" test_numbered.c ../probe/numbered.c
+	echo "address,undefined: $("$build/numbered")"
+}
+
 run_queue() { # of the probe library
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/queue" test_queue.c
@@ -80,6 +86,7 @@ run ring-address address,undefined test_ring.c
 run_room
 run_hold
 run_owner
+run_numbered
 run_queue
 run_crowd
 run_runs
