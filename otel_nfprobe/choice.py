@@ -17,7 +17,8 @@ from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_sl
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.session import GATE_INNER, GATE_OUTER, PROGRAM_COUNT
+from otel_nfprobe.session import GATE_INNER, GATE_OUTER, NODE_PROGRAM, PROGRAM_COUNT
+from otel_nfprobe.sessionfacts import VECTORS
 from otel_nfprobe.snippet import Capture
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
@@ -137,7 +138,9 @@ class Choice:
         role = self.role_of(plan)
         if role is None or role.role in READ_NO_PACKETS:
             gate = GATE_INNER if role is None else GATE_OUTER
-            return ProbeRequest(plan, gate=gate, snippet=self.snippets.get(_place(plan.function), b""))
+            snippet = self.snippets.get(_place(plan.function), b"")
+            is_node = role is not None and role.unit == VECTORS and snippet == role.snippet
+            return ProbeRequest(plan, program=NODE_PROGRAM if is_node else 0, gate=gate, snippet=snippet)
         program = self.readers().index(role)
         if role.role not in (lib.NFP_ROLE_RECEIVE, lib.NFP_ROLE_TAKE_OVER):
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))

@@ -158,6 +158,8 @@ class CallFlag(IntFlag):
     TRANSMIT = 16
     DROP = 32
     MARK = 64
+    SHARED = 128
+    CONTINUED = 256
 
 
 class CountersFlag(IntFlag):

@@ -153,7 +153,7 @@ class TableMaker:
             "probe_ns": self._ns(rows["cost_ticks"]),
             "depth": rows["depth"].astype(np.int32),
             "value": _nullable(rows["value"].astype(np.int64), (flags & CallFlag.VALUE) == 0),
-            "is_clipped": (flags & CallFlag.CLIPPED) != 0,
+            "is_clipped": (flags & (CallFlag.CLIPPED | CallFlag.SHARED)) != 0,
             "is_unwound": (flags & CallFlag.UNWOUND) != 0,
             "is_mark": (flags & CallFlag.MARK) != 0,
         }

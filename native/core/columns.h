@@ -19,6 +19,8 @@ enum nfp_call_flags {
 	NFP_CALL_TRANSMIT = 16,
 	NFP_CALL_DROP = 32,
 	NFP_CALL_MARK = 64, // only its entry was measured: it ends where it begins
+	NFP_CALL_SHARED = 128, // the part of one batch of a call that worked on packets of several
+	NFP_CALL_CONTINUED = 256, // not the first of these parts: it is no call more
 };
 
 struct nfp_call {

@@ -203,14 +203,14 @@ static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint
 	nfp_handed_cut(stream, first);
 }
 
-static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop,
-                              uint64_t packets)
+static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                              const struct nfp_open *open, uint64_t packets)
 {
+	int drop = open->role == NFP_ROLE_DROP;
 	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += packets;
-	if (!stream->batch)
-		return;
-	struct nfp_batch *batch = &stream->batch->batch;
-	*(drop ? &batch->dropped : &batch->transmitted) += (uint32_t)packets;
+	if (!nfp_share_is_of(stream, open->function, open->rsp))
+		stream->shares.count = 0;
+	nfp_share_count(stream, drop, packets);
 }
 
 // The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
@@ -246,7 +246,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		count_undescribed(pipeline, stream, drop, accepted - described);
+		count_undescribed(pipeline, stream, open, accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

@@ -71,6 +71,8 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
 	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
 		nfp_counted_leave(&pipeline->counted, &stream->readings, stream->log, row, record->rsp);
+	if (UNLIKELY(nfp_share_is_of(stream, nfp_record_function(record), record->rsp)))
+		nfp_share_end(pipeline, stream, row);
 	// A call around the batch has returned and its packets are gone: what follows is another matter.
 	if (UNLIKELY(enclosing) && stream->batch &&
 	    (stream->batch->kind == NFP_PENDING_AROUND || stream->batch->handed >= stream->batch->batch.size))
@@ -214,6 +216,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		break;
 	case NFP_PACKET:
 		nfp_packet_begin(pipeline, stream, record);
+		break;
+	case NFP_SHARE:
+		nfp_share_note(stream, record);
 		break;
 	case NFP_BATCH_NOTE:
 		nfp_chosen_note(pipeline, stream, record);

@@ -141,6 +141,23 @@ struct nfp_recent {
 	uint64_t count; // that were ever added
 };
 
+enum { NFP_SHARES_MAX = 32 };
+
+// What a call's frame holds of one batch of the turn.
+struct nfp_share {
+	uint64_t ticks; // entry of its receive call, the lower 48 bits
+	struct nfp_pending *pending; // NULL: the last batch
+	uint32_t packets;
+};
+
+// Of the call that said so last.
+struct nfp_shares {
+	struct nfp_share items[NFP_SHARES_MAX];
+	uint32_t count;
+	uint32_t function, rsp;
+	uint32_t seen; // any call of the thread has said so
+};
+
 // The packet whose facts are being read: the last one of the batch, the last one handed on, or neither.
 enum nfp_describing {
 	NFP_DESCRIBING_NONE,
@@ -184,6 +201,7 @@ struct nfp_stream {
 	struct nfp_recent recent;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint64_t turn; // grows whenever packets are handed on
+	struct nfp_shares shares;
 	struct {
 		uint64_t turn;
 		uint64_t received_total;
@@ -351,6 +369,15 @@ void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
 // The call `index` of role SEND ends now.
 void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// share.c
+void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
+// The call that has said its shares has ended; `row` is its row, or NFP_NONE.
+void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
+// So many packets that nothing describes were handed on by the call that has said its shares, or by one of the last batch.
+void nfp_share_count(struct nfp_stream *stream, int drop, uint64_t packets);
+// Whether calls of the turn may still belong to a batch that has ended.
+int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // turn.c
 // A call of role TURN begins.
 void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,

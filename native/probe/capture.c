@@ -230,6 +230,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		return;
 	}
 	struct nfp_burst burst;
+	int is_numbered = program->number_shift != 0;
+	if (is_numbered)
+		nfp_share_begin(thread, program);
 	if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
@@ -248,6 +251,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		nfp_late_receive(thread, function, burst, frame->tsc);
 	else
 		write_packets(thread, function, program, &burst);
+	if (is_numbered)
+		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
+		                  frame->tsc);
 }
 
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -323,6 +329,8 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (!thread)
 		return;
 	thread->handed_ticks = tsc;
+	if (program->number_shift)
+		nfp_late_of(thread)->worked = 1;
 	if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {
@@ -332,6 +340,9 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
+	if (program->number_shift && thread->shares)
+		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
+		               nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);

@@ -110,6 +110,39 @@ static uint32_t take_new(const struct pending *pending, uint32_t before)
 	return taken;
 }
 
+void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *program, uint64_t argument)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	late->frames_known = late->worked = 0;
+	if (!find_pending(&pending, argument))
+		return;
+	uint32_t count = nfp_smaller(pending.count, NFP_LATE_FRAMES);
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t frame = frame_at(&pending, i);
+		uint32_t packets = packets_of(&pending, frame);
+		if (packets == UINT32_MAX)
+			return;
+		late->frames[i] = (struct nfp_late_frame){.frame = frame, .packets = packets};
+	}
+	late->frames_known = count;
+}
+
+const uint32_t *nfp_pending_known(const struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint32_t i, uint32_t *count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	if (!find_pending(&pending, argument) || i >= pending.count)
+		return NULL;
+	uint64_t frame = frame_at(&pending, i);
+	uint32_t packets = packets_of(&pending, frame);
+	if (packets == UINT32_MAX)
+		return NULL;
+	*count = known_of(late, i, frame, packets);
+	return nfp_numbers_of(program, frame, *count);
+}
+
 const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
                                     uint64_t argument, uint32_t *count)
 {

@@ -116,6 +116,9 @@ static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	then(&sequence, NFP_PACKET_ORIGIN, 0, random >> 33 & 7 ? origin : random,
 	     (uint32_t)(random >> 36) % 3);
 	then(&sequence, NFP_PACKET_ID, 0, buffer * 3, 4 << 24);
+	for (uint64_t i = 0; i < (random >> 40) % 4; i++)
+		then(&sequence, NFP_SHARE, giver, (origin - (random >> 42) % 3 * 10) << 16 | (i + random % 3),
+		     rsp);
 	then(&sequence, NFP_VALUE, giver, 1 | 1ull << 32, rsp);
 	then(&sequence, NFP_EXIT, giver, *ticks += 5, rsp);
 	return sequence.count;

@@ -48,6 +48,10 @@
 #define NFP_PACKET_NUMBERS                                                                                   \
 	26 // of the interface that received it | << 32: of the one that sends it, or why it is dropped   0
 
+// Directly behind the ENTRY, or VALUE, of a call whose frame holds packets of several batches of a turn, one for each; and of
+// one whose packets are all of another batch than the last one (native/probe/share.c).
+#define NFP_SHARE 27 // entry of the batch's receive call << 16 | its packets   low half of rsp of the call
+
 // A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more

@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 8
+#define NFP_SESSION_VERSION 9
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -53,8 +53,9 @@
 #define NFP_THREAD_HANDING 124
 #define NFP_THREAD_COUNTED_ENTRY 168
 #define NFP_THREAD_COUNTED_EXIT 176
-#define NFP_THREAD_EMPTIED 192
-#define NFP_THREAD_BYTES 1728
+#define NFP_THREAD_SHARES 192
+#define NFP_THREAD_EMPTIED 256
+#define NFP_THREAD_BYTES 1792
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
 #define NFP_QUEUE_SLOTS 64
 #define NFP_QUEUE_HASH 0x9e3779b1
@@ -257,6 +258,8 @@ enum nfp_verdict {
 // headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
+#define NFP_NODE_PROGRAM                                                                                     \
+	255 // instead of a program's number: the function is a node, whose third argument is a frame
 #define NFP_CAPACITY 254 // instead of requested_argument: as many as fit, packets_max
 // cdef begin
 struct nfp_program {
@@ -371,6 +374,8 @@ struct nfp_thread {
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
 	uint64_t tokens; // native/probe/room.h
+	// What calls of nodes say their frames' shares by, while a turn has several batches; else 0 (native/probe/share.c).
+	void *shares;
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
@@ -391,12 +396,13 @@ NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, shares, NFP_THREAD_SHARES);
 NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 27 cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 28 cache lines");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");
