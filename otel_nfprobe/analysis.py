@@ -41,7 +41,7 @@ from otel_nfprobe.x86_64.body import check_body
 from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.copied import count_words
 from otel_nfprobe.x86_64.relocate import relocate
-from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
+from otel_nfprobe.x86_64.scan import NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
@@ -110,6 +110,14 @@ def _judge(function: Function, kept: KeptPlans) -> FunctionPlan:
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
     """The plan of one function. As plan_functions, which is faster for many."""
     return plan_functions([function], target, strategy)[0]
+
+
+def plan_seventh(function: Function, target: Target) -> FunctionPlan:
+    """A call of a function that takes one word from the stack and no more, as somebody knows who knows its prototype.
+
+    Only the template of transmit, drop and hand-over functions puts that word where the function looks for it.
+    """
+    return _Ladder(function, TailCalls(target)).plan_seventh()
 
 
 def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, list[int]]:
@@ -211,6 +219,13 @@ class _Ladder:
 
     def _in_stack(self) -> FunctionPlan:
         reason = self._frame_must_stay() or self._loops()
+        return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
+
+    def plan_seventh(self) -> FunctionPlan:
+        """As by in-stack, of a function whose only fault is that it takes an argument from the stack."""
+        reason = self._refuse_everything()
+        reason = reason or self._frame_must_stay()
+        reason = self._loops() if reason in ("", STACK_ARGUMENTS) else reason
         return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
 
     def _relocated(self) -> FunctionPlan:

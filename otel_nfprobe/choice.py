@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
-from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
+from otel_nfprobe.analysis import (
+    GOT_SLOT,
+    IN_STACK_CALL,
+    FunctionPlan,
+    find_slots,
+    plan_function,
+    plan_functions,
+    plan_seventh,
+)
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
@@ -190,8 +198,8 @@ class Choice:
         functions = {role.address: _function_of(target, role) for role in fresh}
         self.snippets |= {_place(functions[role.address]): role.snippet for role in fresh if role.snippet}
         plans = _plan(target, list(functions.values()), self.wish, self.snippets)
-        served = {role.address for role in _readers(fresh)}
-        plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+        served = {role.address: role for role in _readers(fresh)}
+        plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
         plans = _with_slots(target, plans, self.wish)
         self.roles = [*self.roles, *fresh]
         self._by_address = {role.address: role for role in self.roles}
@@ -279,9 +287,9 @@ def choose(
     snippets = _find_snippets(target, wish, roles)
     snippets |= {_place(functions[role.address]): role.snippet for role in roles if role.snippet}
     plans = _plan(target, list(functions.values()), wish, snippets)
-    served = {role.address for role in _readers(roles)}
+    served = {role.address: role for role in _readers(roles)}
     by_slot = [plan for plan in plans if plan.is_slot]
-    plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+    plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
     return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
 
 
@@ -336,10 +344,12 @@ def _plan(target: Target, functions: list[Function], wish: Wish, snippets: Snipp
     return [_without_stop(plan) for plan in plans] if wish.no_stop else plans
 
 
-def _callable(plan: FunctionPlan, target: Target) -> FunctionPlan:
+def _callable(plan: FunctionPlan, target: Target, role: RoleFunction) -> FunctionPlan:
     """What receives, transmits or drops is called from its trampoline: nothing else can read what it returned."""
     if plan.strategy in (None, IN_STACK_CALL, GOT_SLOT):
         return plan
+    if role.takes_seventh:
+        return plan_seventh(plan.function, target)
     return plan_function(plan.function, target, "in-stack")
 
 

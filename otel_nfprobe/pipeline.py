@@ -62,6 +62,7 @@ class PipelineCounts:
     ungated: int
     discarded: int
     identified: int
+    handed_over: int
     taken_over: int
     unplaced: int
 

@@ -109,6 +109,8 @@ def _list_threads(monitor: Monitor) -> list[dict[str, Any]]:
             "empty_ticks": count.empty_ticks,
             "batches": count.batches,
             "packets": count.received,
+            "handed_over": count.handed_over,
+            "taken_over": count.taken_over,
         }
         for count in monitor.session.thread_counts()
     ]

@@ -27,6 +27,8 @@ class ThreadCounts:
     transmitted: int
     refused: int
     dropped: int
+    handed_over: int
+    taken_over: int
     lost: tuple[int, int, int]
     start_ticks: int = 0
 

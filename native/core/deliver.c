@@ -186,8 +186,10 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
-		if (!pending->given_take)
+		if (!pending->given_take) {
+			nfp_handovers_drop(pipeline, pending);
 			nfp_batch_deliver(pipeline, pending);
+		}
 		if (pending->held) { // by packets that are not delivered
 			link = &pending->next;
 			left++;

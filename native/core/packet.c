@@ -203,13 +203,9 @@ static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint
 	nfp_handed_cut(stream, first);
 }
 
-static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                              const struct nfp_open *open, uint64_t packets)
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop, uint64_t packets)
 {
-	int drop = open->role == NFP_ROLE_DROP;
 	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += packets;
-	if (!nfp_share_is_of(stream, open->function, open->rsp))
-		stream->shares.count = 0;
 	nfp_share_count(stream, drop, packets);
 }
 
@@ -217,8 +213,14 @@ static void count_undescribed(struct nfp_pipeline *pipeline, struct nfp_stream *
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
 	const struct nfp_open *open = &stream->tree.items[index];
+	if (!nfp_share_is_of(stream, open->function, open->rsp))
+		stream->shares.count = 0; // another call's, which has not ended
 	if (open->role == NFP_ROLE_FREE) {
 		freed(pipeline, stream, index);
+		return;
+	}
+	if (open->role == NFP_ROLE_HAND_OVER) {
+		nfp_handover_call_end(pipeline, stream, open);
 		return;
 	}
 	int drop = open->role == NFP_ROLE_DROP;
@@ -246,7 +248,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		count_undescribed(pipeline, stream, open, accepted - described);
+		nfp_packet_count(pipeline, stream, drop, accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

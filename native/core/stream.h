@@ -91,6 +91,7 @@ enum nfp_event_kind {
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
+	NFP_EVENT_REFUSED, // by a queue of another thread, and dropped, unless it is taken over
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
 };
 
@@ -248,6 +249,7 @@ struct nfp_pipeline {
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were settled
 	int hands_over; // packets were taken over
+	int sees_handovers; // ... and what puts them into queues is seen, too
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -300,7 +302,7 @@ static inline uint16_t nfp_role_flag(uint32_t role)
 static inline int nfp_role_hands_on(uint32_t role)
 {
 	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND ||
-	       role == NFP_ROLE_FREE;
+	       role == NFP_ROLE_FREE || role == NFP_ROLE_HAND_OVER;
 }
 
 // streams.c
@@ -340,6 +342,8 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event);
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// Packets that the call handed on and did not describe.
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop, uint64_t packets);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
 // chosen.c
 // What is handed on is a chosen packet. 0: no memory.
@@ -389,6 +393,14 @@ int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 // The packet at `index` of `pending` is the one of the event.
 void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index,
                        const struct nfp_event *event);
+// The call `open`, which puts packets into queues of other threads, ends now.
+void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_open *open);
+// The packet at `index` of `pending` may have been dropped at a queue; without an event: it was, if anything was said.
+void nfp_handover_refuse(struct nfp_pending *pending, uint32_t index, const struct nfp_event *event);
+void nfp_handover_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index);
+// The same for all packets of a batch that is not waited for any more.
+void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Nothing more will come of what holds the batch in this slot.
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
 // Whether packets of the batch are in batches that have not ended.

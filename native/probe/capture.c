@@ -104,7 +104,7 @@ static void write_taken_over(struct nfp_thread *thread, uint32_t function, const
 		return;
 	uint32_t described = program->pointers_single ? 1 : nfp_smaller(count, program->packets_max);
 	for (uint32_t i = 0; i < described; i++) {
-		uint64_t place = pointers + (uint64_t)i * program->next_number;
+		uint64_t place = pointers + (uint64_t)i * (program->number_shift ? 8 : program->next_number);
 		write_buffer(thread, function,
 		             program->pointers_single ? pointers : *(const uint64_t *)(uintptr_t)place, i);
 	}
@@ -143,6 +143,21 @@ static int name_buffers(struct nfp_thread *thread, struct nfp_program *program, 
 	return !program->checked || nfp_is_plausible(program, burst->pointers, burst->count);
 }
 
+// The same for a call that takes packets over. How many they are is always asked for: it does not say so itself.
+static int find_taken(struct nfp_thread *thread, struct nfp_program *program, const struct nfp_frame *frame,
+                      struct nfp_burst *burst)
+{
+	if (__atomic_load_n(&program->verdict, __ATOMIC_RELAXED) != NFP_VERDICT_NONE)
+		return 0;
+	uint64_t queue = argument(frame, program->queue_argument);
+	*burst = (struct nfp_burst){.number_shift = program->number_shift};
+	burst->numbers = nfp_pending_taken(thread, program, argument(frame, program->pointers_argument),
+	                                   queue, &burst->count);
+	if (!burst->count)
+		return 0;
+	return thread->gate & NFP_GATE_PACKETS ? name_buffers(thread, program, burst) : 1;
+}
+
 // The same as find_burst where packets are named by numbers: they are in the argument's structure, or, when they are
 // received, in structures that the call has filled.
 static int find_numbers(struct nfp_thread *thread, struct nfp_program *program, uint64_t structure,
@@ -172,6 +187,8 @@ static int find_burst(struct nfp_thread *thread, struct nfp_program *program, co
                       uint32_t count, struct nfp_burst *burst)
 {
 	uint64_t pointers = argument(frame, program->pointers_argument);
+	if (program->number_shift && program->role == NFP_ROLE_TAKE_OVER)
+		return find_taken(thread, program, frame, burst);
 	if (program->number_shift)
 		return find_numbers(thread, program, pointers, count, burst);
 	pointers += program->pointers_offset;
@@ -236,8 +253,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
+	count = takes_over && program->number_shift ? burst.count : count;
 	thread->shared->batches++;
-	thread->shared->received_packets += takes_over ? 0 : count;
+	*(takes_over ? &thread->shared->taken_over_packets : &thread->shared->received_packets) += count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
 	marks |= nfp_queue_batch(thread, queue, frame->tsc);
@@ -251,7 +269,7 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		nfp_late_receive(thread, function, burst, frame->tsc);
 	else
 		write_packets(thread, function, program, &burst);
-	if (is_numbered)
+	if (is_numbered && !takes_over)
 		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
 		                  frame->tsc);
 }
@@ -292,6 +310,11 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	(void)tsc;
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK, count = requested(program, frame);
+	if (program->role == NFP_ROLE_HAND_OVER) {
+		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
+		frame->arguments[0] = *(&frame->return_address + 1);
+		return;
+	}
 	if (program->count_width) {
 		count = nfp_count_in_memory(program, argument(frame, program->pointers_argument));
 		keep(frame, count);
@@ -316,6 +339,26 @@ static uint32_t node_of(const struct nfp_frame *frame)
 	return node;
 }
 
+// Packets were put into queues of other threads. The call frees what does not fit, and does not say which these are: that is
+// told by who takes them over.
+static void hand_over(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                      const struct nfp_frame *frame, uint32_t count, uint32_t asked)
+{
+	uint64_t numbers = argument(frame, program->pointers_argument);
+	uint32_t described = nfp_smaller(asked, program->packets_max);
+	thread->shared->handed_over_packets += count;
+	if (count >= asked)
+		return;
+	thread->shared->dropped_packets += asked - count;
+	if (!(thread->gate & NFP_GATE_PACKETS) || !nfp_is_readable(numbers, described * sizeof(uint32_t)))
+		return;
+	for (uint32_t i = 0; i < described; i++) {
+		uint64_t buffer = nfp_numbered_at(program, ((const uint32_t *)(uintptr_t)numbers)[i]);
+		if (buffer)
+			write_buffer(thread, function, buffer, i);
+	}
+}
+
 void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                           uint32_t selector)
 {
@@ -330,8 +373,10 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 		return;
 	thread->handed_ticks = tsc;
 	if (program->number_shift)
-		nfp_late_of(thread)->worked = 1;
-	if (program->role == NFP_ROLE_DROP) {
+		nfp_late_of(thread)->worked = 1; // what stands in frames later is of another turn
+	if (program->role == NFP_ROLE_HAND_OVER) {
+		hand_over(thread, function, program, frame, count, asked);
+	} else if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_TRANSMIT) {
 		thread->shared->transmit_calls++;
@@ -340,13 +385,15 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
-	if (program->number_shift && thread->shares)
+	if (program->number_shift && thread->shares && program->role != NFP_ROLE_HAND_OVER)
 		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
 		               nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE)
+	if (thread->gate & NFP_GATE_LATE && program->role != NFP_ROLE_FREE &&
+	    program->role != NFP_ROLE_HAND_OVER)
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)
 		nfp_put_handed(slot, function, frame, tsc, count,
-		               program->number_shift ? node_of(frame) : asked);
+		               program->number_shift && program->role != NFP_ROLE_HAND_OVER ? node_of(frame)
+		                                                                            : asked);
 }

@@ -87,6 +87,8 @@ struct nfp_late {
 	uint32_t frames_known; // after it
 	uint64_t turn_first; // number of the turn's first batch (share.c)
 	const struct nfp_program *input; // of the turn's last receive call
+	uint64_t
+	    taken_queue; // of the turn's last call that took packets over; UINT64_MAX: packets were received since
 	struct nfp_late_frame frames[NFP_LATE_FRAMES];
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
@@ -115,6 +117,7 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->worked = late->frames_known = 0;
 	late->turn_first = 0;
 	thread->shares = 0;
+	late->taken_queue = UINT64_MAX;
 }
 
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
@@ -275,6 +278,9 @@ void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *progr
 // is not pending any more.
 const uint32_t *nfp_pending_known(const struct nfp_thread *thread, const struct nfp_program *program,
                                   uint64_t argument, uint32_t i, uint32_t *count);
+// The same for a call that has taken packets over from `queue`: how many they are only the frames say.
+const uint32_t *nfp_pending_taken(struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint64_t queue, uint32_t *count);
 // numbered.c. The numbers of the buffers of a structure; NULL: they cannot be read.
 const uint32_t *nfp_numbers_of(const struct nfp_program *program, uint64_t structure, uint32_t count);
 // The buffers with these numbers, up to the first that names none. Returns how many they are.

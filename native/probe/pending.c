@@ -7,8 +7,12 @@
 //
 // Other calls of the same turn have filled frames before, and a frame with room left is filled on by the next one. So it
 // is remembered how full each was after the last receive call; where that does not give as many packets as the call says,
-// a turn has begun that nobody saw. What another thread has handed over stands before what is received. Runs on the
-// target's threads; called by capture.c. Reads only what is known to be readable.
+// a turn has begun that nobody saw. What another thread has handed over stands before what is received.
+//
+// Calls that take packets over come first in a turn, one for each queue, in the order of the queues' addresses, and each
+// fills new frames. They do not say how many packets there were.
+//
+// Runs on the target's threads; called by capture.c. Reads only what is known to be readable.
 #include "late.h"
 #include "nfprobe/headers.h"
 
@@ -150,6 +154,7 @@ const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_
 	struct pending pending = {.program = program, .late = late};
 	uint32_t received = *count;
 	*count = 0;
+	late->taken_queue = UINT64_MAX;
 	if (late->worked)
 		late->frames_known = late->worked = 0;
 	if (!find_pending(&pending, argument))
@@ -162,6 +167,24 @@ const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_
 	if (found == UINT32_MAX || found < received)
 		return NULL;
 	uint32_t taken = take_new(&pending, found - received);
+	if (taken == UINT32_MAX)
+		return NULL;
+	*count = taken;
+	return late->numbers;
+}
+
+const uint32_t *nfp_pending_taken(struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint64_t queue, uint32_t *count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	*count = 0;
+	if (late->worked || queue <= late->taken_queue) // the first one of a turn
+		late->frames_known = late->worked = 0;
+	late->taken_queue = queue;
+	if (!find_pending(&pending, argument) || count_new(&pending) == UINT32_MAX)
+		return NULL;
+	uint32_t taken = take_new(&pending, 0);
 	if (taken == UINT32_MAX)
 		return NULL;
 	*count = taken;

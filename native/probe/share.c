@@ -35,7 +35,8 @@ void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *progra
 		late->turn_first = late->batches;
 		thread->shares = 0;
 	}
-	late->input = program;
+	if (program->role == NFP_ROLE_RECEIVE)
+		late->input = program;
 }
 
 // The first batch of a turn has turned out not to be the only one.

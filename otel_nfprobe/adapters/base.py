@@ -34,6 +34,7 @@ TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
 DROP = int(lib.NFP_ROLE_DROP)
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
+HAND_OVER = int(lib.NFP_ROLE_HAND_OVER)  # puts packets into queues of other threads, or drops them
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
@@ -70,6 +71,7 @@ class RoleFunction:
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
         unit: VECTORS (sessionfacts.py) where that is what its calls count.
+        takes_seventh: of HAND_OVER: as its prototype says it takes one argument from the stack, and no more.
     """
 
     address: int
@@ -79,6 +81,7 @@ class RoleFunction:
     label: str
     snippet: bytes = b""
     unit: str = ""
+    takes_seventh: bool = False
 
     @property
     def pipeline_role(self) -> int:
@@ -308,7 +311,8 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
     if burst.batch is not None and role not in (RECEIVE, TAKE_OVER):
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
     if role == TAKE_OVER:
-        program |= {"pointers_offset": burst.first or program["pointers_offset"], "next_number": burst.step}
+        program["pointers_offset"] = burst.first or program["pointers_offset"]
+        program["next_number"] = program["next_number"] if buffer.numbered else burst.step
     needed = [("pointers_argument", burst.pointers)]
     needed += [("queue_argument", burst.queue)] if burst.queue != ABSENT else []
     needed += [("requested_argument", burst.requested)] if burst.requested not in (ABSENT, CAPACITY) else []

@@ -48,6 +48,7 @@ from otel_nfprobe.adapters.vpp_graph import (
     module_of,
     read_graph,
 )
+from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.errors import NfprobeError
@@ -106,6 +107,7 @@ class VppAdapter:
         self._interfaces: Interfaces | None = None
         self._frame: Frame | None = None
         self._buffers: NumberedBuffers | None = None  # None: packets are only counted
+        self._handoff: list[RoleFunction] = []
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
 
     def recognise(self, target: Target) -> str | None:
@@ -136,6 +138,7 @@ class VppAdapter:
                 f"No input node of process {target.pid} ({target.name}) has been called yet; is an interface up?",
                 f"nfprobe attach {target.pid}",
             )
+        found += self._find_handoff(target, graph)
         found.sort(key=lambda role: role.role == CALL)
         # Never empty: a trial of all functions would come upon those of process nodes.
         self.inner = [_place(functions[found[0].address])]
@@ -149,7 +152,7 @@ class VppAdapter:
         if self._interfaces is not None and self._interfaces.look():
             self._names = replace(self._names, interfaces=self._interfaces.names)
         if called <= self._considered and count_nodes(target, self._graph) == len(self._graph.nodes):
-            return []
+            return self._find_handoff(target, self._graph)
         graph, modules = read_graph(target, self._graph.layout), target.modules()
         self._keep(target, graph)
         self._considered |= called
@@ -158,7 +161,7 @@ class VppAdapter:
             for address, nodes in _group(graph).items()
             if _ran(nodes)
         ]
-        return sorted(found, key=lambda role: role.role == CALL)
+        return sorted([*found, *self._find_handoff(target, graph)], key=lambda role: role.role == CALL)
 
     def names(self) -> NumberNames:
         """See NamingAdapter."""
@@ -188,6 +191,12 @@ class VppAdapter:
         if self._frame is None:
             notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
         return notes
+
+    def _find_handoff(self, target: Target, graph: Graph) -> list[RoleFunction]:
+        """The functions of frame queues, once there are any; each time the same."""
+        if not self._handoff and self._frame is not None and self._buffers is not None:
+            self._handoff = find_handoff(target, graph, self._frame)
+        return self._handoff
 
     def _keep(self, target: Target, graph: Graph) -> None:
         if self._graph is None or len(graph.nodes) != len(self._graph.nodes):

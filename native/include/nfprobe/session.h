@@ -189,7 +189,7 @@ struct nfp_thread_shared {
 	uint64_t start_ticks; // written after tid; the monitor clears it before it frees the entry
 	uint64_t lost[3]; // NFP_LOST_CLASSES: records not written because the ring was full
 	char name[16];
-	uint64_t reserved0;
+	uint64_t handed_over_packets; // to queues of other threads
 	// Written by the thread, once per poll or batch.
 	uint64_t empty_polls;
 	uint64_t empty_ticks;
@@ -202,7 +202,8 @@ struct nfp_thread_shared {
 	// Written by the monitor: everything before `tail` has been read.
 	uint64_t tail;
 	struct nfp_late_wish late;
-	uint64_t reserved1[5];
+	uint64_t taken_over_packets; // written by the thread: from its queues
+	uint64_t reserved1[4];
 	// Written by the slow path of the thread: a lower bound of its position.
 	uint64_t position;
 	// Written by the thread in batches that deserve it (late.c).
@@ -233,7 +234,9 @@ enum nfp_role {
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
 	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
 	NFP_ROLE_TAKE_OVER = 12,
-	NFP_ROLE_LAST = 12,
+	// Puts packets into queues of other threads, where they are taken over; what does not fit it drops (handover.c).
+	NFP_ROLE_HAND_OVER = 13,
+	NFP_ROLE_LAST = 13,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,

@@ -3,12 +3,13 @@
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "vnet.h"
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 enum {
-	BUFFERS = 2048,
+	BUFFERS = 8192,
 	LINES = sizeof(struct vlib_buffer) / 64,
 	NEXT_PRESENT = 2,
 	PLAIN_BYTES = 60,
@@ -19,6 +20,7 @@ enum {
 
 static struct vlib_buffer_main buffer_main;
 static uint32_t free_numbers[BUFFERS], free_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of the free ones and of the files
 static FILE *source;
 FILE *transmitted_log, *dropped_log;
 int receives_late;
@@ -58,13 +60,21 @@ static uint32_t read_packet(uint8_t *bytes)
 	return header.captured;
 }
 
+static uint32_t take_number(void)
+{
+	pthread_mutex_lock(&lock);
+	uint32_t number = free_numbers[--free_count];
+	pthread_mutex_unlock(&lock);
+	return number;
+}
+
 uint32_t make_packet(uint64_t packet)
 {
 	static uint8_t bytes[ROOM];
 	uint32_t left = read_packet(bytes), first = 0, at = 0;
 	struct vlib_buffer *last = NULL;
 	do {
-		uint32_t number = free_numbers[--free_count];
+		uint32_t number = take_number();
 		struct vlib_buffer *buffer = buffer_at(number);
 		uint32_t count = left < sizeof(buffer->data) ? left : sizeof(buffer->data);
 		memset(buffer, 0, offsetof(struct vlib_buffer, data));
@@ -88,7 +98,7 @@ uint32_t make_packet(uint64_t packet)
 
 uint32_t copy_packet(uint32_t number)
 {
-	uint32_t copied = free_numbers[--free_count];
+	uint32_t copied = take_number();
 	struct vlib_buffer *copy = buffer_at(copied);
 	memcpy(copy, buffer_at(number), sizeof(*copy));
 	copy->flags &= ~(uint32_t)NEXT_PRESENT;
@@ -154,7 +164,7 @@ static void log_packet(uint32_t number, FILE *log)
 	fflush(log);
 }
 
-void end_packet(uint32_t number, FILE *log)
+static void free_packet(uint32_t number, FILE *log)
 {
 	if (log)
 		log_packet(number, log);
@@ -173,6 +183,13 @@ void end_packet(uint32_t number, FILE *log)
 			return;
 		number = next;
 	}
+}
+
+void end_packet(uint32_t number, FILE *log)
+{
+	pthread_mutex_lock(&lock);
+	free_packet(number, log);
+	pthread_mutex_unlock(&lock);
 }
 
 int open_files(char *names)

@@ -34,7 +34,7 @@ void vector_set_length(void *elements, uint32_t count)
 	memcpy((uint8_t *)elements + LENGTH_AT, &count, sizeof(count));
 }
 
-static vlib_pending_frame_t *with_room(vlib_pending_frame_t *frames)
+vlib_pending_frame_t *vector_with_room(vlib_pending_frame_t *frames)
 {
 	uint32_t count = vector_length(frames), room;
 	memcpy(&room, (const uint8_t *)frames + ROOM_AT, sizeof(room));
@@ -47,7 +47,8 @@ static vlib_pending_frame_t *with_room(vlib_pending_frame_t *frames)
 	return more;
 }
 
-void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t next_index, uint32_t vectors_left)
+void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t next_index,
+                         uint32_t vectors_left)
 {
 	struct vlib_node_main *graph = &vm->node_main;
 	vlib_next_frame_t *next = &graph->next_frames[next_index];
@@ -56,7 +57,7 @@ void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t ne
 	node->rest[0] = (uint8_t)next_index;
 	if (frame->flags[0] & FRAME_PENDING || !frame->n_vectors)
 		return;
-	vlib_pending_frame_t *frames = with_room(graph->pending_frames);
+	vlib_pending_frame_t *frames = vector_with_room(graph->pending_frames);
 	if (frames != graph->pending_frames)
 		graph->pending_frames = frames;
 	uint32_t count = vector_length(frames);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The double's frame queues between threads, laid out as VPP's: as of 22.06, or with DEQUEUE_IN_TABLE as of 22.02. See
+// vpp.c.
+#ifndef NFPROBE_TESTS_QUEUES_H
+#define NFPROBE_TESTS_QUEUES_H
+#include "vlib.h"
+
+enum { QUEUE_ELEMENTS = 16, LINE = 64 }; // a power of two
+#define NO_NEXT_FRAME UINT32_MAX // of a frame that no node has filled
+
+typedef struct {
+	volatile uint32_t valid;
+	uint32_t maybe_trace, n_vectors, offset;
+	uint8_t rest[LINE - 16];
+	uint32_t buffer_index[FRAME_SIZE], aux_data[FRAME_SIZE];
+} vlib_frame_queue_elt_t;
+
+typedef struct {
+	vlib_frame_queue_elt_t *elts;
+	uint64_t vector_threshold, trace;
+	uint32_t nelts;
+	uint8_t rest[LINE - 28];
+	uint64_t tail;
+	uint8_t rest_of_tail[LINE - 8];
+	uint64_t head;
+	uint8_t rest_of_head[LINE - 8];
+} vlib_frame_queue_t;
+
+typedef struct vlib_frame_queue_main vlib_frame_queue_main_t;
+typedef uint32_t vlib_frame_queue_dequeue_fn_t(vlib_main_t *, vlib_frame_queue_main_t *);
+typedef uint32_t vlib_buffer_enqueue_to_thread_fn_t(vlib_main_t *, vlib_node_runtime_t *, uint32_t queue,
+                                                    uint32_t *numbers, uint16_t *threads, uint32_t count,
+                                                    int drop_on_congestion);
+
+struct vlib_frame_queue_main {
+	uint32_t node_index, frame_queue_nelts;
+	vlib_frame_queue_t **vlib_frame_queues; // of each thread
+	void *traces, *histogram;
+#ifndef DEQUEUE_IN_TABLE
+	vlib_frame_queue_dequeue_fn_t *frame_queue_dequeue_fn;
+#endif
+};
+
+extern struct vlib_buffer_func_main {
+	void *enqueue_to_next, *enqueue_to_single_next;
+	vlib_buffer_enqueue_to_thread_fn_t *buffer_enqueue_to_thread_fn;
+#ifdef DEQUEUE_IN_TABLE
+	vlib_frame_queue_dequeue_fn_t *frame_queue_dequeue_fn;
+#endif
+} vlib_buffer_func_main;
+
+extern struct vlib_thread_main {
+	void *next, *registrations, *by_name, *worker_threads;
+	uint32_t numbers[8];
+	vlib_frame_queue_main_t *frame_queue_mains;
+	uint64_t rest[4];
+} vlib_thread_main;
+
+// Of this double.
+extern int overflows, is_hostile;
+extern struct queue_counts {
+	uint32_t handed_over, dropped, taken_over;
+} queue_counts;
+
+void make_queues(vlib_main_t *const *mains, const uint32_t *nodes, uint32_t count,
+                 void (*free_one)(uint32_t));
+vlib_frame_queue_dequeue_fn_t *dequeue_fn(const vlib_frame_queue_main_t *queues);
+#endif
