@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.holdrows import HOLD, join_holds
+
 Rows = NDArray[np.void]
 """A structured array of one of the dtypes below."""
 
@@ -219,6 +221,7 @@ class Columns:
     handovers: Rows = field(default_factory=_empty(HANDOVER))
     again_batches: Rows = field(default_factory=_empty(BATCH))
     again_calls: Rows = field(default_factory=_empty(CALL))
+    holds: Rows = field(default_factory=_empty(HOLD))  # the last ones, by rising end; earlier takes have them, too
 
     def topic(self, digest: int) -> str:
         """The topic of the messages with this digest; "" when it is not known."""
@@ -264,7 +267,8 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
     topics = order_topics(np.concatenate([part.topics for part in kept]))
-    return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept))
+    holds = join_holds([part.holds for part in kept])
+    return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept), holds)
 
 
 def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:

@@ -19,6 +19,7 @@ from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.holds import describe_hold
 from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.nodes import NodeCounts
 from otel_nfprobe.pipeline import Pipeline
@@ -225,6 +226,7 @@ class _Scene:
                 "share": round(float(cause["share"]), 4),
                 "saturated": bool(cause["saturated"]),
                 "flow": self._burst_flow(cause),
+                "command": describe_hold(self._near.holds[cause["hold"]]) or None if cause["hold"] != NONE else None,
             },
             "queue_wait_ns": None
             if source in (None, SATURATED)

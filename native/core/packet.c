@@ -72,7 +72,9 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN &&
 	     kind != NFP_PACKET_NUMBERS))
 		return 0;
-	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
+	if (stream->describing == NFP_DESCRIBING_TEXT)
+		nfp_hold_fact(pipeline, stream, record);
+	else if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
 		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_RECEIVED)
@@ -154,6 +156,8 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	stream->describing = NFP_DESCRIBING_STRAY;
 	if (role == NFP_ROLE_MESSAGE)
 		nfp_message_begin(pipeline, stream, record);
+	else if (role == NFP_ROLE_COMMAND || role == NFP_ROLE_HOLD)
+		nfp_hold_begin_text(pipeline, stream, record);
 	else if (role == NFP_ROLE_TAKE_OVER && nfp_handover_begin(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_NONE; // no facts follow
 	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))

@@ -66,6 +66,8 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_message_sent(pipeline, stream, index);
 	else if (UNLIKELY(nfp_role_hands_on(tree->items[index].role)))
 		nfp_packet_call_end(pipeline, stream, index);
+	else if (UNLIKELY(tree->items[index].role >= NFP_ROLE_COMMAND))
+		nfp_hold_call_end(pipeline, stream, &tree->items[index], ticks);
 	int enclosing = index < tree->enclosing;
 	uint32_t row = tree->items[index].row;
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
@@ -184,6 +186,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		// An exit and the next entry of the same function may be missing: nothing open can be trusted.
 		nfp_calltree_clear(tree, stream->log);
 		nfp_handed_cut(stream, 0);
+		stream->hold.level = 0;
 	} else if (record->rsp == NFP_LOST_POLL) {
 		nfp_calltree_spend(tree, tree->count);
 		nfp_counted_spoil(&pipeline->counted, tree, stream->log);
@@ -374,6 +377,8 @@ static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 	    .handovers = pipeline->handovers.items,
 	    .again_batches = pipeline->again_batches.items,
 	    .again_calls = pipeline->again_calls.items,
+	    .holds = pipeline->holds.given,
+	    .hold_count = nfp_holds_give(pipeline),
 	    .call_count = pipeline->calls.count,
 	    .batch_count = pipeline->batches.count,
 	    .packet_count = pipeline->packets.count,

@@ -130,6 +130,7 @@ struct nfp_chosen {
 	uint64_t origin_ticks; // entry of its receive call; 0: not known
 };
 
+enum { NFP_HOLDS_MAX = 256 }; // that are kept
 // What a thread's packets may name (recent.c).
 enum { NFP_RECENT_BATCHES = 1024 };
 struct nfp_recent_batch {
@@ -165,6 +166,7 @@ enum nfp_describing {
 	NFP_DESCRIBING_RECEIVED,
 	NFP_DESCRIBING_HANDED,
 	NFP_DESCRIBING_CHOSEN,
+	NFP_DESCRIBING_TEXT, // no packet: what a call is handed (hold.c)
 	NFP_DESCRIBING_STRAY,
 };
 
@@ -214,6 +216,12 @@ struct nfp_stream {
 		uint64_t number;
 	} facts; // captured since the outermost call of role AROUND began
 	struct nfp_topic_reader topic;
+	struct {
+		uint32_t level; // how often it holds the others
+		uint32_t described; // place among the open calls of the one whose text is read
+		uint64_t start_ticks, held_ticks, digest;
+		uint32_t function;
+	} hold;
 	struct nfp_readings readings; // that stand before the next entry or exit
 	struct nfp_events events;
 	uint32_t describes; // it has had events
@@ -281,6 +289,10 @@ struct nfp_pipeline {
 		uint32_t capacity;
 	} again_batches;
 	struct nfp_log again_calls;
+	struct {
+		struct nfp_hold items[NFP_HOLDS_MAX], given[NFP_HOLDS_MAX];
+		uint64_t total, given_total; // ever; in a ring
+	} holds;
 	struct {
 		uint32_t *items;
 		uint32_t capacity;
@@ -370,6 +382,10 @@ void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record);
 void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_packet *packet,
                       const struct nfp_record *record);
+// A text of so many bytes follows, whose records come one by one; the last one adds it to the topics.
+uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes);
+void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
+                      const struct nfp_record *record);
 int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
 // The call `index` of role SEND ends now.
 void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
@@ -408,6 +424,14 @@ int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *
 // Those of a batch whose packets stand in the columns from `first_packet` on.
 void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet);
 void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
+// hold.c
+void nfp_hold_begin_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                         const struct nfp_record *record);
+void nfp_hold_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
+void nfp_hold_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_open *open,
+                       uint64_t ticks);
+// Puts them together. Returns how many they are.
+uint32_t nfp_holds_give(struct nfp_pipeline *pipeline);
 // detail.c
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);

@@ -322,7 +322,10 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
 	if (!thread)
 		return;
-	if (program->role == NFP_ROLE_MESSAGE)
+	if (program->role == NFP_ROLE_COMMAND || program->role == NFP_ROLE_HOLD)
+		nfp_text_write(thread, function, argument(frame, program->pointers_argument),
+		               program->pointers_single);
+	else if (program->role == NFP_ROLE_MESSAGE)
 		nfp_message_write(thread, function,
 		                  (const char *)argument(frame, program->pointers_argument));
 	else
@@ -337,6 +340,17 @@ static uint32_t node_of(const struct nfp_frame *frame)
 	if (offset && runtime && nfp_is_readable(runtime + offset, sizeof(node)))
 		__builtin_memcpy(&node, (const void *)(uintptr_t)(runtime + offset), sizeof(node));
 	return node;
+}
+
+// Of a call that is about no packets.
+static void put_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
+                     uint64_t tsc)
+{
+	if (thread->counted)
+		nfp_counters_write(thread, nfp_low_rsp(frame));
+	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_CALL);
+	if (slot)
+		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
 // Packets were put into queues of other threads. The call frees what does not fit, and does not say which these are: that is
@@ -371,6 +385,10 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
+	if (program->role >= NFP_ROLE_COMMAND) {
+		put_exit(thread, function, frame, tsc);
+		return;
+	}
 	thread->handed_ticks = tsc;
 	if (program->number_shift)
 		nfp_late_of(thread)->worked = 1; // what stands in frames later is of another turn

@@ -149,6 +149,9 @@ int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64
 
 // Describes a message by its topic, text that ends with a zero byte.
 void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic);
+// The same for a text at this address, or, of a vector, at the address that stands there. Nothing is written of what cannot be
+// read.
+void nfp_text_write(struct nfp_thread *thread, uint32_t function, uint64_t text, int is_vector);
 
 // Reserves `count` adjacent slots, all of one lap. Returns the first, or NULL: lost and counted.
 static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)

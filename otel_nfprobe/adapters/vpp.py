@@ -34,6 +34,7 @@ from otel_nfprobe.adapters.base import (
     RoleFunction,
 )
 from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.vpp_barrier import barrier_roles
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory, make_frame_program, make_input_program
 from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
@@ -138,7 +139,7 @@ class VppAdapter:
                 f"No input node of process {target.pid} ({target.name}) has been called yet; is an interface up?",
                 f"nfprobe attach {target.pid}",
             )
-        found += self._find_handoff(target, graph)
+        found += [*self._find_handoff(target, graph), *barrier_roles(target, graph)]
         found.sort(key=lambda role: role.role == CALL)
         # Never empty: a trial of all functions would come upon those of process nodes.
         self.inner = [_place(functions[found[0].address])]

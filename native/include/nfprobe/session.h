@@ -236,7 +236,11 @@ enum nfp_role {
 	NFP_ROLE_TAKE_OVER = 12,
 	// Puts packets into queues of other threads, where they are taken over; what does not fit it drops (handover.c).
 	NFP_ROLE_HAND_OVER = 13,
-	NFP_ROLE_LAST = 13,
+	// Of programs one thread of which keeps the others from running (native/core/hold.c).
+	NFP_ROLE_COMMAND = 14, // is handed a text that says what is done in it
+	NFP_ROLE_HOLD = 15, // returns when the others stand still; is handed a text, too
+	NFP_ROLE_RELEASE = 16, // lets them go
+	NFP_ROLE_LAST = 16,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -271,7 +275,7 @@ struct nfp_program {
 	uint8_t count_argument; // for NFP_COUNT_ARGUMENT; for NFP_COUNT_FIXED the number
 	uint8_t requested_argument; // packets asked for or handed over
 	uint8_t pointers_argument; // array of buffer pointers
-	uint8_t pointers_single; // 1: the argument is one buffer pointer, not an array
+	uint8_t pointers_single; // 1: the argument is one buffer pointer, not an array; of a text: it points to a vector
 	uint8_t length_width; // bytes of the packet length field: 2 or 4
 	uint8_t segment_width; // bytes of the first segment's length field: 2 or 4
 	uint32_t count_mask; // the return value's valid bits

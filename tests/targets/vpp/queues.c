@@ -10,7 +10,6 @@ struct vlib_thread_main vlib_thread_main;
 struct queue_counts queue_counts;
 int overflows, is_hostile;
 
-static vlib_main_t *const *all_mains;
 static void (*free_number)(uint32_t);
 
 static void add(uint32_t *count, uint32_t packets)
@@ -171,7 +170,7 @@ vlib_frame_queue_dequeue_fn_t *dequeue_fn(const vlib_frame_queue_main_t *queues)
 
 void make_queues(vlib_main_t *const *mains, const uint32_t *nodes, uint32_t count, void (*free_one)(uint32_t))
 {
-	all_mains = mains;
+	(void)mains;
 	free_number = free_one;
 	vlib_frame_queue_main_t *queues = vector(count, sizeof(*queues));
 	for (uint32_t i = 0; i < count; i++) {
@@ -194,4 +193,64 @@ void make_queues(vlib_main_t *const *mains, const uint32_t *nodes, uint32_t coun
 #endif
 	vlib_buffer_func_main.buffer_enqueue_to_thread_fn = vlib_buffer_enqueue_to_thread_fn;
 	vlib_thread_main.frame_queue_mains = queues;
+}
+
+// ---- the barrier -------------------------------------------------------------------------------------------------
+
+vlib_worker_thread_t *vlib_worker_threads;
+void (*cli_command)(vlib_main_t *, const char *line);
+static uint32_t running_workers;
+
+void set_workers(uint32_t running)
+{
+	if (!vlib_worker_threads) {
+		vlib_worker_threads = vector(THREADS, sizeof(*vlib_worker_threads));
+		vlib_worker_threads->wait_at_barrier = vector(1, 4);
+		vlib_worker_threads->workers_at_barrier = vector(1, 4);
+	}
+	running_workers = running;
+}
+
+void barrier_check(void)
+{
+	if (!__atomic_load_n(vlib_worker_threads->wait_at_barrier, __ATOMIC_ACQUIRE))
+		return;
+	__atomic_fetch_add(vlib_worker_threads->workers_at_barrier, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(vlib_worker_threads->wait_at_barrier, __ATOMIC_ACQUIRE))
+		sched_yield();
+	__atomic_fetch_sub(vlib_worker_threads->workers_at_barrier, 1, __ATOMIC_SEQ_CST);
+}
+
+static void wait_for_workers(uint32_t count)
+{
+	while (__atomic_load_n(vlib_worker_threads->workers_at_barrier, __ATOMIC_SEQ_CST) != count)
+		sched_yield();
+}
+
+__attribute__((noipa)) void vlib_worker_thread_barrier_sync_int(vlib_main_t *vm, const char *function)
+{
+	(void)vm;
+	vlib_worker_threads->barrier_caller = function;
+	if (++vlib_worker_threads->recursion_level > 1)
+		return;
+	__atomic_store_n(vlib_worker_threads->wait_at_barrier, 1, __ATOMIC_RELEASE);
+	wait_for_workers(running_workers);
+}
+
+__attribute__((noipa)) void vlib_worker_thread_barrier_release(vlib_main_t *vm)
+{
+	(void)vm;
+	if (--vlib_worker_threads->recursion_level > 0)
+		return;
+	__atomic_store_n(vlib_worker_threads->wait_at_barrier, 0, __ATOMIC_RELEASE);
+	wait_for_workers(0);
+}
+
+__attribute__((noipa)) int vlib_cli_input(vlib_main_t *vm, unformat_input_t *input, void *function, uint64_t argument)
+{
+	char line[256] = {0};
+	uint32_t count = vector_length(input->buffer);
+	memcpy(line, input->buffer, count < sizeof(line) ? count : sizeof(line) - 1);
+	cli_command(vm, line);
+	return function || argument;
 }

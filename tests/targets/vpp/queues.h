@@ -56,7 +56,29 @@ extern struct vlib_thread_main {
 	uint64_t rest[4];
 } vlib_thread_main;
 
+typedef struct { // as of 20.01: the one field that is read by name of a function, and what stands around it
+	volatile uint32_t *wait_at_barrier, *workers_at_barrier;
+	uint8_t rest[LINE - 16];
+	uint64_t of_thread[5];
+	uint64_t recursion_level, rest_of_thread[7];
+	const char *barrier_caller, *barrier_context;
+	uint8_t more[5 * LINE - LINE - 14 * 8 - 16];
+} vlib_worker_thread_t;
+extern vlib_worker_thread_t *vlib_worker_threads;
+typedef struct {
+	uint8_t *buffer; // a vector
+	uint64_t index;
+	void *rest[5];
+} unformat_input_t;
+
+void vlib_worker_thread_barrier_sync_int(vlib_main_t *, const char *function);
+void vlib_worker_thread_barrier_release(vlib_main_t *);
+int vlib_cli_input(vlib_main_t *, unformat_input_t *, void *function, uint64_t argument);
+
 // Of this double.
+void barrier_check(void); // of a worker, once a turn
+void set_workers(uint32_t running); // which the main thread waits for
+extern void (*cli_command)(vlib_main_t *, const char *line);
 extern int overflows, is_hostile;
 extern struct queue_counts {
 	uint32_t handed_over, dropped, taken_over;

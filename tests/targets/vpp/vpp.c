@@ -20,6 +20,8 @@
 //              some of them back
 //   overflow   the same, and the second worker does not begin until the first one has received all: the queue is full
 //   hostile    what stands in queues is nonsense when it is taken over, once
+//   run, stop  the first worker waits for packets in between, instead of ending when there are none
+//   hold US N LINE  the main thread holds the workers for so long while N packets arrive, in a command
 //   queues     answers how many packets were handed over, dropped at queues and taken over, of all threads
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
@@ -38,6 +40,7 @@
 
 static vlib_main_t *mains[THREADS];
 static sem_t wanted[THREADS], done;
+static int runs_on;
 
 static vlib_node_runtime_t *runtime_of(vlib_main_t *vm, uint32_t index)
 {
@@ -69,7 +72,8 @@ static void dispatch_pending(vlib_main_t *vm, vlib_pending_frame_t pending)
 // pending.
 static void run_graph(vlib_main_t *vm)
 {
-	for (int idle = 0; idle < 3;) {
+	for (int idle = 0; idle < 3 || __atomic_load_n(&runs_on, __ATOMIC_SEQ_CST);) {
+		barrier_check();
 		take_over(vm);
 		dispatch(vm, EPOLL_INPUT, NULL);
 		idle += dispatch(vm, PG_INPUT, NULL) == 0 && may_end();
@@ -99,9 +103,20 @@ static void *work(void *argument)
 
 // ---- commands ----------------------------------------------------------------------------------------------------
 
+static void tell_all(void)
+{
+	uint32_t received = 0, transmitted = 0, dropped = 0;
+	for (uint32_t i = 1; i < THREADS; i++) {
+		received += mains[i]->received;
+		transmitted += mains[i]->transmitted;
+		dropped += mains[i]->dropped;
+	}
+	printf("%u received %u transmitted %u dropped\n", received, transmitted, dropped);
+}
+
 static void receive(uint64_t count)
 {
-	uint32_t workers = hands_off ? THREADS - 1 : 1, received = 0, transmitted = 0, dropped = 0;
+	uint32_t workers = hands_off ? THREADS - 1 : 1;
 	mains[1]->left = count;
 	for (uint32_t i = 1; i <= workers; i++)
 		sem_post(&wanted[i]);
@@ -109,12 +124,19 @@ static void receive(uint64_t count)
 	for (uint32_t i = 1; i <= workers; i++)
 		while (sem_wait(&done))
 			;
-	for (uint32_t i = 1; i < THREADS; i++) {
-		received += mains[i]->received;
-		transmitted += mains[i]->transmitted;
-		dropped += mains[i]->dropped;
-	}
-	printf("%u received %u transmitted %u dropped\n", received, transmitted, dropped);
+	tell_all();
+}
+
+// The first worker runs until it is told to stop.
+static void run(int on)
+{
+	set_workers((uint32_t)on);
+	__atomic_store_n(&runs_on, on, __ATOMIC_SEQ_CST);
+	if (on)
+		sem_post(&wanted[1]);
+	while (!on && sem_wait(&done))
+		;
+	tell_all();
 }
 
 static void tell(int addresses)
@@ -261,7 +283,12 @@ int main(void)
 			printf("interface %d\n", receives_late = 1);
 		} else if (!strcmp(line, "overflow"))
 			printf("overflow %d\n", hands_off = overflows = 1);
-		else if (!strcmp(line, "queues"))
+		else if (!strcmp(line, "run") || !strcmp(line, "stop"))
+			run(!strcmp(line, "run"));
+		else if (!strncmp(line, "hold ", 5)) {
+			hold(line + 5);
+			puts("held");
+		} else if (!strcmp(line, "queues"))
 			printf("%u handed over %u dropped %u taken over\n", queue_counts.handed_over,
 			       queue_counts.dropped, queue_counts.taken_over);
 		else if (!strncmp(line, "files ", 6))

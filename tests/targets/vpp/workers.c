@@ -3,9 +3,13 @@
 #include "buffers.h"
 #include "nodes.h"
 #include "queues.h"
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 int hands_off;
+static volatile uint64_t held_us, held_packets;
 
 enum { FIRST_QUEUE, BACK_QUEUE, QUEUES };
 static const uint32_t queue_nodes[QUEUES] = {IP4_REASSEMBLY, IP4_LOOKUP};
@@ -16,9 +20,57 @@ static void drop_one(uint32_t number)
 	end_packet(number, dropped_log);
 }
 
+// Packets arrive while nobody receives them.
+static void stay(void)
+{
+	struct timespec time = {.tv_nsec = (long)(held_us * 1000)};
+	nanosleep(&time, NULL);
+	__atomic_fetch_add(&all_mains[1]->left, held_packets, __ATOMIC_SEQ_CST);
+	nanosleep(&time, NULL);
+}
+
+// As `ip route add`: what is changed asks for the barrier, and something inside it does once more.
+static void run_line(vlib_main_t *vm, const char *line)
+{
+	if (!strncmp(line, "exec ", 5)) {
+		run_command(line + 5);
+		return;
+	}
+	vlib_worker_thread_barrier_sync_int(vm, "fib_table_update");
+	vlib_worker_thread_barrier_sync_int(vm, "load_balance_create");
+	stay();
+	vlib_worker_thread_barrier_release(vm);
+	vlib_worker_thread_barrier_release(vm);
+}
+
+void run_command(const char *line)
+{
+	unformat_input_t input = {.buffer = vector((uint32_t)strlen(line), 1)};
+	memcpy(input.buffer, line, strlen(line));
+	vlib_cli_input(all_mains[0], &input, NULL, 0);
+	memset(input.buffer, 'x', strlen(line));
+}
+
+// MICROSECONDS PACKETS LINE; an empty line: the barrier is asked for by no command.
+void hold(const char *words)
+{
+	int used = 0;
+	unsigned long us, packets;
+	if (sscanf(words, "%lu %lu %n", &us, &packets, &used) < 2)
+		return;
+	held_us = us / 2;
+	held_packets = packets;
+	if (words[used])
+		run_command(words + used);
+	else
+		run_line(all_mains[0], "");
+}
+
 void start_workers(vlib_main_t *const *mains)
 {
 	all_mains = mains;
+	set_workers(0);
+	cli_command = run_line;
 	make_queues(mains, queue_nodes, QUEUES, drop_one);
 }
 
