@@ -207,18 +207,17 @@ static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint
 	nfp_handed_cut(stream, first);
 }
 
-void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop, uint64_t packets)
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                      int drop, uint64_t packets)
 {
 	*(drop ? &pipeline->counts.dropped : &pipeline->counts.transmitted) += packets;
-	nfp_share_count(stream, drop, packets);
+	nfp_share_count(stream, open, drop, packets);
 }
 
 // The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
 	const struct nfp_open *open = &stream->tree.items[index];
-	if (!nfp_share_is_of(stream, open->function, open->rsp))
-		stream->shares.count = 0; // another call's, which has not ended
 	if (open->role == NFP_ROLE_FREE) {
 		freed(pipeline, stream, index);
 		return;
@@ -252,7 +251,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		nfp_packet_count(pipeline, stream, drop, accepted - described);
+		nfp_packet_count(pipeline, stream, open, drop, accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

@@ -169,13 +169,14 @@ void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 	shares->count = 0;
 }
 
-void nfp_share_count(struct nfp_stream *stream, int drop, uint64_t packets)
+void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int drop, uint64_t packets)
 {
 	struct nfp_shares *shares = &stream->shares;
 	uint64_t left = packets;
-	if (shares->count)
+	const uint32_t count = nfp_share_is_of(stream, open->function, open->rsp) ? shares->count : 0;
+	if (count)
 		find_batches(stream, stream->last_ticks);
-	for (uint32_t i = 0; i < shares->count && left; i++) {
+	for (uint32_t i = 0; i < count && left; i++) {
 		const struct nfp_share *share = &shares->items[i];
 		uint64_t part = share->packets < left ? share->packets : left;
 		if (is_last(stream, share->pending))

@@ -355,7 +355,8 @@ int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, s
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
 // Packets that the call handed on and did not describe.
-void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int drop, uint64_t packets);
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                      int drop, uint64_t packets);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
 // chosen.c
 // What is handed on is a chosen packet. 0: no memory.
@@ -394,8 +395,8 @@ void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
 int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
 // The call that has said its shares has ended; `row` is its row, or NFP_NONE.
 void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
-// So many packets that nothing describes were handed on by the call that has said its shares, or by one of the last batch.
-void nfp_share_count(struct nfp_stream *stream, int drop, uint64_t packets);
+// So many packets that nothing describes were handed on by the open call.
+void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int drop, uint64_t packets);
 // Whether calls of the turn may still belong to a batch that has ended.
 int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // turn.c
