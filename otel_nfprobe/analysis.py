@@ -139,7 +139,9 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
-        aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
+        source, names = function.found_names
+        self.is_named = source != "offset"  # an offset is no name
+        aliases = names if self.is_named else ()
         self.is_cold = any(".cold" in alias for alias in aliases)
         self.aliases = [alias for alias in aliases if _SPECIAL.fullmatch(alias)]
         self.tail_calls = tail_calls
@@ -184,7 +186,7 @@ class _Ladder:
             return ""
         if not self.own.own_entry or self.is_cold:
             return NO_ENTRY
-        return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
+        return NO_ENTRY if self.scan.is_part(self.index, self.is_named) else ""
 
     def _end(self) -> str:
         """Why a call of the function has no end, or ""."""

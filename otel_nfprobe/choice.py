@@ -350,6 +350,8 @@ def _callable(plan: FunctionPlan, target: Target, role: RoleFunction) -> Functio
         return plan
     if role.takes_seventh:
         return plan_seventh(plan.function, target)
+    if plan.reason:  # an in-stack call was tried first: this is why it is none
+        return FunctionPlan(plan.function, None, plan.reason)
     return plan_function(plan.function, target, "in-stack")
 
 

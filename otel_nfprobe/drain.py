@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
-from otel_nfprobe.profiler import Profiler
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.rings import Swept
@@ -42,6 +42,9 @@ from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.threadcounts import ThreadCounts
+
+if TYPE_CHECKING:
+    from otel_nfprobe.profiler import Profiler
 
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # how often the profiler's buffers are emptied

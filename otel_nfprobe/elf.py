@@ -179,6 +179,10 @@ class ElfImage:
                     found[symbol.name] = symbol
         return found
 
+    def find_export(self, name: str) -> Symbol | None:
+        """One of `exports`; in nearly all files that have no such symbol no table is read for it."""
+        return self.exports.get(name) if self.may_name(name) else None
+
     def may_name(self, name: str) -> bool:
         """Whether it can import or export a symbol of that name: quick, and for nearly all files right."""
         known: dict[str, bool] = self.cache.setdefault("may name", {})

@@ -68,5 +68,5 @@ def _addresses(target: Target, name: str) -> set[int]:
 
 
 def _address(module: Module, name: str) -> int:
-    symbol = module.image.exports.get(name) if module.image.may_name(name) else None
+    symbol = module.image.find_export(name)
     return 0 if symbol is None else module.base + symbol.address

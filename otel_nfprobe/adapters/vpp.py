@@ -65,7 +65,7 @@ DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 LOOPBACK = re.compile(r"loop\d+-tx(-deleted)?")  # hands its packets on to the graph, in the same turn
 PROBED = (INTERNAL, INPUT)
 WORDS = {RECEIVE: "receive", TRANSMIT: "transmit", DROP: "drop", CALL: "node"}
-WITNESSES = 64  # functions that are asked where a frame has its number of vectors
+WITNESSES = 32  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NAME_SOURCE = "graph"
 # A frame that is not there is replaced by the node's runtime, which can be read.
@@ -217,8 +217,7 @@ class VppAdapter:
         names = "/".join(called[:NAMES_SHOWN])
         names += f"/{len(called) - NAMES_SHOWN} more" if len(called) > NAMES_SHOWN else ""
         if names not in function.aliases:
-            function.aliases = (names, *function.aliases)
-            function.name, function.name_source = names, NAME_SOURCE
+            function.give_name(names, NAME_SOURCE)
         label = f"{names} {WORDS[role]}"
         if role == CALL:
             return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph), VECTORS)

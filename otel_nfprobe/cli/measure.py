@@ -48,7 +48,6 @@ from otel_nfprobe.sampling import Sampler, format_trace_state
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.summary import count_received, summarise
 from otel_nfprobe.target import Target
-from otel_nfprobe.trial import Trial, describe
 
 if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
@@ -154,6 +153,8 @@ def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: fl
     target, adapter = monitor.target, monitor.choice.adapter
     if not seconds or adapter is None or adapter.inner or arguments.functions or arguments.captures:
         return
+    from otel_nfprobe.trial import Trial, describe  # slow to load, and few sessions make one
+
     strategy, no_stop, size = arguments.strategy, arguments.no_stop, arguments.ring_size
     try:
         found = Trial(target, adapter, arguments.exclude, strategy, no_stop, size, monitor.stopping).run(seconds)

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.nodes import node_rows
 from otel_nfprobe.printable import printable, printable_value
-from otel_nfprobe.report import Report
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration, format_size
 from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
+
+if TYPE_CHECKING:  # the summary of a session comes here, too, and takes no report
+    from otel_nfprobe.report import Report
 
 BAR_CHARACTERS = 40
 HISTOGRAM_ROWS = 16

@@ -161,3 +161,13 @@ def test_what_was_not_used_for_longest_is_forgotten_first(tmp_path: Path, monkey
     third.whole()
     assert first.whole() is kept[0]
     assert second.whole() is not kept[1]
+
+
+def test_a_symbol_that_a_file_does_not_export_is_missed_without_its_table() -> None:
+    libc = next(Path("/lib").glob("*/libc.so.6"))
+    image = ElfImage(str(libc), libc.read_bytes())
+    assert image.find_export("__dls3") is None
+    assert "symbols" not in vars(image)
+    found = image.find_export("dlopen")
+    assert found is not None
+    assert found == image.exports["dlopen"]
