@@ -23,6 +23,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.detail import SlowBatches
+from otel_nfprobe.dropreasons import DropReasons
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
@@ -160,6 +161,7 @@ class Drain:
     counter_sums: SessionSums | None = None
     counted: CounterSet | None = None  # that are read now; None: none ever were
     nodes: NodeCounts = field(default_factory=NodeCounts)
+    drops: DropReasons = field(default_factory=DropReasons)
     names: NumberNames = field(default_factory=NumberNames)
     recording_error: NfprobeError | None = None
     records: int = 0
@@ -332,6 +334,7 @@ class Drain:
         self.write(lambda recording: recording.take(columns, is_over, is_part))
         self.statistics.add(columns)
         self.nodes.add(columns)
+        self.drops.add(columns)
         if self.late is not None:
             self.late.add(columns)
         if self.slow_batches is not None:

@@ -17,6 +17,7 @@ from otel_nfprobe.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import DROPPED, NONE, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
+from otel_nfprobe.dropreasons import DropReasons
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.holds import describe_hold
@@ -134,6 +135,7 @@ def build_report(
     document = make_document(facts, statistics, counts, totals.captured, ns_per_tick)
     add_counters(document, facts, statistics, totals.sums)
     document["nodes"] = totals.nodes.describe(facts.names, ns_per_tick)
+    document["packets"]["drop_reasons"] = totals.drops.describe(facts.names.reasons)
     document["packets"]["slowest"] = described
     document["packets"]["flow"] = flow.expression if flow else None
     document["batches"]["undetailed"] = totals.undetailed
@@ -184,11 +186,12 @@ class _Totals:
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
         self.sums = SessionSums(facts.counter_sets)
         self.statistics.set_costs(facts.costs)
-        self.nodes = NodeCounts()
+        self.nodes, self.drops = NodeCounts(), DropReasons()
         self.nodes.learn(facts.functions.values())
 
     def add(self, columns: Columns) -> None:
-        for part in (self.statistics, self.nodes, self.captured, self.sums, self.sample, self.kept, self.extent):
+        parts = (self.statistics, self.nodes, self.drops, self.captured, self.sums, self.sample, self.kept, self.extent)
+        for part in parts:
             part.add(columns)
         self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 

@@ -55,6 +55,7 @@ def make_document(
         "recording": {
             "pid": facts.header.pid,
             "executable": facts.header.executable,
+            "version": facts.header.resource.get("service.version"),
             "start_unix_ns": facts.header.start_unix_ns,
             "complete": facts.complete,
             "damage": facts.damage,

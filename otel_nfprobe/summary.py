@@ -58,6 +58,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         **({"nodes": nodes} if (nodes := _list_nodes(monitor)) else {}),
+        **({"drop_reasons": reasons} if (reasons := _list_drop_reasons(monitor)) else {}),
         "not_restored": monitor.not_restored,
     }
 
@@ -88,6 +89,10 @@ def _describe_counters(monitor: Monitor) -> dict[str, Any]:
 def _list_nodes(monitor: Monitor) -> list[dict[str, Any]]:
     ns_per_tick = 1e9 / monitor.drain.clock.ticks_per_second
     return monitor.drain.nodes.describe(monitor.drain.names, ns_per_tick)
+
+
+def _list_drop_reasons(monitor: Monitor) -> list[dict[str, Any]]:
+    return monitor.drain.drops.describe(monitor.drain.names.reasons)
 
 
 def count_lost(monitor: Monitor) -> dict[str, int]:

@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from otel_nfprobe.arrowtext import address_text, hex_text, name_text, same_text, topic_text
+from otel_nfprobe.arrowtext import address_text, hex_text, name_text, numbered_text, same_text, topic_text
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import (
+    DROPPED,
     MESSAGE_VERSION,
     NONE,
+    TRANSMITTED,
     UNKNOWN,
     BatchFlag,
     CallFlag,
@@ -82,6 +84,9 @@ PACKETS = pa.schema(
         ("done_unix_ns", pa.int64()),
         ("latency_ns", pa.int64()),
         ("disposition", TEXT),
+        ("drop_reason", TEXT),
+        ("interface", TEXT),
+        ("transmit_interface", TEXT),
         ("done_function", TEXT),
         ("done_id", pa.string()),
         ("source", pa.string()),
@@ -124,7 +129,7 @@ class TableMaker:
         self._ns_per_tick = 1e9 / self._clock.ticks_per_second
         resource = facts.header.resource
         self._session = (facts.header.session, resource.get("host.name", ""), resource.get("service.name", ""))
-        self._names = facts.function_names
+        self._names, self._numbers = facts.function_names, facts.names
         ids = range(len(self._names))
         self._modules = [facts.functions[id].module if id in facts.functions else "" for id in ids]
         self._tids = np.zeros(max(facts.threads, default=-1) + 1, np.int32)
@@ -191,6 +196,9 @@ class TableMaker:
             "done_unix_ns": _nullable(self._unix_ns(rows["done_ticks"]), unknown),
             "latency_ns": _nullable(self._ns(latency_ticks(columns)), unknown),
             "disposition": name_text(_DISPOSITIONS, rows["disposition"]),
+            "drop_reason": self._numbered(self._numbers.reasons, rows, DROPPED),
+            "interface": numbered_text(self._numbers.interfaces, rows["receive_interface"]),
+            "transmit_interface": self._numbered(self._numbers.interfaces, rows, TRANSMITTED),
             "done_function": name_text(self._names, rows["done_function"]),
             "done_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
             "source": address_text(rows, "source"),
@@ -233,6 +241,10 @@ class TableMaker:
             "packet_index": _int32(rows["index"]),
             "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
         }
+
+    def _numbered(self, names: Mapping[int, str], rows: Rows, disposition: int) -> pa.Array:
+        """What the number means that packets of this disposition have from where they left; null for others."""
+        return numbered_text(names, np.where(rows["disposition"] == disposition, rows["done_number"], 0))
 
     def _thread(self, index: NDArray[np.uint32]) -> dict[str, Any]:
         known = index < len(self._tids)

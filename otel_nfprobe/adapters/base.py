@@ -153,6 +153,14 @@ class NamingAdapter(Adapter, Protocol):
 
 
 @runtime_checkable
+class VersionedAdapter(Adapter, Protocol):
+    """An adapter that knows the version of the program that it fits."""
+
+    def version(self, target: Target) -> str:
+        """As the program's own people write it; empty where it is not known."""
+
+
+@runtime_checkable
 class NumberingAdapter(Adapter, Protocol):
     """An adapter whose buffers are `Numbered`."""
 

@@ -52,6 +52,7 @@ from otel_nfprobe.adapters.vpp_graph import (
 from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
+from otel_nfprobe.adapters.vpp_version import read_version
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -167,6 +168,10 @@ class VppAdapter:
     def names(self) -> NumberNames:
         """See NamingAdapter."""
         return self._names
+
+    def version(self, target: Target) -> str:
+        """See VersionedAdapter."""
+        return read_version(target)
 
     def numbered_buffers(self) -> NumberedBuffers:
         """See NumberingAdapter."""

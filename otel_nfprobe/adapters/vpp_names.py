@@ -104,24 +104,24 @@ def _tables_of_errors(target: Target, main: int, least: int) -> Iterator[NDArray
 def _name_reasons(
     target: Target, graph: Graph, by_error: NDArray[np.uint32], firsts: dict[int, int], errors: NDArray[np.uint64]
 ) -> Iterator[tuple[int, str]]:
-    texts, pages = dict[int, str](), _Pages(target)
+    texts, pages = dict[int, str](), TextReader(target)
     for number, (node, (_, address, severity)) in enumerate(zip(by_error.tolist(), errors.tolist(), strict=False)):
         if number < firsts.get(node, ERRORS_MAX) or severity & 0xFFFFFFFF >= SEVERITIES:
             continue
         if address not in texts:
-            texts[address] = pages.read_text(address)
+            texts[address] = pages.read(address)
         if texts[address]:
             yield number, f"{graph.nodes[node].name}: {texts[address]}"
 
 
-class _Pages:
-    """Pages of a target's memory, each read once: thousands of texts stand in some hundred."""
+class TextReader:
+    """Reads texts of a target. Each page is read once: thousands of texts stand in some hundred."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._pages: dict[int, bytes] = {}
 
-    def read_text(self, address: int) -> str:
+    def read(self, address: int) -> str:
         """A printable string that ends in a zero byte, or nothing."""
         content = b""
         while len(content) < TEXT_BYTES_MAX and b"\0" not in content:

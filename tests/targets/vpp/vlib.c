@@ -6,6 +6,7 @@
 
 #if RELEASE == 2606
 struct vlib_global_main vlib_global_main;
+const char *vlib_plugin_app_version = "26.06-release"; // what plugins are compared with
 #else
 vlib_main_t vlib_global_main;
 vlib_main_t **vlib_mains;
