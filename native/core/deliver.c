@@ -171,7 +171,9 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 	// Count only batches that had ended when the newest events that are settled were taken: what hands the packets on may
 	// have been read since.
 	uint64_t ended = stream->ended_settled;
-	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
+	uint64_t patience = !pipeline->hands_over      ? NFP_LATER_BATCHES
+	                    : pipeline->sees_handovers ? NFP_LATER_QUEUED
+	                                               : NFP_LATER_HANDED;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;
 	stream->turn_end.known = 0;

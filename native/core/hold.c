@@ -63,7 +63,8 @@ static void add(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64
 		return;
 	hold->size = text->topic.size;
 	for (uint32_t i = 0; i < sizeof(hold->text); i++)
-		hold->text[i] = text->topic.text[i] < ' ' || text->topic.text[i] == 0x7f ? '?' : text->topic.text[i];
+		hold->text[i] =
+		    text->topic.text[i] < ' ' || text->topic.text[i] == 0x7f ? '?' : text->topic.text[i];
 }
 
 void nfp_hold_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_open *open,

@@ -230,15 +230,17 @@ static uint8_t *write_command(uint8_t *p, const struct nfp_trace *trace)
 {
 	const struct nfp_otlp_job *job = trace->job;
 	uint32_t place = trace->tail->hold;
-	if (place >= job->hold_count || !job->holds[place].size || job->holds[place].size > NFP_TOPIC_TEXT_BYTES)
+	if (place >= job->hold_count || !job->holds[place].size ||
+	    job->holds[place].size > NFP_TOPIC_TEXT_BYTES)
 		return p;
-	return nfp_wire_string(p, &TAIL_COMMAND, (const char *)job->holds[place].text, job->holds[place].size);
+	return nfp_wire_string(p, &TAIL_COMMAND, (const char *)job->holds[place].text,
+	                       job->holds[place].size);
 }
 
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 {
-	static const struct word kinds[] = {WORD("none"),   WORD("own"),   WORD("batching"),
-	                                    WORD("queue"),  WORD("burst"), WORD("preemption"),
+	static const struct word kinds[] = {WORD("none"),    WORD("own"),    WORD("batching"),
+	                                    WORD("queue"),   WORD("burst"),  WORD("preemption"),
 	                                    WORD("unknown"), WORD("barrier")};
 	const struct nfp_tail *tail = trace->tail;
 	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_BARRIER)

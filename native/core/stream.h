@@ -23,7 +23,9 @@ enum {
 	NFP_EARLY_BATCHES = 64,
 	NFP_WAITING_MANY = 4096, // more are not looked at for the sake of a few new ones
 	NFP_LATER_BATCHES = 64, // a batch waits for its packets until so many later ones have ended ...
-	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads
+	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads ...
+	NFP_LATER_QUEUED =
+	    16384, // ... or, where it is seen that they were put into queues: those may stand still
 	NFP_HANDED_MAX = 65536, // packets of the transmit calls that one thread has open
 	NFP_PENDING_BATCHES_MAX = 1 << 19,
 	NFP_PENDING_CALLS_MAX = 2 << 20, // all threads; above it batches are delivered as they are

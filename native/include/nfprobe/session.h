@@ -275,7 +275,8 @@ struct nfp_program {
 	uint8_t count_argument; // for NFP_COUNT_ARGUMENT; for NFP_COUNT_FIXED the number
 	uint8_t requested_argument; // packets asked for or handed over
 	uint8_t pointers_argument; // array of buffer pointers
-	uint8_t pointers_single; // 1: the argument is one buffer pointer, not an array; of a text: it points to a vector
+	uint8_t
+	    pointers_single; // 1: the argument is one buffer pointer, not an array; of a text: it points to a vector
 	uint8_t length_width; // bytes of the packet length field: 2 or 4
 	uint8_t segment_width; // bytes of the first segment's length field: 2 or 4
 	uint32_t count_mask; // the return value's valid bits

@@ -246,7 +246,8 @@ __attribute__((noipa)) void vlib_worker_thread_barrier_release(vlib_main_t *vm)
 	wait_for_workers(0);
 }
 
-__attribute__((noipa)) int vlib_cli_input(vlib_main_t *vm, unformat_input_t *input, void *function, uint64_t argument)
+__attribute__((noipa)) int vlib_cli_input(vlib_main_t *vm, unformat_input_t *input, void *function,
+                                          uint64_t argument)
 {
 	char line[256] = {0};
 	uint32_t count = vector_length(input->buffer);
