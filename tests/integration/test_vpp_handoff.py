@@ -4,19 +4,28 @@ what full queues drop, against the double's own files and counts."""
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from probed import Talker
+from test_testpmd import wait_until_armed
 from test_vpp_packets import COUNT, LATE, Traffic, placed
 from vpp_double import RELEASES, build_double
 
+from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
+from otel_nfprobe.adapters.vpp_frames import Frame
+from otel_nfprobe.adapters.vpp_graph import read_graph
+from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, with_again
+from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
 
@@ -135,3 +144,37 @@ def test_ways(start: Start, nfprobe: Any, tmp_path: Path) -> None:
         assert packet["receive_ticks"] <= batch["end_ticks"]
         assert batch["start_ticks"] < packet["done_ticks"]
         assert row["index"] < batch["size"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nonsense_in_frames(mode: tuple[str, ...], start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """Lengths, addresses and numbers that cannot be are not followed, and VPP runs on."""
+    traffic = start("handoff")
+    assert traffic.double.ask("hostile") == "hostile 1"
+    words = (*mode, "--record", str(tmp_path / "vpp.nfprobe"), "--json")
+    monitor = nfprobe.start("attach", traffic.double.pid, *words)
+    wait_until_armed(nfprobe, traffic.double.pid, monitor)
+    traffic.double.ask(str(COUNT))
+    monitor.send_signal(signal.SIGINT)
+    output, errors = monitor.communicate(timeout=120)
+    assert "Traceback" not in errors
+    summary = json.loads(output.splitlines()[-1])
+    if mode == ALL:  # a number that names no buffer ends it, and says so
+        assert monitor.returncode == 1
+        assert "(frame queues take over) is switched off" in errors
+        assert "there is no buffer 2147483647" in errors
+    else:
+        assert (monitor.returncode, summary["functions"]["switched_off"]) == (0, {})
+    assert summary["packets"]["received"] == COUNT
+    assert summary["packets"]["dropped"] + summary["packets"]["transmitted"] <= COUNT
+    assert traffic.double.ask("0").startswith(f"{COUNT + 100} received")
+    assert nfprobe.run("report", tmp_path / "vpp.nfprobe").returncode == 0
+
+
+def test_no_workers_no_queues(start: Start) -> None:
+    """A target whose tables lead nowhere has no such roles, and all others."""
+    target = Target(start("handoff").double.pid)
+    graph, frame = read_graph(target), Frame(10, 6)
+    assert [role.role for role in find_handoff(target, graph, frame)] == [HAND_OVER, TAKE_OVER]
+    assert find_handoff(target, replace(graph, mains=graph.mains[:1]), frame) == []
+    assert find_handoff(target, replace(graph, nodes=graph.nodes[:20]), frame) == []

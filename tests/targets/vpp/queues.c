@@ -114,6 +114,56 @@ static vlib_frame_t *get_frame(vlib_main_t *vm)
 	return frame;
 }
 
+// ---- nonsense in what a call leaves behind, which is undone before anybody works on it --------------------------------
+
+static struct {
+	vlib_frame_t *frame;
+	uint32_t number, pending, lies;
+	uint16_t packets;
+} truth;
+
+static uint32_t lie(vlib_main_t *vm)
+{
+	vlib_pending_frame_t *frames = vm->node_main.pending_frames;
+	truth.pending = vector_length(frames);
+	truth.frame = frames[truth.pending - 1].frame;
+	truth.packets = truth.frame->n_vectors;
+	uint32_t *numbers = (uint32_t *)((uint8_t *)truth.frame + 16);
+	truth.number = numbers[0];
+	switch (truth.lies++ % 6) {
+	case 0:
+		truth.frame->n_vectors = 60000;
+		break;
+	case 1:
+		vector_set_length(frames, UINT32_MAX);
+		break;
+	case 2:
+		frames[truth.pending - 1].frame = (vlib_frame_t *)8;
+		break;
+	case 3:
+		frames[truth.pending - 1].frame = NULL;
+		break;
+	case 4:
+		truth.frame->flags[1] = 0xffff;
+		return UINT32_MAX;
+	default:
+		numbers[0] = 0x7fffffff;
+	}
+	return 1;
+}
+
+void tell_truth(vlib_main_t *vm)
+{
+	vlib_pending_frame_t *frames = vm->node_main.pending_frames;
+	if (!truth.frame)
+		return;
+	vector_set_length(frames, truth.pending);
+	frames[truth.pending - 1].frame = truth.frame;
+	truth.frame->n_vectors = truth.packets;
+	*(uint32_t *)((uint8_t *)truth.frame + 16) = truth.number;
+	truth.frame = NULL;
+}
+
 // Fills frames with the packets of the elements, as many as fit the threshold; an element may be left on the queue in part.
 __attribute__((noipa)) uint32_t vlib_frame_queue_dequeue_fn_x86_64_v3(vlib_main_t *vm,
                                                                       vlib_frame_queue_main_t *queues)
@@ -148,7 +198,7 @@ __attribute__((noipa)) uint32_t vlib_frame_queue_dequeue_fn_x86_64_v3(vlib_main_
 	if (frame)
 		put_frame(vm, queues->node_index, frame);
 	add(&queue_counts.taken_over, vectors);
-	return processed;
+	return is_hostile && vectors && vm->thread_index == 2 ? lie(vm) : processed;
 }
 
 // For other processors.

@@ -84,6 +84,7 @@ extern struct queue_counts {
 	uint32_t handed_over, dropped, taken_over;
 } queue_counts;
 
+void tell_truth(vlib_main_t *vm); // after a call that took packets over
 void make_queues(vlib_main_t *const *mains, const uint32_t *nodes, uint32_t count,
                  void (*free_one)(uint32_t));
 vlib_frame_queue_dequeue_fn_t *dequeue_fn(const vlib_frame_queue_main_t *queues);

@@ -19,7 +19,7 @@
 //   handoff    from now on ip4-input gives packets to worker-handoff, and the second worker takes them over, which gives
 //              some of them back
 //   overflow   the same, and the second worker does not begin until the first one has received all: the queue is full
-//   hostile    what stands in queues is nonsense when it is taken over, once
+//   hostile    what the second worker has taken over is nonsense until the call has returned, of six kinds by turns
 //   run, stop  the first worker waits for packets in between, instead of ending when there are none
 //   hold US N LINE  the main thread holds the workers for so long while N packets arrive, in a command
 //   queues     answers how many packets were handed over, dropped at queues and taken over, of all threads

@@ -79,6 +79,8 @@ void take_over(vlib_main_t *vm)
 	for (uint32_t i = 0; hands_off && i < QUEUES; i++) {
 		vlib_frame_queue_main_t *queues = &vlib_thread_main.frame_queue_mains[i];
 		dequeue_fn(queues)(vm, queues);
+		if (is_hostile && vm->thread_index == 2)
+			tell_truth(vm);
 	}
 }
 
