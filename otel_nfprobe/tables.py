@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from otel_nfprobe.arrival import SOURCES, find_sources
 from otel_nfprobe.arrowtext import address_text, hex_text, name_text, numbered_text, same_text, topic_text
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import (
@@ -79,6 +80,7 @@ PACKETS = pa.schema(
         ("packet_id", pa.string()),
         ("batch", pa.int64()),
         ("packet_index", pa.int32()),
+        ("arrival_source", TEXT),
         ("arrival_unix_ns", pa.int64()),
         ("receive_unix_ns", pa.int64()),
         ("done_unix_ns", pa.int64()),
@@ -192,6 +194,7 @@ class TableMaker:
         stamped = (flags & PacketFlag.ARRIVAL_KNOWN) != 0
         values = {
             **self._packet(columns, np.arange(len(rows))),
+            "arrival_source": name_text(SOURCES, find_sources(columns)),
             "arrival_unix_ns": _nullable(self._unix_ns(rows["arrival_ticks"]), ~stamped),
             "done_unix_ns": _nullable(self._unix_ns(rows["done_ticks"]), unknown),
             "latency_ns": _nullable(self._ns(latency_ticks(columns)), unknown),
