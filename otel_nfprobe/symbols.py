@@ -144,7 +144,7 @@ def function_of(module: Module, index: int) -> Function:
     known = made.get(index)
     if known is None:
         frame = module.image.frames.frames[index]
-        known = made[index] = _function(module, frame, names_in(module).get(frame.start, ()))
+        known = made.setdefault(index, _function(module, frame, names_in(module).get(frame.start, ())))  # threads share
     return known
 
 

@@ -128,6 +128,14 @@ class FollowingAdapter(Adapter, Protocol):
         """As `roles`, cheap enough to be asked twice a second; those that are known already may be among them."""
 
 
+@runtime_checkable
+class ForeseeingAdapter(FollowingAdapter, Protocol):
+    """An adapter that knows beforehand which functions `later_roles` may name."""
+
+    def possible_functions(self) -> list[int]:
+        """Their addresses, those of `roles` among them; known after `roles`."""
+
+
 @dataclass(frozen=True, slots=True)
 class NumberedBuffers:
     """The buffers of a target that names them by numbers.

@@ -165,6 +165,10 @@ class VppAdapter:
         ]
         return sorted([*found, *self._find_handoff(target, graph)], key=lambda role: role.role == CALL)
 
+    def possible_functions(self) -> list[int]:
+        """See ForeseeingAdapter."""
+        return [] if self._graph is None else list(_group(self._graph))
+
     def names(self) -> NumberNames:
         """See NamingAdapter."""
         return self._names

@@ -15,7 +15,8 @@ from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
 from otel_nfprobe.adapters.vpp import VppAdapter
-from otel_nfprobe.adapters.vpp_graph import read_graph
+from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, read_graph
+from otel_nfprobe.analysis import FunctionPlan, _Ladder
 from otel_nfprobe.choice import choose
 from otel_nfprobe.columns import concatenate
 from otel_nfprobe.errors import NfprobeError, RefusedError
@@ -204,6 +205,31 @@ def test_new_nodes_are_looked_for_with_nearly_each_look_at_the_target(
     with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20):
         assert wait_until(lambda: done["look"] >= 12)
     assert done["later_roles"] >= done["look"] // 2
+
+
+def test_what_nodes_run_is_judged_before_they_do(
+    start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that runs for the first time does not wait until all code of its module was looked at."""
+    double = start_double(2606)
+    double.ask("1000")
+    graph = read_graph(Target(double.pid))
+    judged = set[int]()
+    plan = _Ladder.plan
+
+    def record(ladder: _Ladder, strategy: str | None) -> FunctionPlan:
+        judged.add(ladder.function.address)
+        return plan(ladder, strategy)
+
+    monkeypatch.setattr(_Ladder, "plan", record)
+    (late,) = [node for node in graph.nodes if node.name == "late-node"]
+    unfit = {address for node in graph.nodes if node.type not in (INTERNAL, INPUT) for address in node.functions}
+    with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
+        probed_before = len(probed.monitor.probes)
+        assert wait_until(lambda: set(late.functions) <= judged)
+        assert len(probed.monitor.probes) == probed_before
+    assert unfit
+    assert not unfit & judged
 
 
 def test_a_node_that_is_called_later(start_double: Callable[[int], Talker]) -> None:
