@@ -135,6 +135,8 @@ def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
     for index, thread in sorted(facts.threads.items()):
         counters = facts.counters.get(index)
         entry: dict[str, Any] = {"tid": thread.tid, "name": thread.name}
+        number = facts.names.thread_number(thread.tid)
+        entry |= {} if number is None else {"number": number}
         if counters is not None:
             entry |= {
                 "polls": counters.batches + counters.empty_polls,

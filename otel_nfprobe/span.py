@@ -287,7 +287,7 @@ class SpanEncoder:
 
     def _prepare(self) -> None:
         text = SpanText()
-        functions, threads = text.add_functions(self._names), text.add_threads(self._threads)
+        functions, threads = text.add_functions(self._names), text.add_threads(self._threads, self._numbers)
         counters, sets = text.add_counters(self._counters)
         self._point_numbers(text)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()

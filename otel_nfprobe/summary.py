@@ -116,6 +116,7 @@ def _list_threads(monitor: Monitor) -> list[dict[str, Any]]:
             "packets": count.received,
             "handed_over": count.handed_over,
             "taken_over": count.taken_over,
+            **({} if (number := monitor.drain.names.thread_number(count.tid)) is None else {"number": number}),
         }
         for count in monitor.session.thread_counts()
     ]

@@ -53,6 +53,7 @@ from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.adapters.vpp_version import read_version
+from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -109,6 +110,7 @@ class VppAdapter:
         self._interfaces: Interfaces | None = None
         self._frame: Frame | None = None
         self._buffers: NumberedBuffers | None = None  # None: packets are only counted
+        self._threads: dict[int, str] = {}
         self._handoff: list[RoleFunction] = []
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
 
@@ -122,6 +124,7 @@ class VppAdapter:
         graph, modules = read_graph(target), target.modules()
         self._interfaces = Interfaces(target)
         self._interfaces.look()
+        self._threads = {tid: str(number) for tid, number in find_thread_numbers(target, len(graph.mains)).items()}
         self._keep(target, graph)
         self._considered = {address for node in graph.nodes if node.calls for address in node.functions}
         by_address = _group(graph)
@@ -212,7 +215,7 @@ class VppAdapter:
         if self._graph is None or len(graph.nodes) != len(self._graph.nodes):
             self._reasons = read_reasons(target, graph)
         interfaces = {} if self._interfaces is None else self._interfaces.names
-        self._graph, self._names = graph, NumberNames(_find_numbered(graph), self._reasons, interfaces)
+        self._graph, self._names = graph, NumberNames(_find_numbered(graph), self._reasons, interfaces, self._threads)
 
     def _note_packets(self) -> str:
         if self._buffers is None:

@@ -24,6 +24,7 @@ from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
 from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.adapters.vpp_handoff import find_handoff
+from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
 from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, with_again
 from otel_nfprobe.target import Target
 
@@ -96,6 +97,7 @@ def check_totals(
         "unknown": 0,
     }
     threads = summary["threads"]
+    assert {thread["name"]: thread["number"] for thread in threads} == {"vpp_wk_0": 1, "vpp_wk_1": 2}
     assert sum(thread["packets"] for thread in threads) == COUNT
     assert sum(thread["handed_over"] for thread in threads) == grown[0] == counts.handed_over
     assert sum(thread["taken_over"] for thread in threads) == grown[2] == grown[0]
@@ -178,3 +180,11 @@ def test_no_workers_no_queues(start: Start) -> None:
     assert [role.role for role in find_handoff(target, graph, frame)] == [HAND_OVER, TAKE_OVER]
     assert find_handoff(target, replace(graph, mains=graph.mains[:1]), frame) == []
     assert find_handoff(target, replace(graph, nodes=graph.nodes[:20]), frame) == []
+
+
+def test_thread_numbers(start: Start) -> None:
+    target = Target(start("handoff").double.pid)
+    names = {thread.tid: thread.name for thread in target.threads()}
+    found = find_thread_numbers(target, 3)
+    assert [(number, names[tid]) for tid, number in found.items()] == [(0, "vpp"), (1, "vpp_wk_0"), (2, "vpp_wk_1")]
+    assert find_thread_numbers(target, 4) == {}

@@ -84,7 +84,13 @@ def test_spans_carry_what_is_defined() -> None:
     scale = TimeScale(1000)
     encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9, time_scale=scale)
     encoder.set_threads(THREADS)
-    encoder.set_numbers(NumberNames(reasons={0: "ip4-input: ttl", 2: "x" * 2000}, interfaces={1: "tap0", 1 << 20: "y"}))
+    encoder.set_numbers(
+        NumberNames(
+            reasons={0: "ip4-input: ttl", 2: "x" * 2000},
+            interfaces={1: "tap0", 1 << 20: "y"},
+            threads={THREADS[0][0]: "1"},
+        )
+    )
     for field in ("receive_interface", "done_number"):
         columns.packets[field] = random.choice([0, 1, 2, 3, 4, 1 << 20, 0xFFFFFFFF], count)
     groups = {"queue wait": "span.nf.queue_wait", "batch": "span.nf.batch"}

@@ -56,15 +56,17 @@ extern struct vlib_thread_main {
 	uint64_t rest[4];
 } vlib_thread_main;
 
-typedef struct { // as of 20.01: the one field that is read by name of a function, and what stands around it
+typedef struct {
 	volatile uint32_t *wait_at_barrier, *workers_at_barrier;
 	uint8_t rest[LINE - 16];
 	uint64_t of_thread[5];
 	uint64_t recursion_level, rest_of_thread[7];
 	const char *barrier_caller, *barrier_context;
-	uint8_t more[5 * LINE - LINE - 14 * 8 - 16];
+	uint64_t lwp; // the kernel's number of the thread
+	uint64_t more[8];
 } vlib_worker_thread_t;
-extern vlib_worker_thread_t *vlib_worker_threads;
+extern vlib_worker_thread_t *vlib_worker_threads; // one for each thread
+_Static_assert(sizeof(vlib_worker_thread_t) == 4 * LINE, "whole lines");
 typedef struct {
 	uint8_t *buffer; // a vector
 	uint64_t index;

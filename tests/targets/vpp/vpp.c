@@ -37,6 +37,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static vlib_main_t *mains[THREADS];
 static sem_t wanted[THREADS], done;
@@ -90,6 +91,8 @@ static void run_graph(vlib_main_t *vm)
 static void *work(void *argument)
 {
 	vlib_main_t *vm = argument;
+	vlib_worker_threads[vm->thread_index].lwp = (uint64_t)gettid();
+	sem_post(&done);
 	for (;;) {
 		while (sem_wait(&wanted[vm->thread_index]))
 			;
@@ -260,7 +263,10 @@ static void start(void)
 			abort();
 		snprintf(name, sizeof(name), "vpp_wk_%u", (i - 1) % 10);
 		pthread_setname_np(thread, name);
+		while (sem_wait(&done)) // it has said which one it is
+			;
 	}
+	vlib_worker_threads[0].lwp = (uint64_t)getpid();
 }
 
 int main(void)
