@@ -195,7 +195,8 @@ class Choice:
         fresh = [role for role in fresh if role not in without_room]
         if not fresh:
             return []
-        functions = {role.address: _function_of(target, role) for role in fresh}
+        modules = target.modules()
+        functions = {role.address: _function_of(target, modules, role) for role in fresh}
         self.snippets |= {_place(functions[role.address]): role.snippet for role in fresh if role.snippet}
         plans = _plan(target, list(functions.values()), self.wish, self.snippets)
         served = {role.address: role for role in _readers(fresh)}
@@ -278,7 +279,7 @@ def choose(
     if len(waiting) == len(wanted) and not roles:
         waiting = []  # nothing could be measured: find_functions says so
     wish = Wish(wanted, excluded, strategy, no_stop, waiting, captures)
-    functions = {role.address: _function_of(target, role) for role in roles}
+    functions = {role.address: _function_of(target, modules, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
     for function in [*(find_functions(target, present, excluded) if present else []), *further]:
         functions.setdefault(function.address, function)
@@ -362,8 +363,8 @@ def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
     return not any(fnmatch.fnmatchcase(known, name) for module in modules for known in module.names)
 
 
-def _function_of(target: Target, role: RoleFunction) -> Function:
-    for module in target.modules():
+def _function_of(target: Target, modules: Sequence[Module], role: RoleFunction) -> Function:
+    for module in modules:
         if not module.low <= role.address < module.high:
             continue
         function = function_at(module, role.address - module.base)

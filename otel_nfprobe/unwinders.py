@@ -44,7 +44,7 @@ def has_unwinder(module: Module) -> bool:
     image = module.image
     if module.is_dynamic_linker or module.is_probe_library or module.name.startswith(SHARED_UNWINDER):
         return False
-    if not any(map(image.may_name, ANSWERS)):
+    if not image.may_name(*ANSWERS):
         return False
     imported = set(image.slot_names.values())
     if imported.isdisjoint(ANSWERS) or not imported.isdisjoint(image.exports.keys() & ANSWERS.keys()):
