@@ -41,7 +41,7 @@ from otel_nfprobe.x86_64.body import check_body
 from otel_nfprobe.x86_64.branches import scan_module
 from otel_nfprobe.x86_64.copied import count_words
 from otel_nfprobe.x86_64.relocate import relocate
-from otel_nfprobe.x86_64.scan import NO_ENTRY, UNDECODABLE, UNKNOWN_FRAME
+from otel_nfprobe.x86_64.scan import NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.x86_64.sites import Site, find_site
 from otel_nfprobe.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 
@@ -112,6 +112,14 @@ def plan_function(function: Function, target: Target | None = None, strategy: st
     return plan_functions([function], target, strategy)[0]
 
 
+def plan_seventh(function: Function, target: Target) -> FunctionPlan:
+    """A call of a function that takes one word from the stack and no more, as somebody knows who knows its prototype.
+
+    Only the template of transmit, drop and hand-over functions puts that word where the function looks for it.
+    """
+    return _Ladder(function, TailCalls(target)).plan_seventh()
+
+
 def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, list[int]]:
     """The displaced instructions for another address, with a jump back where flow goes on behind them.
 
@@ -131,7 +139,9 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
-        aliases = function.aliases if function.name_source != "offset" else ()  # an offset is no name
+        source, names = function.found_names
+        self.is_named = source != "offset"  # an offset is no name
+        aliases = names if self.is_named else ()
         self.is_cold = any(".cold" in alias for alias in aliases)
         self.aliases = [alias for alias in aliases if _SPECIAL.fullmatch(alias)]
         self.tail_calls = tail_calls
@@ -176,7 +186,7 @@ class _Ladder:
             return ""
         if not self.own.own_entry or self.is_cold:
             return NO_ENTRY
-        return NO_ENTRY if self.scan.is_part(self.index, function.name_source != "offset") else ""
+        return NO_ENTRY if self.scan.is_part(self.index, self.is_named) else ""
 
     def _end(self) -> str:
         """Why a call of the function has no end, or ""."""
@@ -211,6 +221,13 @@ class _Ladder:
 
     def _in_stack(self) -> FunctionPlan:
         reason = self._frame_must_stay() or self._loops()
+        return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
+
+    def plan_seventh(self) -> FunctionPlan:
+        """As by in-stack, of a function whose only fault is that it takes an argument from the stack."""
+        reason = self._refuse_everything()
+        reason = reason or self._frame_must_stay()
+        reason = self._loops() if reason in ("", STACK_ARGUMENTS) else reason
         return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
 
     def _relocated(self) -> FunctionPlan:

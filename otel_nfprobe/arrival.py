@@ -14,6 +14,7 @@ from otel_nfprobe.columns import NONE, BatchFlag, Columns, PacketFlag, arrival_k
 
 STAMP, CAPTURE, POLL, SATURATED = "mbuf stamp", "capture", "poll", "saturated"
 """Values of nf.arrival.source; docs/arrival.md says what each means."""
+SOURCES = (STAMP, CAPTURE, POLL, SATURATED)
 FROM_CAPTURE = PacketFlag.ARRIVAL_KNOWN | PacketFlag.ARRIVAL_UNIX_NS
 WAITED_MAX = 16  # batches that the span of a packet's wait links to, the last ones
 
@@ -25,6 +26,22 @@ def find_source(packet: np.void, batch: np.void) -> str | None:
     if not batch["earliest_ticks"]:
         return None
     return SATURATED if batch["flags"] & BatchFlag.SATURATED else POLL
+
+
+def find_sources(columns: Columns) -> NDArray[np.int8]:
+    """For each packet the position in SOURCES of what find_source says of it; -1: nothing is known."""
+    packets, batches = columns.packets, columns.batches
+    found = np.full(len(packets), -1, np.int8)
+    placed = np.flatnonzero(packets["batch"] < len(batches))
+    of_batch = batches[packets["batch"][placed]]
+    bounded = of_batch["earliest_ticks"] != 0
+    saturated = (of_batch["flags"] & BatchFlag.SATURATED) != 0
+    found[placed[bounded]] = SOURCES.index(POLL)
+    found[placed[bounded & saturated]] = SOURCES.index(SATURATED)
+    known = placed[arrival_known(packets[placed], of_batch["start_ticks"])]
+    captured = (packets["flags"][known] & FROM_CAPTURE) == FROM_CAPTURE
+    found[known] = np.where(captured, SOURCES.index(CAPTURE), SOURCES.index(STAMP))
+    return found
 
 
 def find_waited(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:

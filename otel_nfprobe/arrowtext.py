@@ -6,7 +6,7 @@ Pure. Used by tables.py. Only IPv6 addresses and topics are written one by one, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address
 
 import numpy as np
@@ -63,6 +63,17 @@ def name_text(names: Sequence[str], rows: NDArray[np.integer]) -> pa.Array:
     known = (rows >= 0) & (rows < len(names))
     indices = pa.array(np.where(known, rows, 0).astype(np.int32), mask=~known)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
+
+
+def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.Array:
+    """Names by number + 1, as packets have those of an NF; null where a number is 0 or has none. Dictionary encoded."""
+    known = np.array(sorted(names), np.int64)
+    wanted = numbers.astype(np.int64) - 1
+    rows = np.searchsorted(known, wanted)
+    found = np.zeros(len(rows), np.bool_)
+    inside = rows < len(known)
+    found[inside] = known[rows[inside]] == wanted[inside]
+    return name_text([names[number] for number in known.tolist()], np.where(found, rows, -1))
 
 
 def same_text(text: str, count: int) -> pa.Array:

@@ -13,11 +13,20 @@ from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
-from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, FunctionPlan, find_slots, plan_function, plan_functions
+from otel_nfprobe.analysis import (
+    GOT_SLOT,
+    IN_STACK_CALL,
+    FunctionPlan,
+    find_slots,
+    plan_function,
+    plan_functions,
+    plan_seventh,
+)
 from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
-from otel_nfprobe.session import GATE_INNER, GATE_OUTER, PROGRAM_COUNT
+from otel_nfprobe.session import GATE_INNER, GATE_OUTER, NODE_PROGRAM, PROGRAM_COUNT
+from otel_nfprobe.sessionfacts import VECTORS
 from otel_nfprobe.snippet import Capture
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives
@@ -137,7 +146,9 @@ class Choice:
         role = self.role_of(plan)
         if role is None or role.role in READ_NO_PACKETS:
             gate = GATE_INNER if role is None else GATE_OUTER
-            return ProbeRequest(plan, gate=gate, snippet=self.snippets.get(_place(plan.function), b""))
+            snippet = self.snippets.get(_place(plan.function), b"")
+            is_node = role is not None and role.unit == VECTORS and snippet == role.snippet
+            return ProbeRequest(plan, program=NODE_PROGRAM if is_node else 0, gate=gate, snippet=snippet)
         program = self.readers().index(role)
         if role.role not in (lib.NFP_ROLE_RECEIVE, lib.NFP_ROLE_TAKE_OVER):
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
@@ -184,11 +195,12 @@ class Choice:
         fresh = [role for role in fresh if role not in without_room]
         if not fresh:
             return []
-        functions = {role.address: _function_of(target, role) for role in fresh}
+        modules = target.modules()
+        functions = {role.address: _function_of(target, modules, role) for role in fresh}
         self.snippets |= {_place(functions[role.address]): role.snippet for role in fresh if role.snippet}
         plans = _plan(target, list(functions.values()), self.wish, self.snippets)
-        served = {role.address for role in _readers(fresh)}
-        plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+        served = {role.address: role for role in _readers(fresh)}
+        plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
         plans = _with_slots(target, plans, self.wish)
         self.roles = [*self.roles, *fresh]
         self._by_address = {role.address: role for role in self.roles}
@@ -267,7 +279,7 @@ def choose(
     if len(waiting) == len(wanted) and not roles:
         waiting = []  # nothing could be measured: find_functions says so
     wish = Wish(wanted, excluded, strategy, no_stop, waiting, captures)
-    functions = {role.address: _function_of(target, role) for role in roles}
+    functions = {role.address: _function_of(target, modules, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
     for function in [*(find_functions(target, present, excluded) if present else []), *further]:
         functions.setdefault(function.address, function)
@@ -276,9 +288,9 @@ def choose(
     snippets = _find_snippets(target, wish, roles)
     snippets |= {_place(functions[role.address]): role.snippet for role in roles if role.snippet}
     plans = _plan(target, list(functions.values()), wish, snippets)
-    served = {role.address for role in _readers(roles)}
+    served = {role.address: role for role in _readers(roles)}
     by_slot = [plan for plan in plans if plan.is_slot]
-    plans = [_callable(plan, target) if plan.address in served else plan for plan in plans]
+    plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
     return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
 
 
@@ -333,10 +345,14 @@ def _plan(target: Target, functions: list[Function], wish: Wish, snippets: Snipp
     return [_without_stop(plan) for plan in plans] if wish.no_stop else plans
 
 
-def _callable(plan: FunctionPlan, target: Target) -> FunctionPlan:
+def _callable(plan: FunctionPlan, target: Target, role: RoleFunction) -> FunctionPlan:
     """What receives, transmits or drops is called from its trampoline: nothing else can read what it returned."""
     if plan.strategy in (None, IN_STACK_CALL, GOT_SLOT):
         return plan
+    if role.takes_seventh:
+        return plan_seventh(plan.function, target)
+    if plan.reason:  # an in-stack call was tried first: this is why it is none
+        return FunctionPlan(plan.function, None, plan.reason)
     return plan_function(plan.function, target, "in-stack")
 
 
@@ -347,8 +363,8 @@ def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
     return not any(fnmatch.fnmatchcase(known, name) for module in modules for known in module.names)
 
 
-def _function_of(target: Target, role: RoleFunction) -> Function:
-    for module in target.modules():
+def _function_of(target: Target, modules: Sequence[Module], role: RoleFunction) -> Function:
+    for module in modules:
         if not module.low <= role.address < module.high:
             continue
         function = function_at(module, role.address - module.base)

@@ -38,6 +38,7 @@ FUNCTION = np.dtype(
 EVENT = np.dtype([("value", "<u8"), ("offset", "<u4"), ("kind", "<u2"), ("frame_is_gone", "<u2")])
 EVENTS_MIN = 1 << 20  # there is room for
 ROWS_ROOM = 1 << 18
+MARKS_ROOM = 1 << 20
 ROW_WORDS = int(lib.NFP_FRAME_ROW_WORDS)
 
 
@@ -69,6 +70,10 @@ def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
     room = np.empty(scan.events_room, dtype=EVENT), np.empty((ROWS_ROOM, ROW_WORDS), dtype=np.int64)
     scan.events = ffi.from_buffer("struct nfp_code_event[]", room[0])
     scan.rows = ffi.from_buffer("int64_t[]", room[1])
+    stubs = [place[1:] for place in image.sections if place[0].startswith(".plt") and place[1]]
+    scan.stubs_count, marks = len(stubs), bytearray(MARKS_ROOM)
+    stub_words = ffi.new("uint64_t[]", [word for place in stubs for word in place])
+    scan.stubs, scan.marks, scan.marks_room = stub_words, ffi.from_buffer("uint8_t[]", marks), MARKS_ROOM
     events, rows = [room[0][:0]], [room[1][:0]]
     behind = 0, 0  # events and rows of the functions before
     while scan.done < scan.count:

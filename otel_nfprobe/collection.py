@@ -3,7 +3,7 @@
 
 The analysis of 20,000 functions makes millions of objects and hardly any garbage. Collections that walk them all
 again and again take a third of its time, and later, while records arrive, one full collection holds the interpreter
-longer than a ring has room. Called by choice.py, monitor.py and cli/measure.py.
+longer than a ring has room. Called by choice.py, monitor.py and the command line, which loads hundreds of modules.
 """
 
 from __future__ import annotations

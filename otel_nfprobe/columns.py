@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.holdrows import HOLD, join_holds
+
 Rows = NDArray[np.void]
 """A structured array of one of the dtypes below."""
 
@@ -126,7 +128,7 @@ THREAD = np.dtype(
         ("start_ticks", "<u8"),
         ("lost", "<u8", (3,)),
         ("name", "S16"),
-        ("reserved0", "<u8"),
+        ("handed_over_packets", "<u8"),
         ("empty_polls", "<u8"),
         ("empty_ticks", "<u8"),
         ("batches", "<u8"),
@@ -137,8 +139,9 @@ THREAD = np.dtype(
         ("dropped_packets", "<u8"),
         ("tail", "<u8"),
         ("late", LATE_WISH),
+        ("taken_over_packets", "<u8"),
         ("punted_packets", "<u8"),
-        ("reserved1", "<u8", (4,)),
+        ("reserved1", "<u8", (3,)),
         ("position", "<u8"),
         ("identified_packets", "<u8"),
         ("unplaced_packets", "<u8"),
@@ -159,6 +162,8 @@ class CallFlag(IntFlag):
     TRANSMIT = 16
     DROP = 32
     MARK = 64
+    SHARED = 128
+    CONTINUED = 256
 
 
 class CountersFlag(IntFlag):
@@ -217,6 +222,7 @@ class Columns:
     handovers: Rows = field(default_factory=_empty(HANDOVER))
     again_batches: Rows = field(default_factory=_empty(BATCH))
     again_calls: Rows = field(default_factory=_empty(CALL))
+    holds: Rows = field(default_factory=_empty(HOLD))  # the last ones, by rising end; earlier takes have them, too
 
     def topic(self, digest: int) -> str:
         """The topic of the messages with this digest; "" when it is not known."""
@@ -262,7 +268,8 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
     topics = order_topics(np.concatenate([part.topics for part in kept]))
-    return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept))
+    holds = join_holds([part.holds for part in kept])
+    return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept), holds)
 
 
 def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:

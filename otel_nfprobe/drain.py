@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.detail import SlowBatches
+from otel_nfprobe.dropreasons import DropReasons
 from otel_nfprobe.ended import EndedThreads
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.explain import Explainer
@@ -32,7 +34,6 @@ from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.preemption import SwitchWatch
-from otel_nfprobe.profiler import Profiler
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.repeats import Repeats
 from otel_nfprobe.rings import Swept
@@ -42,6 +43,9 @@ from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.threadcounts import ThreadCounts
+
+if TYPE_CHECKING:
+    from otel_nfprobe.profiler import Profiler
 
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
@@ -157,6 +161,7 @@ class Drain:
     counter_sums: SessionSums | None = None
     counted: CounterSet | None = None  # that are read now; None: none ever were
     nodes: NodeCounts = field(default_factory=NodeCounts)
+    drops: DropReasons = field(default_factory=DropReasons)
     names: NumberNames = field(default_factory=NumberNames)
     recording_error: NfprobeError | None = None
     records: int = 0
@@ -329,6 +334,7 @@ class Drain:
         self.write(lambda recording: recording.take(columns, is_over, is_part))
         self.statistics.add(columns)
         self.nodes.add(columns)
+        self.drops.add(columns)
         if self.late is not None:
             self.late.add(columns)
         if self.slow_batches is not None:

@@ -179,12 +179,25 @@ class ElfImage:
                     found[symbol.name] = symbol
         return found
 
-    def may_name(self, name: str) -> bool:
-        """Whether it can import or export a symbol of that name: quick, and for nearly all files right."""
+    def find_export(self, name: str) -> Symbol | None:
+        """One of `exports`; in nearly all files that have no such symbol no table is read for it."""
+        return self.exports.get(name) if self.may_name(name) else None
+
+    def may_name(self, *names: str) -> bool:
+        """Whether it can import or export a symbol of one of the names: quick, and for nearly all files right."""
         known: dict[str, bool] = self.cache.setdefault("may name", {})
+        wanted = [name for name in names if name not in known]
+        if wanted:
+            found = elfplain.dynamic_names(self.content)
+            known.update({name: found is None or name.encode() + b"\0" in found for name in wanted})
+        return any(known[name] for name in names)
+
+    def may_define(self, name: str) -> bool:
+        """Whether one of `symbols` can have that name: as quick, and never wrongly False."""
+        known: dict[str, bool] = self.cache.setdefault("may define", {})
         if name not in known:
-            names = elfplain.dynamic_names(self.content)
-            known[name] = names is None or name.encode() + b"\0" in names
+            found = elfplain.symbol_names(self.content)
+            known[name] = found is None or any(name.encode() + end in found for end in (b"\0", b"@"))
         return known[name]
 
     @cached_property

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SYMBOLS
-from otel_nfprobe.elfplainfile import IN_MEMORY, OddError, PlainFile, Strings, Table
+from otel_nfprobe.elfplainfile import IN_MEMORY, SYMTAB, OddError, PlainFile, Strings, Table
 from otel_nfprobe.filecontent import Content
 
 RELOCATION = np.dtype("<u8, <u4, <u4, <i8")
@@ -47,7 +47,7 @@ def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
     if reader is None:
         return None
     try:
-        return [memoryview(part) for part in reader(PlainFile(content))]
+        return [memoryview(part) for part in reader(_open(content))]
     except (OddError, UnicodeDecodeError):
         return None
 
@@ -59,9 +59,32 @@ def dynamic_names(content: Content) -> bytes | None:
         NfprobeError: the file is gone, or another one.
     """
     try:
-        return PlainFile(content).dynamic_strings().data
+        return _open(content).dynamic_strings().data
     except OddError:
         return None
+
+
+def symbol_names(content: Content) -> bytes | None:
+    """As `dynamic_names`, with those of the other symbols, which may have a version behind an @."""
+    try:
+        file = _open(content)
+        others = file.only(SYMTAB)
+        return file.dynamic_strings().data + (b"" if others is None else file.strings(int(others["link"])).data)
+    except OddError:
+        return None
+
+
+def _open(content: Content) -> PlainFile:
+    """The file's headers, read and checked once."""
+    if "plain" not in content.known:
+        try:
+            content.known["plain"] = PlainFile(content)
+        except OddError:
+            content.known["plain"] = None
+    file: PlainFile | None = content.known["plain"]
+    if file is None:
+        raise OddError
+    return file
 
 
 def _joined(names: list[str]) -> bytes:

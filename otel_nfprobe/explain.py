@@ -230,7 +230,7 @@ class Explainer:
         """
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
-        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.PREEMPTION))
+        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.PREEMPTION, CauseKind.BARRIER))
         batches = np.unique(causes["batch"][linked])
         chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))

@@ -30,6 +30,7 @@ class Content:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size_bytes = len(data)
+        self.known: dict[str, Any] = {}  # what others worked out about these very bytes
 
     def part(self, offset: int, size_bytes: int) -> bytes:
         """Bytes from an offset; fewer where the file ends."""

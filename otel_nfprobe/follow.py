@@ -5,7 +5,8 @@ A thread of the monitor looks ten times a second, and soon after probes were put
 
     loader's list changed -> new modules: plan, trampolines, tell the drain the function ids, arm
                           -> closed modules: their probes are gone; nothing is ever written to their addresses
-    adapter, now and then -> functions that receive or transmit only now (a port was started): the same
+    adapter, now and then -> functions that receive or transmit only now (a port was started): the same; those that it
+                             knows beforehand are judged before they run, when there is time
     slots we changed      -> the dynamic linker bound a function over a probe: put there again
     code we changed       -> the same module closed and loaded again between two looks: armed again
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from otel_nfprobe._core import ffi
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.foreseen import judge_foreseen
 from otel_nfprobe.linkmap import LinkMap, Listed
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patch import Patcher
@@ -76,6 +78,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
+        self._foreseen = judge_foreseen(self.choice, self.target)
         self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
         self._link_map = LinkMap(self.target)
         self._list: Listed | None = None
@@ -179,6 +182,7 @@ class Follower:
         self._take_out()
         self._keep_code()
         self._keep_slots()
+        next(self._foreseen, None)
 
     def _follow_modules(self) -> None:
         current = self.target.modules()
@@ -225,7 +229,8 @@ class Follower:
             if unprobed := self.choice.tell_unprobed(fresh):
                 self.say(unprobed)
             pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
-            self._roles_at = time.monotonic() + min(pause_s, ROLES_LOOK_S)
+            # Where one was found others follow: packets that take another way come upon several. There are not many.
+            self._roles_at = time.monotonic() + (0.0 if fresh else min(pause_s, ROLES_LOOK_S))
         if not self._later:
             return
         self.write_programs()

@@ -112,7 +112,7 @@ def _find_debug(target: Target) -> int | None:
         if not (module.is_dynamic_linker or module.is_musl):
             continue
         for name, is_pointer in _SYMBOLS.items():
-            symbol = module.image.exports.get(name)
+            symbol = module.image.find_export(name)
             if symbol is None:
                 continue
             address = module.base + symbol.address

@@ -72,7 +72,7 @@ class Module:
     @cached_property
     def is_musl(self) -> bool:
         """Whether it is musl: C library and dynamic linker in one file."""
-        return self.name.startswith(MUSL_NAMES) and MUSL_SYMBOL in self.image.exports
+        return self.name.startswith(MUSL_NAMES) and self.image.find_export(MUSL_SYMBOL) is not None
 
     @property
     def is_probe_library(self) -> bool:

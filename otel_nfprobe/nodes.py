@@ -53,8 +53,9 @@ class NodeCounts:
         cost = np.where(calls["flags"] & CallFlag.CLIPPED, 0, calls["cost_ticks"])
         ticks = ticks - np.minimum(ticks, cost)
         vectors = calls["value"] & _LOW
+        begun = (calls["flags"] & CallFlag.CONTINUED) == 0
         found, rows = np.unique(keys, return_inverse=True)
-        sums = [np.bincount(rows, weights=weights, minlength=len(found)) for weights in (None, vectors, ticks)]
+        sums = [np.bincount(rows, weights=weights, minlength=len(found)) for weights in (begun, vectors, ticks)]
         for key, row in zip(found.tolist(), np.array(sums).T.astype(np.uint64), strict=True):
             place = key & (1 << _KEY_SHIFT) - 1, key >> _KEY_SHIFT
             self._sums[place] = self._sums[place] + row if place in self._sums else row

@@ -12,8 +12,8 @@ from typing import Any
 
 from otel_nfprobe import recording_pb2
 
-NODES, REASONS, INTERFACES = "nodes", "reasons", "interfaces"
-KINDS = {1: NODES, 2: REASONS, 3: INTERFACES}  # as in a recording
+NODES, REASONS, INTERFACES, THREADS = "nodes", "reasons", "interfaces", "threads"
+KINDS = {1: NODES, 2: REASONS, 3: INTERFACES, 4: THREADS}  # as in a recording
 NAMES_MAX = 1 << 17  # of one kind
 
 
@@ -25,15 +25,22 @@ class NumberNames:
         nodes: of graph nodes that share a function, as their calls' values have it in the upper half.
         reasons: why a packet was dropped, by the number in its buffer.
         interfaces: by the number in a packet's buffer.
+        threads: the target's own number of a thread, in digits, by the kernel's.
     """
 
     nodes: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     interfaces: dict[int, str] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
+
+    def thread_number(self, tid: int) -> int | None:
+        """The target's own number of the thread; None: it has none, or it is not known."""
+        text = self.threads.get(tid, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
     def __bool__(self) -> bool:
         """Whether any is known."""
-        return bool(self.nodes or self.reasons or self.interfaces)
+        return bool(self.nodes or self.reasons or self.interfaces or self.threads)
 
     def learn(self, others: Iterable[NumberNames]) -> None:
         """Takes names that were found later; the last one of a number holds."""

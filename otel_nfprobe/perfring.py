@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 SOFTWARE = 1  # PERF_TYPE_SOFTWARE
+RATE_MAX = "/proc/sys/kernel/perf_event_max_sample_rate"
 USE_CLOCK = 1 << 25  # use_clockid: the kernel takes into a group only events of one clock
 NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: flags of the attributes that need fewer rights
 HEADER = struct.Struct("<IHH")  # struct perf_event_header: type, misc, size
@@ -25,6 +26,15 @@ _CLOEXEC = 8
 _DATA_HEAD = 1024  # offsets in the first page of a buffer
 _DATA_TAIL = 1032
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def max_hertz() -> int:
+    """What the kernel allows at this moment; it lowers the number by itself when looking takes too long."""
+    try:
+        with open(RATE_MAX, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 100_000
 
 
 def open_event(attributes: bytes, tid: int, group: int = -1) -> int:

@@ -32,6 +32,7 @@ from otel_nfprobe.columns import (
     copy_rows,
     order_topics,
 )
+from otel_nfprobe.holdrows import HOLD
 
 KEPT_CALLS = 1 << 17  # memory for so many is used again
 
@@ -64,6 +65,7 @@ class PipelineCounts:
     ungated: int
     discarded: int
     identified: int
+    handed_over: int
     taken_over: int
     unplaced: int
 
@@ -200,6 +202,7 @@ class Pipeline:
             _copy(columns.handovers, columns.handover_count, HANDOVER),
             _copy(columns.again_batches, columns.again_batch_count, BATCH),
             _copy(columns.again_calls, columns.again_call_count, CALL),
+            _copy(columns.holds, columns.hold_count, HOLD),
         )
 
     def _copy_calls(self, items: Any, count: int) -> Rows:

@@ -18,10 +18,9 @@ from typing import Any
 
 from otel_nfprobe import cache
 from otel_nfprobe.modules import Module
-from otel_nfprobe.names.sources import SLOT
 from otel_nfprobe.plan import FunctionPlan
 from otel_nfprobe.strategies import IN_STACK_CALL, STRATEGIES
-from otel_nfprobe.symbols import Function, functions_of
+from otel_nfprobe.symbols import Function, function_of, names_in
 from otel_nfprobe.target import Target
 from otel_nfprobe.x86_64.arguments import FORMATS
 from otel_nfprobe.x86_64.tailcalls import TailCalls
@@ -87,10 +86,10 @@ class KeptPlans:
 
     def _clean_unless(self, module: Module, index: int) -> Sequence[int] | None:
         """What TailCalls wants to know."""
-        if "functions" not in module.cache:  # nobody looks at them: their names may take long to read
+        if "names" not in module.cache:  # nobody looks at its functions: their names may take long to read
             return None
         known = self._of(module)
-        row = known.row(functions_of(module)[index]) if known.rows else None
+        row = known.row(function_of(module, index)) if known.rows else None
         if row is None or row[3] != IN_STACK_CALL or any(behind for _, behind in row[2]):
             return None
         return [slot for slot, _ in row[2]]
@@ -126,10 +125,10 @@ class _ModulePlans:
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
         digest = hashlib.blake2b(f"{self.file_digest} {version('iced-x86')}".encode(), digest_size=20)
-        for function in functions_of(self._module):
-            # Slots name functions that the file does not name: others in each process.
-            if function.name in FORMATS and function.name_source != SLOT:
-                digest.update(f"{function.offset:x} {function.name}".encode())
+        names = names_in(self._module)  # not those of slots, which are others in each process
+        for start in self._module.image.frames.starts:
+            if start in names and names[start][0].name in FORMATS:
+                digest.update(f"{start:x} {names[start][0].name}".encode())
         return digest.hexdigest()
 
     def _load(self) -> dict[int, list[Any]]:
@@ -222,4 +221,5 @@ def _is_sound(rows: Any) -> bool:
 
 def _facts(function: Function) -> str:
     """What is known of a function by its names: they tell what it does, and they are from other files, too."""
-    return "\0".join((function.name_source, str(function.exported), *function.aliases))
+    source, names = function.found_names
+    return "\0".join((source, str(function.exported), *names))

@@ -176,7 +176,7 @@ def _check_program(target: Target, image: ElfImage) -> None:
             f"{who} is a Go program; Go moves stacks and checks return addresses: probes would break it.",
             f"perf top -p {target.pid}",
         )
-    is_linker = image.soname.startswith("ld-linux") or MUSL_SYMBOL in image.exports  # ld.so PROGRAM
+    is_linker = image.soname.startswith("ld-linux") or image.find_export(MUSL_SYMBOL) is not None  # ld.so PROGRAM
     if not (image.has_interpreter or is_linker):
         raise RefusedError(
             f"{who} is statically linked; a library cannot be loaded into it.",

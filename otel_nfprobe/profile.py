@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.codemap import CodePart
 from otel_nfprobe.counters.software import SoftwareCounters
@@ -16,8 +16,10 @@ from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.drain import Drain
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.places import PlaceFinder
-from otel_nfprobe.profiler import Counted, Profiler
 from otel_nfprobe.target import Target
+
+if TYPE_CHECKING:
+    from otel_nfprobe.profiler import Counted, Profiler
 
 LOOK_S = 1.0  # how often the target's modules are looked at
 
@@ -49,6 +51,9 @@ class Profile:
         self._due_at = 0.0
         if not hertz:
             return
+        from otel_nfprobe.profiler import Counted, Profiler  # slow to load, and few sessions have a profile
+
+        self._counted = Counted
         profiler = Profiler(drain.clock, hertz, drain.session.holds_thread, self._find_counted, say)
         try:
             profiler.watch(thread.tid for thread in target.threads())
@@ -63,7 +68,7 @@ class Profile:
         self.follow()
 
     def _find_counted(self) -> Counted:
-        return Counted(self._counting.groups(), self._counting.counters, self._software.counters)
+        return self._counted(self._counting.groups(), self._counting.counters, self._software.counters)
 
     def follow(self) -> None:
         """Looks what the target has loaded, when it is time to."""

@@ -30,16 +30,6 @@ from otel_nfprobe.samples import SAMPLE, SampleFlag
 from otel_nfprobe.samplesource import HARDWARE, Open, Source, open_source
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
-RATE_MAX = "/proc/sys/kernel/perf_event_max_sample_rate"
-
-
-def max_hertz() -> int:
-    """What the kernel allows at this moment; it lowers the number by itself when looking takes too long."""
-    try:
-        with open(RATE_MAX, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 100_000
 
 
 @dataclass

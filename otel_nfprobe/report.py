@@ -17,8 +17,10 @@ from otel_nfprobe.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes import CauseTally
 from otel_nfprobe.columns import ABSORBED, DROPPED, NONE, PUNTED, TRANSMITTED, BatchFlag, Columns
 from otel_nfprobe.counters.sets import SessionSums
+from otel_nfprobe.dropreasons import DropReasons
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.holds import describe_hold
 from otel_nfprobe.lateness import LatenessStatistics
 from otel_nfprobe.nodes import NodeCounts
 from otel_nfprobe.pipeline import Pipeline
@@ -133,6 +135,7 @@ def build_report(
     document = make_document(facts, statistics, counts, totals.captured, ns_per_tick)
     add_counters(document, facts, statistics, totals.sums)
     document["nodes"] = totals.nodes.describe(facts.names, ns_per_tick)
+    document["packets"]["drop_reasons"] = totals.drops.describe(facts.names.reasons)
     document["packets"]["slowest"] = described
     document["packets"]["flow"] = flow.expression if flow else None
     document["batches"]["undetailed"] = totals.undetailed
@@ -183,11 +186,12 @@ class _Totals:
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
         self.sums = SessionSums(facts.counter_sets)
         self.statistics.set_costs(facts.costs)
-        self.nodes = NodeCounts()
+        self.nodes, self.drops = NodeCounts(), DropReasons()
         self.nodes.learn(facts.functions.values())
 
     def add(self, columns: Columns) -> None:
-        for part in (self.statistics, self.nodes, self.captured, self.sums, self.sample, self.kept, self.extent):
+        parts = (self.statistics, self.nodes, self.drops, self.captured, self.sums, self.sample, self.kept, self.extent)
+        for part in parts:
             part.add(columns)
         self.undetailed += int(np.count_nonzero(columns.batches["flags"] & BatchFlag.UNDETAILED))
 
@@ -225,6 +229,7 @@ class _Scene:
                 "share": round(float(cause["share"]), 4),
                 "saturated": bool(cause["saturated"]),
                 "flow": self._burst_flow(cause),
+                "command": describe_hold(self._near.holds[cause["hold"]]) or None if cause["hold"] != NONE else None,
             },
             "queue_wait_ns": None
             if source in (None, SATURATED)

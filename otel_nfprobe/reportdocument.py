@@ -55,6 +55,7 @@ def make_document(
         "recording": {
             "pid": facts.header.pid,
             "executable": facts.header.executable,
+            "version": facts.header.resource.get("service.version"),
             "start_unix_ns": facts.header.start_unix_ns,
             "complete": facts.complete,
             "damage": facts.damage,
@@ -134,6 +135,8 @@ def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
     for index, thread in sorted(facts.threads.items()):
         counters = facts.counters.get(index)
         entry: dict[str, Any] = {"tid": thread.tid, "name": thread.name}
+        number = facts.names.thread_number(thread.tid)
+        entry |= {} if number is None else {"number": number}
         if counters is not None:
             entry |= {
                 "polls": counters.batches + counters.empty_polls,

@@ -9,13 +9,16 @@ and Collector that follows the OpenTelemetry probability rules keeps the same tr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.columns import NONE, BatchFlag, CallFlag, Columns, Rows, latency_ticks
-from otel_nfprobe.flowfilter import FlowFilter
+
+if TYPE_CHECKING:
+    from otel_nfprobe.flowfilter import FlowFilter
 
 REASON_SAMPLE: int = lib.NFP_REASON_SAMPLE
 REASON_SLOW: int = lib.NFP_REASON_SLOW

@@ -9,13 +9,15 @@ culprit, and a timeline shows them. Arrays in, arrays out; called by report.py.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks, life_start_ticks
 from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.holdrows import join_holds
 
+HOLDS_MAX = 10_000  # around all of the slowest packets
 BATCHES_MAX = 20_000  # of all surroundings together; more are not looked at
 
 
@@ -86,10 +88,12 @@ class Surroundings:
     def __init__(self, slowest: list[SlowPacket]) -> None:
         self._slowest = slowest
         self._parts: list[Columns] = []
+        self._holds = join_holds([])
 
     def add(self, columns: Columns) -> None:
         """Looks at one take."""
         batches = columns.batches
+        self._add_holds(columns.holds)
         wanted = np.zeros(len(batches), bool)
         for slow in self._slowest:
             # As long before as it lived: its queue may have been longer than usual when it came.
@@ -104,7 +108,14 @@ class Surroundings:
 
     def columns(self) -> Columns:
         """All of them, with the packets described in these batches."""
-        return concatenate(self._parts)
+        return replace(concatenate(self._parts), holds=self._holds)
+
+    def _add_holds(self, holds: Rows) -> None:
+        near = np.zeros(len(holds), bool)
+        for slow in self._slowest if len(holds) else ():
+            near |= (holds["end_ticks"] > slow.start_ticks) & (holds["start_ticks"] <= slow.done_ticks)
+        if near.any():
+            self._holds = join_holds([self._holds, holds[near]])[-HOLDS_MAX:]
 
 
 def find_packet(columns: Columns, slow: SlowPacket) -> int:

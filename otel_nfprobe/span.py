@@ -21,6 +21,7 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arrival import find_waited
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
+from otel_nfprobe.holdrows import HOLD
 from otel_nfprobe.numbernames import NAMES_MAX, NumberNames
 from otel_nfprobe.resource import SCHEMA_URL, encode_resource, encode_scope
 from otel_nfprobe.sampling import RANDOMNESS
@@ -41,9 +42,11 @@ TAIL = np.dtype(
         ("flags", "<u4"),
         ("flow_packet", "<u4"),
         ("flow_share", "<f8"),
+        ("hold", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
-TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown")
+TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown", "barrier")
 _KIND_OF_CAUSE = {
     CauseKind.UNKNOWN: TAIL_KINDS.index("unknown"),
     CauseKind.OWN: TAIL_KINDS.index("own"),
@@ -51,6 +54,7 @@ _KIND_OF_CAUSE = {
     CauseKind.BATCHING: TAIL_KINDS.index("batching"),
     CauseKind.BURST: TAIL_KINDS.index("burst"),
     CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
+    CauseKind.BARRIER: TAIL_KINDS.index("barrier"),
 }
 
 TEXT_STRUCT = "struct nfp_otlp_text"
@@ -74,7 +78,7 @@ def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
     tails["batch_id"] = causes["batch_id"]
     tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
     tails["flags"] = np.where(causes["saturated"] != 0, lib.NFP_TAIL_SATURATED, 0)
-    for name in ("share", "flow_packet", "flow_share"):
+    for name in ("share", "flow_packet", "flow_share", "hold"):
         tails[name] = causes[name]
     return tails
 
@@ -269,6 +273,8 @@ class SpanEncoder:
             setattr(self._job, f"{singular}_count", len(array))
         self._point("counters", "struct nfp_call_counters", np.ascontiguousarray(columns.counters, CALL_COUNTERS))
         self._job.counters_count = len(columns.counters)
+        self._point("holds", "struct nfp_hold", np.ascontiguousarray(columns.holds, HOLD))
+        self._job.hold_count = len(columns.holds)
         self._point("handovers", "struct nfp_handover", np.ascontiguousarray(columns.handovers, HANDOVER))
         self._job.handover_count = len(columns.handovers)
         self._point("anchors", "struct nfp_anchor", self._clock.anchors)
@@ -281,7 +287,7 @@ class SpanEncoder:
 
     def _prepare(self) -> None:
         text = SpanText()
-        functions, threads = text.add_functions(self._names), text.add_threads(self._threads)
+        functions, threads = text.add_functions(self._names), text.add_threads(self._threads, self._numbers)
         counters, sets = text.add_counters(self._counters)
         self._point_numbers(text)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()

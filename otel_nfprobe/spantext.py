@@ -13,6 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.columns import Rows
+from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.resource import encode_attribute
 
 # Names of C++ templates reach kilobytes; nobody reads them to the end, and each span repeats its name twice.
@@ -55,11 +56,11 @@ class SpanText:
                 rows[number] = self.add(Span(attributes=[attribute]).SerializeToString())
         return rows
 
-    def add_threads(self, threads: Sequence[tuple[int, str]]) -> Rows:
+    def add_threads(self, threads: Sequence[tuple[int, str]], numbers: NumberNames) -> Rows:
         """One row for each id and name, struct nfp_otlp_text, and an empty one for indices beyond them."""
         rows = np.zeros(len(threads) + 1, dtype=_TEXT)
         for index, (tid, name) in enumerate(threads):
-            rows[index] = self.add(_encode_thread(tid, name))
+            rows[index] = self.add(_encode_thread(tid, name, numbers.thread_number(tid)))
         return rows
 
     def add_counters(self, counters: Mapping[int, Sequence[tuple[str, int]]]) -> tuple[Rows, Rows]:
@@ -93,10 +94,12 @@ class SpanText:
         return tuple(self.add(span.SerializeToString()) for span in spans)
 
 
-def _encode_thread(tid: int, name: str) -> bytes:
+def _encode_thread(tid: int, name: str, number: int | None) -> bytes:
     attributes = [encode_attribute("thread.id", tid)]
     if name:
         attributes.append(encode_attribute("thread.name", name))
+    if number is not None:
+        attributes.append(encode_attribute("nf.thread.number", number))
     return Span(attributes=attributes).SerializeToString()
 
 

@@ -58,6 +58,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         **({"nodes": nodes} if (nodes := _list_nodes(monitor)) else {}),
+        **({"drop_reasons": reasons} if (reasons := _list_drop_reasons(monitor)) else {}),
         "not_restored": monitor.not_restored,
     }
 
@@ -90,6 +91,10 @@ def _list_nodes(monitor: Monitor) -> list[dict[str, Any]]:
     return monitor.drain.nodes.describe(monitor.drain.names, ns_per_tick)
 
 
+def _list_drop_reasons(monitor: Monitor) -> list[dict[str, Any]]:
+    return monitor.drain.drops.describe(monitor.drain.names.reasons)
+
+
 def count_lost(monitor: Monitor) -> dict[str, int]:
     """Lost records by class."""
     threads = [thread.lost for thread in monitor.session.thread_counts()]
@@ -109,6 +114,9 @@ def _list_threads(monitor: Monitor) -> list[dict[str, Any]]:
             "empty_ticks": count.empty_ticks,
             "batches": count.batches,
             "packets": count.received,
+            "handed_over": count.handed_over,
+            "taken_over": count.taken_over,
+            **({} if (number := monitor.drain.names.thread_number(count.tid)) is None else {"number": number}),
         }
         for count in monitor.session.thread_counts()
     ]

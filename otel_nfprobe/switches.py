@@ -34,6 +34,7 @@ SWITCHES_MAX = 1 << 20  # kept of a whole recording
 
 class SwitchFlag(IntFlag):
     PREEMPTED = 1
+    HELD = 4  # another thread of the target kept it from running (holds.py)
     INCOMPLETE = 2  # records of the scheduler were lost before this row
 
 

@@ -12,6 +12,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ from otel_nfprobe.elftables import Symbol
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module, names_of_file
 from otel_nfprobe.names.demangle import demangle, demangle_all
-from otel_nfprobe.names.inlined import inlined_in
 from otel_nfprobe.names.slotnames import imported_names
 from otel_nfprobe.names.sources import SLOT, Names, names_of
 from otel_nfprobe.pattern import Pattern, near_names
@@ -59,6 +59,7 @@ class Named:
         exported: other modules can bind to one of its names.
         kind: "function", or "ifunc resolver": code that chooses the function of that name when programs start.
         version: "@@VERSION" when programs bind to this one, "@VERSION" when only old programs do, else "".
+        code_names: source and names before an adapter gave it one, or None: `found_names` has them.
     """
 
     module: Module
@@ -70,6 +71,17 @@ class Named:
     exported: bool
     kind: str = "function"
     version: str = ""
+    code_names: tuple[str, tuple[str, ...]] | None = None
+
+    def give_name(self, name: str, source: str) -> None:
+        """What an adapter calls it: its name from now on, and one of its names."""
+        self.code_names = self.found_names
+        self.name, self.name_source, self.aliases = name, source, (name, *self.aliases)
+
+    @property
+    def found_names(self) -> tuple[str, tuple[str, ...]]:
+        """Source and names that were found with its code: they alone say what it does."""
+        return self.code_names or (self.name_source, self.aliases)
 
     @property
     def address(self) -> int:
@@ -122,10 +134,17 @@ def functions_of(module: Module) -> list[Function]:
     """
     known: list[Function] | None = module.cache.get("functions")
     if known is None:
-        names = _names(module)
-        known = [_function(module, frame, names.get(frame.start, ())) for frame in module.image.frames.frames]
-        module.cache["functions"] = known
-        module.cache["starts"] = [function.offset for function in known]
+        known = module.cache["functions"] = [*map(partial(function_of, module), range(len(module.image.frames.frames)))]
+    return known
+
+
+def function_of(module: Module, index: int) -> Function:
+    """The function at an index of the module's frame table; the same object each time. Raises as functions_of."""
+    made: dict[int, Function] = module.cache.setdefault("made", {})
+    known = made.get(index)
+    if known is None:
+        frame = module.image.frames.frames[index]
+        known = made.setdefault(index, _function(module, frame, names_in(module).get(frame.start, ())))  # threads share
     return known
 
 
@@ -141,7 +160,7 @@ def functions_without_frame(module: Module) -> list[Unframed]:
     starts = frozenset(frames.starts)
     found: list[Unframed] = []
     module.cache["unframed"] = found
-    for address, symbols in sorted(_names(module).items()):
+    for address, symbols in sorted(names_in(module).items()):
         size = max(symbol.size for symbol in symbols)
         if address in starts or not size or module.image.section_of(address).startswith(".plt"):
             continue
@@ -158,16 +177,16 @@ def use_archives(source: Target | Module | list[Module], archives: Sequence[str 
     for module in modules:
         if module.cache.get("archives", ()) != tuple(archives):
             module.cache["archives"] = tuple(archives)
-            for key in ("names", "functions", "starts", "slot names", "unframed"):
+            for key in ("names", "functions", "made", "slot names", "unframed"):
                 module.cache.pop(key, None)
 
 
 def function_at(module: Module, offset: int) -> Function | None:
     """The function whose range holds the file's own address."""
-    functions = functions_of(module)
-    index = bisect_right(module.cache["starts"], offset) - 1
-    if index >= 0 and offset < functions[index].offset + functions[index].size:
-        return functions[index]
+    frames = module.image.frames
+    index = bisect_right(frames.starts, offset) - 1
+    if index >= 0 and offset < frames.starts[index] + frames.frames[index].size:
+        return function_of(module, index)
     return None
 
 
@@ -224,7 +243,7 @@ def exported_address(target: Target, name: str) -> int | None:
     for prefix in C_LIBRARIES:
         for module in target.modules():
             if module.name.startswith(prefix):
-                symbol = module.image.exports.get(name)
+                symbol = module.image.find_export(name)
                 if symbol is not None and symbol.kind == 2:
                     return module.base + symbol.address
     return None
@@ -268,7 +287,8 @@ def _select(pattern: Pattern, modules: Sequence[Module], target: Target | None) 
     return found
 
 
-def _names(module: Module) -> Names:
+def names_in(module: Module) -> Names:
+    """All names of a module's functions by address, the best one first. Raises as functions_of."""
     known: Names | None = module.cache.get("names")
     if known is None:
         known = names_of(module)
@@ -347,6 +367,8 @@ def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, 
 
 
 def _inlined_sentence(pattern: Pattern, modules: Sequence[Module]) -> str:
+    from otel_nfprobe.names.inlined import inlined_in  # what reads debug information is loaded for this sentence alone
+
     found = inlined_in(modules, pattern.matches_text)
     if not found:
         return ""

@@ -14,11 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from otel_nfprobe.arrowtext import address_text, hex_text, name_text, same_text, topic_text
+from otel_nfprobe.arrival import SOURCES, find_sources
+from otel_nfprobe.arrowtext import address_text, hex_text, name_text, numbered_text, same_text, topic_text
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import (
+    DROPPED,
     MESSAGE_VERSION,
     NONE,
+    TRANSMITTED,
     UNKNOWN,
     BatchFlag,
     CallFlag,
@@ -77,11 +80,15 @@ PACKETS = pa.schema(
         ("packet_id", pa.string()),
         ("batch", pa.int64()),
         ("packet_index", pa.int32()),
+        ("arrival_source", TEXT),
         ("arrival_unix_ns", pa.int64()),
         ("receive_unix_ns", pa.int64()),
         ("done_unix_ns", pa.int64()),
         ("latency_ns", pa.int64()),
         ("disposition", TEXT),
+        ("drop_reason", TEXT),
+        ("interface", TEXT),
+        ("transmit_interface", TEXT),
         ("done_function", TEXT),
         ("done_id", pa.string()),
         ("source", pa.string()),
@@ -124,7 +131,7 @@ class TableMaker:
         self._ns_per_tick = 1e9 / self._clock.ticks_per_second
         resource = facts.header.resource
         self._session = (facts.header.session, resource.get("host.name", ""), resource.get("service.name", ""))
-        self._names = facts.function_names
+        self._names, self._numbers = facts.function_names, facts.names
         ids = range(len(self._names))
         self._modules = [facts.functions[id].module if id in facts.functions else "" for id in ids]
         self._tids = np.zeros(max(facts.threads, default=-1) + 1, np.int32)
@@ -153,7 +160,7 @@ class TableMaker:
             "probe_ns": self._ns(rows["cost_ticks"]),
             "depth": rows["depth"].astype(np.int32),
             "value": _nullable(rows["value"].astype(np.int64), (flags & CallFlag.VALUE) == 0),
-            "is_clipped": (flags & CallFlag.CLIPPED) != 0,
+            "is_clipped": (flags & (CallFlag.CLIPPED | CallFlag.SHARED)) != 0,
             "is_unwound": (flags & CallFlag.UNWOUND) != 0,
             "is_mark": (flags & CallFlag.MARK) != 0,
         }
@@ -187,10 +194,14 @@ class TableMaker:
         stamped = (flags & PacketFlag.ARRIVAL_KNOWN) != 0
         values = {
             **self._packet(columns, np.arange(len(rows))),
+            "arrival_source": name_text(SOURCES, find_sources(columns)),
             "arrival_unix_ns": _nullable(self._unix_ns(rows["arrival_ticks"]), ~stamped),
             "done_unix_ns": _nullable(self._unix_ns(rows["done_ticks"]), unknown),
             "latency_ns": _nullable(self._ns(latency_ticks(columns)), unknown),
             "disposition": name_text(_DISPOSITIONS, rows["disposition"]),
+            "drop_reason": self._numbered(self._numbers.reasons, rows, DROPPED),
+            "interface": numbered_text(self._numbers.interfaces, rows["receive_interface"]),
+            "transmit_interface": self._numbered(self._numbers.interfaces, rows, TRANSMITTED),
             "done_function": name_text(self._names, rows["done_function"]),
             "done_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
             "source": address_text(rows, "source"),
@@ -233,6 +244,10 @@ class TableMaker:
             "packet_index": _int32(rows["index"]),
             "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
         }
+
+    def _numbered(self, names: Mapping[int, str], rows: Rows, disposition: int) -> pa.Array:
+        """What the number means that packets of this disposition have from where they left; null for others."""
+        return numbered_text(names, np.where(rows["disposition"] == disposition, rows["done_number"], 0))
 
     def _thread(self, index: NDArray[np.uint32]) -> dict[str, Any]:
         known = index < len(self._tids)

@@ -16,7 +16,8 @@ The largest of these is the cause, when it explains at least half of the excess;
 function is charged over all batches of the period; the batch where it took longest is the culprit:
 
 * own: the packet's own; queue: an earlier one;
-* preemption: the batch that stood still longest; the function that ran then is not blamed.
+* preemption: the batch that stood still longest; the function that ran then is not blamed;
+* barrier: the same where most of this time another thread of the target had it stand still (holds.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.burst import find_flow
 from otel_nfprobe.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.excess import BatchExcess
+from otel_nfprobe.holds import add_held, find_held, find_longest
 from otel_nfprobe.period import Period, Timeline, make_timelines
 from otel_nfprobe.switches import Absences, no_switches
 from otel_nfprobe.typical import Typical
@@ -48,6 +50,7 @@ class CauseKind(IntEnum):
     BATCHING = 3
     BURST = 4
     PREEMPTION = 5
+    BARRIER = 6
 
 
 CAUSE = np.dtype(
@@ -62,12 +65,15 @@ CAUSE = np.dtype(
         ("share", "<f8"),
         ("flow_packet", "<u4"),
         ("flow_share", "<f4"),
+        ("hold", "<u4"),
     ]
 )
 """kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for
 batching and bursts the packet's own; NONE and 0 when unknown. excess_ticks: what the cause explains. share: of the
 packet's excess, at most 1. flow_packet: of a burst, a packet of the flow that made most of it, or NONE; flow_share:
-its part. saturated: no poll before the packet had left its queue empty."""
+its part. hold: of a barrier, the index in holds of the one that took longest, or NONE.
+saturated: no poll before the packet had left its queue empty."""
+_INDEXES = ("function", "batch", "call", "flow_packet", "hold")
 
 
 class _Stage(NamedTuple):
@@ -115,21 +121,24 @@ def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical
         array of dtype CAUSE, in the order of `packets`.
     """
     causes = np.zeros(len(packets), CAUSE)
-    for name in ("function", "batch", "call", "flow_packet"):
+    for name in _INDEXES:
         causes[name] = NONE
     if not len(packets) or not typical.is_known:
         return causes
-    judge = _Judge(columns, typical, Absences(no_switches() if switches is None else switches))
+    held = find_held(columns)
+    away = Absences(add_held(no_switches() if switches is None else switches, held))
+    judge = _Judge(columns, typical, away, Absences(held))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)
     return causes
 
 
 class _Judge:
-    def __init__(self, columns: Columns, typical: Typical, away: Absences) -> None:
+    def __init__(self, columns: Columns, typical: Typical, away: Absences, held: Absences) -> None:
         self._columns = columns
         self._typical = typical
         self._away = away
+        self._held = held
         self._starts = life_start_ticks(columns)
         self._timelines = make_timelines(columns, typical, away)
         self._excess = BatchExcess(columns, typical, away)
@@ -167,7 +176,7 @@ class _Judge:
 
     def _judge_stage(self, cause: np.void, packet: int, late: int, stage: _Stage) -> None:
         """Fills in the row with what this batch, or the wait for it, explains."""
-        for name in ("function", "batch", "call", "flow_packet"):
+        for name in _INDEXES:
             cause[name] = NONE
         batch = self._columns.batches[stage.batch]
         timeline = self._timelines[int(batch["thread"])]
@@ -178,6 +187,16 @@ class _Judge:
         burst = self._burst_ticks(timeline, period, stage.since, stage.begin)
         batching = self._batching_ticks(batch, stage.until)
         self._decide(cause, charges, packet, late, stage.until - stage.since, period, timeline, burst, batching)
+        if cause["kind"] == CauseKind.PREEMPTION:
+            since = min(int(timeline.start[period.first]), stage.since)
+            self._find_hold(cause, charges.preempted, int(batch["thread"]), since, stage.until)
+
+    def _find_hold(self, cause: np.void, preempted: float, thread: int, since: int, until: int) -> None:
+        """Who had the thread stand still, where that was no scheduler."""
+        spans = self._held.during(thread, since, until)
+        if 2 * int((spans[:, 1] - spans[:, 0]).sum()) >= preempted:
+            hold = find_longest(self._columns.holds, since, until)
+            cause["kind"], cause["hold"] = CauseKind.BARRIER, NONE if hold < 0 else hold
 
     def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
         """What the packet waited for. The packets of one batch mostly waited for the same."""

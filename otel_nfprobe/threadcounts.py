@@ -28,6 +28,8 @@ class ThreadCounts:
     refused: int
     dropped: int
     punted: int
+    handed_over: int
+    taken_over: int
     lost: tuple[int, int, int]
     start_ticks: int = 0
 

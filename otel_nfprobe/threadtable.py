@@ -18,7 +18,8 @@ from otel_nfprobe.threadcounts import COUNT_MAX, LateCounts, ThreadCounts
 from otel_nfprobe.threadids import ThreadIds
 
 COUNTED = ("empty_polls", "empty_ticks", "batches", "received_packets", "transmit_calls", "transmitted_packets",
-           "refused_packets", "dropped_packets", "punted_packets")  # fmt: skip
+           "refused_packets", "dropped_packets", "punted_packets", "handed_over_packets",
+           "taken_over_packets")  # fmt: skip
 COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets")
 
 

@@ -44,7 +44,7 @@ def has_unwinder(module: Module) -> bool:
     image = module.image
     if module.is_dynamic_linker or module.is_probe_library or module.name.startswith(SHARED_UNWINDER):
         return False
-    if not any(map(image.may_name, ANSWERS)):
+    if not image.may_name(*ANSWERS):
         return False
     imported = set(image.slot_names.values())
     if imported.isdisjoint(ANSWERS) or not imported.isdisjoint(image.exports.keys() & ANSWERS.keys()):
@@ -68,5 +68,5 @@ def _addresses(target: Target, name: str) -> set[int]:
 
 
 def _address(module: Module, name: str) -> int:
-    symbol = module.image.exports.get(name) if module.image.may_name(name) else None
+    symbol = module.image.find_export(name)
     return 0 if symbol is None else module.base + symbol.address

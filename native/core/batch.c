@@ -248,7 +248,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 			nfp_recent_add(&stream->recent, pending);
 	}
 	uint32_t received = takes_over ? 0 : size;
-	stream->received_total += received;
+	stream->received_total += pipeline->sees_handovers ? size : received; // those are handed on, too
 	if (pending) {
 		pending->received_total = stream->received_total;
 		pending->turn = stream->turn;

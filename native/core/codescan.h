@@ -82,6 +82,10 @@ struct nfp_code_scan {
 	uint64_t rows_room; // at least NFP_FRAME_ROWS_MAX
 	uint64_t rows_count;
 	uint64_t entry_bytes; // how near to the entry rows are wanted
+	const uint64_t *stubs; // address and size of each section of stubs that lead to other modules
+	uint64_t stubs_count;
+	uint8_t *marks; // of its own
+	uint64_t marks_room;
 };
 
 // Scans functions from `done` on, until all are done or there may be no room for the events or rows of the next one.

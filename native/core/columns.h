@@ -19,6 +19,8 @@ enum nfp_call_flags {
 	NFP_CALL_TRANSMIT = 16,
 	NFP_CALL_DROP = 32,
 	NFP_CALL_MARK = 64, // only its entry was measured: it ends where it begins
+	NFP_CALL_SHARED = 128, // the part of one batch of a call that worked on packets of several
+	NFP_CALL_CONTINUED = 256, // not the first of these parts: it is no call more
 };
 
 struct nfp_call {
@@ -158,6 +160,17 @@ struct nfp_handover {
 	uint32_t flags;  // enum nfp_handover_flags
 };
 
+// One thread kept all others from running.
+struct nfp_hold {
+	uint64_t start_ticks; // it asked them to stand still
+	uint64_t held_ticks;  // all did
+	uint64_t end_ticks;   // it had let them go
+	uint32_t thread;
+	uint32_t function; // by which it did so
+	uint32_t size;     // of `text`, valid UTF-8: what for; 0: not known
+	uint8_t text[84];  // NFP_TOPIC_TEXT_BYTES
+};
+
 // What the counters of a call say; calls without a row were not counted.
 struct nfp_call_counters {
 	uint32_t call;  // index in the calls array
@@ -184,6 +197,7 @@ struct nfp_columns {
 	// Batches and their calls that an earlier take has given and packets of this one were in, too.
 	const struct nfp_batch *again_batches;
 	const struct nfp_call *again_calls;
+	const struct nfp_hold *holds; // the last ones, earlier takes' among them, by rising end
 	uint64_t call_count;
 	uint64_t batch_count;
 	uint64_t packet_count;
@@ -192,6 +206,7 @@ struct nfp_columns {
 	uint64_t handover_count;
 	uint64_t again_batch_count;
 	uint64_t again_call_count;
+	uint64_t hold_count;
 };
 
 // cdef end
@@ -202,6 +217,7 @@ _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_handover) == 16, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_hold) == 120, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_counter_cost) == 48, "columns.py has the same layout");

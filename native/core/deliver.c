@@ -171,7 +171,9 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 	// Count only batches that had ended when the newest events that are settled were taken: what hands the packets on may
 	// have been read since.
 	uint64_t ended = stream->ended_settled;
-	uint64_t patience = pipeline->hands_over ? NFP_LATER_HANDED : NFP_LATER_BATCHES;
+	uint64_t patience = !pipeline->hands_over      ? NFP_LATER_BATCHES
+	                    : pipeline->sees_handovers ? NFP_LATER_QUEUED
+	                                               : NFP_LATER_HANDED;
 	struct nfp_pending **link = &stream->ended;
 	uint64_t left = 0;
 	stream->turn_end.known = 0;
@@ -179,15 +181,17 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 		struct nfp_pending *pending = *link;
 		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;
 		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
-		            nfp_handovers_wait(pipeline, pending);
+		            nfp_handovers_wait(pipeline, pending) || nfp_share_waits(stream, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
 			link = &pending->next;
 			left++;
 			continue;
 		}
 		nfp_chosen_give_up(stream, pending);
-		if (!pending->given_take)
+		if (!pending->given_take) {
+			nfp_handovers_drop(pipeline, pending);
 			nfp_batch_deliver(pipeline, pending);
+		}
 		if (pending->held) { // by packets that are not delivered
 			link = &pending->next;
 			left++;

@@ -86,9 +86,38 @@ static bool emit(struct machine *machine, uint64_t address)
 	return true;
 }
 
+static bool skip_block(struct machine *machine)
+{
+	int32_t bytes = take_number(machine);
+	if (bytes < 0 || (uint32_t)bytes > machine->bytes - machine->position)
+		return false;
+	machine->position += (uint32_t)bytes;
+	return true;
+}
+
+// An expression for the CFA: of a function that aligns its stack, the word at rbp + offset.
+static bool set_expression(struct machine *machine)
+{
+	enum { BYTES = 3, RBP_PLUS = 0x76, DEREFERENCE = 0x06 };
+	int64_t bytes = take(machine, 1), operation = take(machine, 1);
+	int64_t offset = take(machine, 1), last = take(machine, 1);
+	// An offset that one byte holds: seven bits, the highest of them is the sign.
+	if (bytes != BYTES || operation != RBP_PLUS || last != DEREFERENCE || offset & 0x80)
+		return false;
+	machine->cfa.reg = NFP_FRAME_DEREFERENCED;
+	machine->cfa.offset = (int32_t)(offset ^ 0x40) - 0x40;
+	return true;
+}
+
 // Carries out an instruction that changes the rule. Returns whether it could.
 static bool set_rule(struct machine *machine, uint8_t code)
 {
+	if ((code == 0x0d || code == 0x0e) && machine->cfa.reg < 0)
+		return false; // a part of an expression
+	if (code == 0x0f) // DW_CFA_def_cfa_expression
+		return set_expression(machine);
+	if (code == 0x10) // DW_CFA_expression: a register is saved
+		return skip_number(machine) && skip_block(machine);
 	if (code == 0x0c || code == 0x0d) { // DW_CFA_def_cfa, DW_CFA_def_cfa_register
 		machine->cfa.reg = take_number(machine);
 		if (machine->cfa.reg < 0 || machine->cfa.reg >= REGISTERS)

@@ -6,6 +6,64 @@
 #include "stream.h"
 #include <nfprobe/record.h>
 
+// It describes its packets only where it dropped some, and does not say which: those are that nobody takes over.
+void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_open *open)
+{
+	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
+	uint64_t value = open->flags & NFP_OPEN_VALUE ? open->value : 0, accepted = value & UINT32_MAX;
+	uint64_t asked = value >> 32 > accepted ? value >> 32 : accepted, described = 0;
+	for (uint32_t i = first; accepted < asked && i < stream->handed.count; i++) {
+		struct nfp_event event = {.ticks = open->start_ticks,
+		                          .done_ticks = stream->last_ticks,
+		                          .buffer = stream->handed.items[i].buffer,
+		                          .function = open->function,
+		                          .kind = accepted ? NFP_EVENT_REFUSED : NFP_EVENT_DROP};
+		described += (uint64_t)nfp_event_append(pipeline, stream, event);
+	}
+	nfp_handed_cut(stream, first);
+	pipeline->counts.handed_over += accepted;
+	if (accepted < asked && described < asked) {
+		nfp_packet_count(pipeline, stream, open, NFP_DROPPED,
+		                 accepted ? asked - accepted : asked - described);
+		pipeline->lossy = 1; // which ones these were is not known
+	}
+	nfp_chosen_count(stream, asked);
+	if (stream->batch)
+		stream->batch->handed += asked;
+}
+
+void nfp_handover_refuse(struct nfp_pending *pending, uint32_t index, const struct nfp_event *event)
+{
+	struct nfp_packet *packet = &pending->packets.items[index];
+	if (packet->disposition != NFP_UNKNOWN)
+		return;
+	packet->done_ticks = event->done_ticks;
+	packet->done_function = event->function;
+	packet->done_digest = packet->digest;
+}
+
+void nfp_handover_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index)
+{
+	struct nfp_packet *packet = &pending->packets.items[index];
+	if (packet->disposition != NFP_UNKNOWN || packet->done_function == NFP_NONE)
+		return;
+	packet->disposition = NFP_DROPPED;
+	pending->undone--;
+	pending->batch.dropped++;
+	pipeline->counts.dropped++;
+}
+
+void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+{
+	for (uint32_t i = 0; pending->undone && pipeline->sees_handovers && i < pending->packets.count; i++) {
+		uint32_t undone = pending->undone;
+		nfp_handover_drop(pipeline, pending, i);
+		if (pending->undone < undone)
+			nfp_packet_forget(pipeline, pending, i);
+	}
+}
+
 int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record)
 {
@@ -40,6 +98,11 @@ void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 	pending->handovers.items[pending->handovers.count++] = (struct nfp_pending_handover){
 	    .ticks = event->ticks, .packet = index, .slot = event->slot, .index = event->index};
 	pipeline->counts.taken_over++;
+	struct nfp_packet *packet = &pending->packets.items[index];
+	if (packet->disposition == NFP_UNKNOWN) { // no queue has refused it
+		packet->done_function = NFP_NONE;
+		packet->done_ticks = packet->done_digest = 0;
+	}
 }
 
 // Those that have ended stay so until they are let go: they are not looked at again.

@@ -30,11 +30,12 @@ struct nfp_decoded {
 	uint64_t
 	    target; // of a branch or call that names it; of a memory operand relative to the next instruction
 	int64_t displacement; // of any other memory operand
+	uint32_t registers; // bit mask: those of r8 to r15 that it names, and perhaps others
 	uint8_t bytes;
 	uint8_t kind; // enum nfp_instruction_kind
 	uint8_t has_memory; // an operand in memory that is written out
 	uint8_t base; // of that operand
-	uint8_t has_index;
+	uint8_t index;
 	uint8_t to; // of a move, lea or pop: the register that is written, or NFP_REGISTER_NONE
 	uint8_t from; // of a move: the register that is read, or NFP_REGISTER_NONE
 	uint8_t is_wide; // of a move or lea: 64 bits

@@ -125,21 +125,26 @@ static void put_body(struct nfp_packet *packet, uint64_t bytes)
 	packet->length = bytes < UINT16_MAX ? (uint16_t)bytes : UINT16_MAX;
 }
 
-static void put_topic(struct nfp_stream *stream, struct nfp_packet *packet, const struct nfp_record *record)
+uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes)
 {
 	const uint32_t most = NFP_TOPIC_RECORDS * NFP_TEXT_BYTES;
-	uint32_t bytes = record->rsp < NFP_TOPIC_READ_BYTES ? record->rsp : NFP_TOPIC_READ_BYTES;
-	struct nfp_message message = {.topic_bytes = bytes};
+	bytes = bytes < NFP_TOPIC_READ_BYTES ? bytes : NFP_TOPIC_READ_BYTES;
 	stream->topic =
 	    (struct nfp_topic_reader){.topic_bytes = bytes, .expected = bytes < most ? bytes : most};
+	return bytes;
+}
+
+static void put_topic(struct nfp_stream *stream, struct nfp_packet *packet, const struct nfp_record *record)
+{
+	struct nfp_message message = {.topic_bytes = nfp_message_begin_text(stream, record->rsp)};
 	memcpy(packet->source, &message, sizeof(message));
 	put_body(packet, stream->facts.length);
 	packet->ip_id = (uint16_t)stream->facts.number;
 	packet->ip_version = NFP_VERSION_MESSAGE;
 }
 
-static void put_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
-                     const struct nfp_record *record)
+void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
+                      const struct nfp_record *record)
 {
 	struct nfp_topic_reader *topic = &stream->topic;
 	uint8_t piece[NFP_TEXT_BYTES];
@@ -159,7 +164,7 @@ void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 	if (nfp_record_kind(record) == NFP_PACKET_TOPIC)
 		put_topic(stream, packet, record);
 	else if (packet->ip_version == NFP_VERSION_MESSAGE)
-		put_text(pipeline, stream, packet->digest, record);
+		nfp_message_text(pipeline, stream, packet->digest, record);
 }
 
 // The length of a message that was released later is known only when it is routed.

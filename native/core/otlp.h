@@ -40,6 +40,7 @@ enum nfp_tail_kind {
 	NFP_TAIL_BURST = 4,
 	NFP_TAIL_PREEMPTION = 5,
 	NFP_TAIL_UNKNOWN = 6,
+	NFP_TAIL_BARRIER = 7, // another thread of the target had this one stand still
 };
 
 enum nfp_tail_flags {
@@ -60,6 +61,8 @@ struct nfp_tail {
 	uint32_t flags; // enum nfp_tail_flags
 	uint32_t flow_packet; // index of a packet of the flow that made most of a burst, or NFP_NONE
 	double flow_share; // its part of the burst
+	uint32_t hold; // of a barrier, index in the job's holds, or NFP_NONE
+	uint32_t reserved;
 };
 
 // Bytes at an offset of nfp_otlp_job.text, encoded beforehand.
@@ -95,6 +98,7 @@ struct nfp_otlp_job {
 	const struct nfp_packet *packets;
 	const struct nfp_topic *topics; // of the messages among the packets, by rising digest
 	const struct nfp_handover *handovers; // by rising packet; their batches are all in `batches`
+	const struct nfp_hold *holds;
 	const uint8_t
 	    *handover_opens; // with is_linked, of each: whether its batch is written with its packet
 	const uint32_t *selected; // indices of packets
@@ -108,6 +112,7 @@ struct nfp_otlp_job {
 	const struct nfp_otlp_function *functions; // the last one stands for ids that are not in the table
 	const struct nfp_otlp_text *threads; // attributes of each thread; the last one as for functions
 	uint32_t call_count;
+	uint32_t hold_count;
 	uint32_t batch_count;
 	uint32_t packet_count;
 	uint32_t topic_count;
@@ -172,7 +177,7 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 
 // cdef end
 
-_Static_assert(sizeof(struct nfp_tail) == 72, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail) == 80, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_text) == 8, "spantext.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_function) == 32, "spantext.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,

@@ -25,6 +25,7 @@ static const struct nfp_key TAIL_EXCESS = NFP_KEY("nf.tail.excess_ns");
 static const struct nfp_key TAIL_BATCH = NFP_KEY("nf.tail.batch");
 static const struct nfp_key TAIL_SHARE = NFP_KEY("nf.tail.share");
 static const struct nfp_key TAIL_SATURATED = NFP_KEY("nf.tail.saturated");
+static const struct nfp_key TAIL_COMMAND = NFP_KEY("nf.tail.command");
 static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
 static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
 static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
@@ -63,13 +64,16 @@ static uint8_t *write_name(uint8_t *p, const struct nfp_trace *trace)
 	static const struct word packet = WORD("packet"), late = WORD("late packet"),
 	                         dropped = WORD("dropped packet");
 	static const struct word waited = WORD("late packet: queue wait"),
-	                         preempted = WORD("late packet: preemption");
+	                         preempted = WORD("late packet: preemption"),
+	                         barrier = WORD("late packet: barrier");
 	const struct nfp_tail *tail = trace->tail;
 	if (trace->reasons & (NFP_REASON_SLOW | NFP_REASON_SLOWEST)) {
 		if (tail && tail->function < trace->job->function_count - 1)
 			return nfp_span_text(p, trace, trace->job->functions[tail->function].late_head);
 		if (tail && (tail->kind == NFP_TAIL_QUEUE || tail->kind == NFP_TAIL_BURST))
 			return write_head(p, &waited);
+		if (tail && tail->kind == NFP_TAIL_BARRIER)
+			return write_head(p, &barrier);
 		return write_head(p, tail && tail->kind == NFP_TAIL_PREEMPTION ? &preempted : &late);
 	}
 	return write_head(p, trace->packet->disposition == NFP_DROPPED ? &dropped : &packet);
@@ -221,13 +225,25 @@ static uint8_t *write_burst(uint8_t *p, const struct nfp_trace *trace)
 	return nfp_wire_double(p, &FLOW_SHARE, tail->flow_share);
 }
 
+// What the thread that held the others was doing.
+static uint8_t *write_command(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t place = trace->tail->hold;
+	if (place >= job->hold_count || !job->holds[place].size ||
+	    job->holds[place].size > NFP_TOPIC_TEXT_BYTES)
+		return p;
+	return nfp_wire_string(p, &TAIL_COMMAND, (const char *)job->holds[place].text,
+	                       job->holds[place].size);
+}
+
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 {
-	static const struct word kinds[] = {WORD("none"),   WORD("own"),   WORD("batching"),
-	                                    WORD("queue"),  WORD("burst"), WORD("preemption"),
-	                                    WORD("unknown")};
+	static const struct word kinds[] = {WORD("none"),    WORD("own"),    WORD("batching"),
+	                                    WORD("queue"),   WORD("burst"),  WORD("preemption"),
+	                                    WORD("unknown"), WORD("barrier")};
 	const struct nfp_tail *tail = trace->tail;
-	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_UNKNOWN)
+	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_BARRIER)
 		return p;
 	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
 	if (tail->flags & NFP_TAIL_SATURATED)
@@ -238,6 +254,8 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	p = nfp_wire_double(p, &TAIL_SHARE, tail->share);
 	p = nfp_wire_int(p, &TAIL_BATCH, tail->batch_id);
 	p = write_burst(p, trace);
+	if (tail->kind == NFP_TAIL_BARRIER)
+		p = write_command(p, trace);
 	if (tail->function < trace->job->function_count - 1)
 		p = nfp_span_text(p, trace, trace->job->functions[tail->function].tail);
 	return p;

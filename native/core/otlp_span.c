@@ -196,8 +196,9 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 	p = nfp_span_text(p, trace, function->attribute);
 	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
 	p = nfp_wire_int(p, &SELF, nfp_clock_length_ns(&trace->clock, call->start_ticks, call->self_ticks));
-	if (call->flags & (NFP_CALL_CLIPPED | NFP_CALL_UNWOUND | NFP_CALL_VALUE)) {
-		if (call->flags & NFP_CALL_CLIPPED)
+	const uint16_t cut = NFP_CALL_CLIPPED | NFP_CALL_SHARED;
+	if (call->flags & (cut | NFP_CALL_UNWOUND | NFP_CALL_VALUE)) {
+		if (call->flags & cut)
 			p = nfp_wire_true(p, &CLIPPED);
 		if (call->flags & NFP_CALL_UNWOUND)
 			p = nfp_wire_true(p, &UNWOUND);

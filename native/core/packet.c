@@ -72,7 +72,9 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN &&
 	     kind != NFP_PACKET_NUMBERS && kind != NFP_PACKET_NEXT))
 		return 0;
-	if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
+	if (stream->describing == NFP_DESCRIBING_TEXT)
+		nfp_hold_fact(pipeline, stream, record);
+	else if (stream->describing == NFP_DESCRIBING_RECEIVED && of_message)
 		nfp_message_fact(pipeline, stream,
 		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_RECEIVED)
@@ -156,6 +158,8 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	stream->describing = NFP_DESCRIBING_STRAY;
 	if (role == NFP_ROLE_MESSAGE)
 		nfp_message_begin(pipeline, stream, record);
+	else if (role == NFP_ROLE_COMMAND || role == NFP_ROLE_HOLD)
+		nfp_hold_begin_text(pipeline, stream, record);
 	else if (role == NFP_ROLE_TAKE_OVER && nfp_handover_begin(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_NONE; // no facts follow
 	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
@@ -212,6 +216,17 @@ static uint16_t event_of(uint32_t role)
 	return role == NFP_ROLE_DROP ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT;
 }
 
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                      enum nfp_disposition disposition, uint64_t packets)
+{
+	if (disposition == NFP_PUNTED) {
+		nfp_count_done(pipeline, stream->batch, disposition, packets);
+		return;
+	}
+	nfp_count_done(pipeline, NULL, disposition, packets);
+	nfp_share_count(stream, open, disposition == NFP_DROPPED, packets);
+}
+
 // The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
@@ -222,6 +237,10 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	if (open->role == NFP_ROLE_KEEP || open->role == NFP_ROLE_REPLACE) {
 		nfp_absorb_call_end(pipeline, stream, index);
+		return;
+	}
+	if (open->role == NFP_ROLE_HAND_OVER) {
+		nfp_handover_call_end(pipeline, stream, open);
 		return;
 	}
 	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
@@ -249,8 +268,8 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		nfp_count_done(pipeline, stream->batch, nfp_role_disposition(open->role),
-		               accepted - described);
+		nfp_packet_count(pipeline, stream, open, nfp_role_disposition(open->role),
+		                 accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

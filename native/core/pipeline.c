@@ -66,11 +66,15 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_message_sent(pipeline, stream, index);
 	else if (UNLIKELY(nfp_role_hands_on(tree->items[index].role)))
 		nfp_packet_call_end(pipeline, stream, index);
+	else if (UNLIKELY(tree->items[index].role >= NFP_ROLE_COMMAND))
+		nfp_hold_call_end(pipeline, stream, &tree->items[index], ticks);
 	int enclosing = index < tree->enclosing;
 	uint32_t row = tree->items[index].row;
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
 	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
 		nfp_counted_leave(&pipeline->counted, &stream->readings, stream->log, row, record->rsp);
+	if (UNLIKELY(nfp_share_is_of(stream, nfp_record_function(record), record->rsp)))
+		nfp_share_end(pipeline, stream, row);
 	// A call around the batch has returned and its packets are gone: what follows is another matter.
 	if (UNLIKELY(enclosing) && stream->batch &&
 	    (stream->batch->kind == NFP_PENDING_AROUND || stream->batch->handed >= stream->batch->batch.size))
@@ -182,6 +186,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		// An exit and the next entry of the same function may be missing: nothing open can be trusted.
 		nfp_calltree_clear(tree, stream->log);
 		nfp_handed_cut(stream, 0);
+		stream->hold.level = 0;
 	} else if (record->rsp == NFP_LOST_POLL) {
 		nfp_calltree_spend(tree, tree->count);
 		nfp_counted_spoil(&pipeline->counted, tree, stream->log);
@@ -214,6 +219,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		break;
 	case NFP_PACKET:
 		nfp_packet_begin(pipeline, stream, record);
+		break;
+	case NFP_SHARE:
+		nfp_share_note(stream, record);
 		break;
 	case NFP_BATCH_NOTE:
 		nfp_chosen_note(pipeline, stream, record);
@@ -369,6 +377,8 @@ static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 	    .handovers = pipeline->handovers.items,
 	    .again_batches = pipeline->again_batches.items,
 	    .again_calls = pipeline->again_calls.items,
+	    .holds = pipeline->holds.given,
+	    .hold_count = nfp_holds_give(pipeline),
 	    .call_count = pipeline->calls.count,
 	    .batch_count = pipeline->batches.count,
 	    .packet_count = pipeline->packets.count,

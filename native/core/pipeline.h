@@ -35,6 +35,7 @@ struct nfp_pipeline_counts {
 	uint64_t ungated;          // entries and exits whose other end lies where detail was off
 	uint64_t discarded;        // calls and packets not delivered for want of memory
 	uint64_t identified;       // of chosen batches, packets that were described
+	uint64_t handed_over;      // put into queues of other threads
 	uint64_t taken_over;       // times that a described packet went on in another batch
 	uint64_t unplaced; // of the identified ones, not delivered: which batch they came with is not known
 };

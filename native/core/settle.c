@@ -50,6 +50,8 @@ static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event
 	if (entry->slot == NFP_NONE)
 		buffers->count++;
 	else {
+		if (entry->slot != NFP_SLOT_LATE)
+			nfp_handover_drop(pipeline, pipeline->slots.items[entry->slot], entry->index);
 		settle_reuse(pipeline, entry, event);
 		leave_entry(pipeline, entry); // the NF freed it on a way that is not probed
 	}
@@ -92,8 +94,8 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	return 1;
 }
 
-// The packet stays: it will be handed on.
-static int settle_take_over(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+// The packet stays: it will be handed on, or was dropped where it should have been handed over.
+static int settle_stay(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
 	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
@@ -102,7 +104,11 @@ static int settle_take_over(struct nfp_pipeline *pipeline, const struct nfp_even
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
 	if (pending->packets.items[entry->index].receive_ticks > event->ticks)
 		return 0;
-	nfp_handover_note(pipeline, pending, entry->index, event);
+	nfp_absorbed_leaves(pipeline, pending, &pending->packets.items[entry->index]);
+	if (event->kind == NFP_EVENT_REFUSED)
+		nfp_handover_refuse(pending, entry->index, event);
+	else
+		nfp_handover_note(pipeline, pending, entry->index, event);
 	return 1;
 }
 
@@ -164,8 +170,9 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 		return;
 	}
 	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
+	int stays = takes_over || event->kind == NFP_EVENT_REFUSED;
 	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event)
-	    : takes_over                  ? settle_take_over(pipeline, event)
+	    : stays                       ? settle_stay(pipeline, event)
 	                                  : settle_done(pipeline, event))
 		return;
 	if (event->kind == NFP_EVENT_TRANSMIT && event->ticks > pipeline->made_ticks)
@@ -173,7 +180,7 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	int tried = event->tries && !pipeline->taking_part;
 	if (tried || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
-		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !takes_over;
+		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !stays;
 		if (takes_over)
 			nfp_handover_leave(pipeline, event->slot);
 		return;

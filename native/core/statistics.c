@@ -164,6 +164,15 @@ static struct function *function_of(struct nfp_statistics *statistics, uint32_t 
 	return statistics->items[id];
 }
 
+// The rest of a call that was cut counts as time, and not as one call more.
+static int continue_call(struct function *function, uint64_t ticks, uint64_t self_ticks)
+{
+	function->raw.total += ticks;
+	function->ticks.summary.total += ticks;
+	function->self.summary.total += self_ticks;
+	return 0;
+}
+
 static int add_call(struct nfp_statistics *statistics, const struct nfp_call *call)
 {
 	struct function *function =
@@ -176,6 +185,8 @@ static int add_call(struct nfp_statistics *statistics, const struct nfp_call *ca
 	// A clipped call's cost is that of the whole call.
 	uint64_t cost = call->flags & NFP_CALL_CLIPPED ? 0 : call->cost_ticks;
 	function->ticks.summary.clipped += call->flags & NFP_CALL_CLIPPED ? 1 : 0;
+	if (call->flags & NFP_CALL_CONTINUED)
+		return continue_call(function, raw, call->self_ticks);
 	summary_put(&function->raw, raw);
 	return histogram_put(&function->ticks, raw > cost ? raw - cost : 0) |
 	       histogram_put(&function->self, call->self_ticks);

@@ -23,7 +23,9 @@ enum {
 	NFP_EARLY_BATCHES = 64,
 	NFP_WAITING_MANY = 4096, // more are not looked at for the sake of a few new ones
 	NFP_LATER_BATCHES = 64, // a batch waits for its packets until so many later ones have ended ...
-	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads
+	NFP_LATER_HANDED = 1024, // ... or so many, where packets wait in rings between threads ...
+	NFP_LATER_QUEUED =
+	    16384, // ... or, where it is seen that they were put into queues: those may stand still
 	NFP_HANDED_MAX = 65536, // packets of the transmit calls that one thread has open
 	NFP_PENDING_BATCHES_MAX = 1 << 19,
 	NFP_PENDING_CALLS_MAX = 2 << 20, // all threads; above it batches are delivered as they are
@@ -95,6 +97,7 @@ enum nfp_event_kind {
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
+	NFP_EVENT_REFUSED, // by a queue of another thread, and dropped, unless it is taken over
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
 };
 
@@ -135,6 +138,7 @@ struct nfp_chosen {
 	uint64_t origin_ticks; // entry of its receive call; 0: not known
 };
 
+enum { NFP_HOLDS_MAX = 256 }; // that are kept
 // What a thread's packets may name (recent.c).
 enum { NFP_RECENT_BATCHES = 1024 };
 struct nfp_recent_batch {
@@ -147,12 +151,30 @@ struct nfp_recent {
 	uint64_t count; // that were ever added
 };
 
+enum { NFP_SHARES_MAX = 32 };
+
+// What a call's frame holds of one batch of the turn.
+struct nfp_share {
+	uint64_t ticks; // entry of its receive call, the lower 48 bits
+	struct nfp_pending *pending; // NULL: the last batch
+	uint32_t packets;
+};
+
+// Of the call that said so last.
+struct nfp_shares {
+	struct nfp_share items[NFP_SHARES_MAX];
+	uint32_t count;
+	uint32_t function, rsp;
+	uint32_t seen; // any call of the thread has said so
+};
+
 // The packet whose facts are being read: the last one of the batch, the last one handed on, or neither.
 enum nfp_describing {
 	NFP_DESCRIBING_NONE,
 	NFP_DESCRIBING_RECEIVED,
 	NFP_DESCRIBING_HANDED,
 	NFP_DESCRIBING_CHOSEN,
+	NFP_DESCRIBING_TEXT, // no packet: what a call is handed (hold.c)
 	NFP_DESCRIBING_STRAY,
 };
 
@@ -190,6 +212,7 @@ struct nfp_stream {
 	struct nfp_recent recent;
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint64_t turn; // grows whenever packets are handed on
+	struct nfp_shares shares;
 	struct {
 		uint64_t turn;
 		uint64_t received_total;
@@ -201,6 +224,12 @@ struct nfp_stream {
 		uint64_t number;
 	} facts; // captured since the outermost call of role AROUND began
 	struct nfp_topic_reader topic;
+	struct {
+		uint32_t level; // how often it holds the others
+		uint32_t described; // place among the open calls of the one whose text is read
+		uint64_t start_ticks, held_ticks, digest;
+		uint32_t function;
+	} hold;
 	struct nfp_readings readings; // that stand before the next entry or exit
 	struct nfp_events events;
 	uint32_t describes; // it has had events
@@ -236,6 +265,7 @@ struct nfp_pipeline {
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were settled
 	int hands_over; // packets were taken over
+	int sees_handovers; // ... and what puts them into queues is seen, too
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -268,6 +298,10 @@ struct nfp_pipeline {
 	} again_batches;
 	struct nfp_log again_calls;
 	struct {
+		struct nfp_hold items[NFP_HOLDS_MAX], given[NFP_HOLDS_MAX];
+		uint64_t total, given_total; // ever; in a ring
+	} holds;
+	struct {
 		uint32_t *items;
 		uint32_t capacity;
 	} remap;
@@ -291,7 +325,7 @@ static inline int nfp_role_hands_on(uint32_t role)
 {
 	return role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_SEND ||
 	       role == NFP_ROLE_FREE || role == NFP_ROLE_PUNT || role == NFP_ROLE_KEEP ||
-	       role == NFP_ROLE_REPLACE;
+	       role == NFP_ROLE_REPLACE || role == NFP_ROLE_HAND_OVER;
 }
 
 // What becomes of a packet that a call of the role hands on.
@@ -367,6 +401,9 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event);
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// Packets that the call handed on and did not describe.
+void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                      enum nfp_disposition disposition, uint64_t packets);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
 // chosen.c
 // What is handed on is a chosen packet. 0: no memory.
@@ -393,9 +430,22 @@ void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record);
 void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_packet *packet,
                       const struct nfp_record *record);
+// A text of so many bytes follows, whose records come one by one; the last one adds it to the topics.
+uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes);
+void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
+                      const struct nfp_record *record);
 int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
 // The call `index` of role SEND ends now.
 void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// share.c
+void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
+// The call that has said its shares has ended; `row` is its row, or NFP_NONE.
+void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
+// So many packets that nothing describes were handed on by the open call.
+void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int drop, uint64_t packets);
+// Whether calls of the turn may still belong to a batch that has ended.
+int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // turn.c
 // A call of role TURN begins.
 void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
@@ -407,6 +457,14 @@ int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 // The packet at `index` of `pending` is the one of the event.
 void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index,
                        const struct nfp_event *event);
+// The call `open`, which puts packets into queues of other threads, ends now.
+void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_open *open);
+// The packet at `index` of `pending` may have been dropped at a queue; without an event: it was, if anything was said.
+void nfp_handover_refuse(struct nfp_pending *pending, uint32_t index, const struct nfp_event *event);
+void nfp_handover_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index);
+// The same for all packets of a batch that is not waited for any more.
+void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Nothing more will come of what holds the batch in this slot.
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
 // Whether packets of the batch are in batches that have not ended.
@@ -414,6 +472,14 @@ int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *
 // Those of a batch whose packets stand in the columns from `first_packet` on.
 void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet);
 void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
+// hold.c
+void nfp_hold_begin_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                         const struct nfp_record *record);
+void nfp_hold_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
+void nfp_hold_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_open *open,
+                       uint64_t ticks);
+// Puts them together. Returns how many they are.
+uint32_t nfp_holds_give(struct nfp_pipeline *pipeline);
 // detail.c
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);

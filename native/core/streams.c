@@ -71,6 +71,7 @@ int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint
 	for (uint32_t i = 0; i < functions; i++) {
 		int pooled = roles[i] == NFP_ROLE_RECEIVE_POOLED;
 		pipeline->pooled |= pooled;
+		pipeline->sees_handovers |= roles[i] == NFP_ROLE_HAND_OVER;
 		pipeline->roles.items[i] = pooled                      ? NFP_ROLE_RECEIVE
 		                           : roles[i] <= NFP_ROLE_LAST ? roles[i]
 		                                                       : NFP_ROLE_CALL;

@@ -35,6 +35,7 @@ DECLARE(call_value);
 DECLARE(enter_value);
 
 enum { JUMP_SHORT = 0xeb, JUMP_ZERO = 0x74, JUMP_NONZERO = 0x75, JUMP_BYTES = 2 };
+enum { NEAR_NONZERO = 0x850f, NOP_NEAR = 0xe990 }; // the opcodes of jumps by four bytes
 
 struct template {
 	const uint8_t *start, *end;
@@ -100,6 +101,8 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 	case NFP_FIELD_DESCRIBE:
 		return NFP_GATE_PACKETS | NFP_GATE_LATE |
 		       (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
+	case NFP_FIELD_ALWAYS:
+		return values->when == NFP_WHEN_ALWAYS ? NOP_NEAR : NEAR_NONZERO;
 	case NFP_FIELD_QUEUE:
 		return load_queue(values->queue_argument, field->argument);
 	default:

@@ -94,7 +94,7 @@ static void write_one(struct nfp_thread *thread, uint32_t function, const struct
 static int sends_away(const struct nfp_program *program)
 {
 	return program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_KEEP &&
-	       program->role != NFP_ROLE_REPLACE;
+	       program->role != NFP_ROLE_REPLACE && program->role != NFP_ROLE_HAND_OVER;
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -154,6 +154,21 @@ static int name_buffers(struct nfp_thread *thread, struct nfp_program *program, 
 	return !program->checked || nfp_is_plausible(program, burst->pointers, burst->count);
 }
 
+// The same for a call that takes packets over from a queue. How many they are is always asked for: it does not say so itself.
+static int find_taken(struct nfp_thread *thread, struct nfp_program *program, const struct nfp_frame *frame,
+                      struct nfp_burst *burst)
+{
+	if (__atomic_load_n(&program->verdict, __ATOMIC_RELAXED) != NFP_VERDICT_NONE)
+		return 0;
+	uint64_t queue = argument(frame, program->queue_argument);
+	*burst = (struct nfp_burst){.number_shift = program->number_shift};
+	burst->numbers = nfp_pending_taken(thread, program, argument(frame, program->pointers_argument),
+	                                   queue, &burst->count);
+	if (!burst->count)
+		return 0;
+	return thread->gate & NFP_GATE_PACKETS ? name_buffers(thread, program, burst) : 1;
+}
+
 // The same as find_burst where packets are named by numbers: they are in the argument's structure, or, when they are
 // received, in structures that the call has filled.
 static int find_numbers(struct nfp_thread *thread, struct nfp_program *program, uint64_t structure,
@@ -185,6 +200,9 @@ static int find_burst(struct nfp_thread *thread, struct nfp_program *program, co
                       uint32_t count, struct nfp_burst *burst)
 {
 	uint64_t pointers = argument(frame, program->pointers_argument);
+	if (program->number_shift && program->role == NFP_ROLE_TAKE_OVER &&
+	    program->queue_argument != NFP_ABSENT)
+		return find_taken(thread, program, frame, burst);
 	if (program->number_shift)
 		return find_numbers(thread, program, pointers, count, burst);
 	pointers += program->pointers_offset;
@@ -243,6 +261,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		return;
 	}
 	struct nfp_burst burst;
+	int is_numbered = program->number_shift != 0;
+	if (is_numbered)
+		nfp_share_begin(thread, program);
 	if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
@@ -253,7 +274,7 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		return;
 	}
 	thread->shared->batches++;
-	thread->shared->received_packets += takes_over ? 0 : count;
+	*(takes_over ? &thread->shared->taken_over_packets : &thread->shared->received_packets) += count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
 	marks |= nfp_queue_batch(thread, queue, frame->tsc);
@@ -267,6 +288,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		nfp_late_receive(thread, function, burst, frame->tsc);
 	else
 		write_packets(thread, function, program, &burst);
+	if (is_numbered && !takes_over)
+		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
+		                  frame->tsc);
 }
 
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
@@ -307,6 +331,11 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	(void)tsc;
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK, count = requested(program, frame);
+	if (program->role == NFP_ROLE_HAND_OVER) {
+		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
+		frame->arguments[0] = *(&frame->return_address + 1);
+		return;
+	}
 	if (program->count_width) {
 		count = nfp_count_in_memory(program, argument(frame, program->pointers_argument));
 		keep(frame, count);
@@ -314,7 +343,10 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
 	if (!thread)
 		return;
-	if (program->role == NFP_ROLE_MESSAGE)
+	if (program->role == NFP_ROLE_COMMAND || program->role == NFP_ROLE_HOLD)
+		nfp_text_write(thread, function, argument(frame, program->pointers_argument),
+		               program->pointers_single);
+	else if (program->role == NFP_ROLE_MESSAGE)
 		nfp_message_write(thread, function,
 		                  (const char *)argument(frame, program->pointers_argument));
 	else
@@ -331,6 +363,37 @@ static uint32_t node_of(const struct nfp_frame *frame)
 	return node;
 }
 
+// Of a call that is about no packets.
+static void put_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
+                     uint64_t tsc)
+{
+	if (thread->counted)
+		nfp_counters_write(thread, nfp_low_rsp(frame));
+	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_CALL);
+	if (slot)
+		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+}
+
+// Packets were put into queues of other threads. The call frees what does not fit, and does not say which these are: that is
+// told by who takes them over.
+static void hand_over(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                      const struct nfp_frame *frame, uint32_t count, uint32_t asked)
+{
+	uint64_t numbers = argument(frame, program->pointers_argument);
+	uint32_t described = nfp_smaller(asked, program->packets_max);
+	thread->shared->handed_over_packets += count;
+	if (count >= asked)
+		return;
+	thread->shared->dropped_packets += asked - count;
+	if (!(thread->gate & NFP_GATE_PACKETS) || !nfp_is_readable(numbers, described * sizeof(uint32_t)))
+		return;
+	for (uint32_t i = 0; i < described; i++) {
+		uint64_t buffer = nfp_numbered_at(program, ((const uint32_t *)(uintptr_t)numbers)[i]);
+		if (buffer)
+			write_buffer(thread, function, buffer, i);
+	}
+}
+
 void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                           uint32_t selector)
 {
@@ -343,8 +406,16 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
+	if (program->role >= NFP_ROLE_COMMAND) {
+		put_exit(thread, function, frame, tsc);
+		return;
+	}
 	thread->handed_ticks = tsc;
-	if (program->role == NFP_ROLE_DROP) {
+	if (program->number_shift)
+		nfp_late_of(thread)->worked = 1; // what stands in frames later is of another turn
+	if (program->role == NFP_ROLE_HAND_OVER) {
+		hand_over(thread, function, program, frame, count, asked);
+	} else if (program->role == NFP_ROLE_DROP) {
 		thread->shared->dropped_packets += count;
 	} else if (program->role == NFP_ROLE_PUNT) {
 		thread->shared->punted_packets += count;
@@ -355,10 +426,14 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	}
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
+	if (program->number_shift && thread->shares && program->role != NFP_ROLE_HAND_OVER)
+		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
+		               nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && sends_away(program))
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)
 		nfp_put_handed(slot, function, frame, tsc, count,
-		               program->number_shift ? node_of(frame) : asked);
+		               program->number_shift && program->role != NFP_ROLE_HAND_OVER ? node_of(frame)
+		                                                                            : asked);
 }

@@ -85,6 +85,10 @@ struct nfp_late {
 	uint64_t place; // of the array of a call that is checked
 	uint32_t worked; // packets have been handed on since the last receive call (pending.c)
 	uint32_t frames_known; // after it
+	uint64_t turn_first; // number of the turn's first batch (share.c)
+	const struct nfp_program *input; // of the turn's last receive call
+	uint64_t
+	    taken_queue; // of the turn's last call that took packets over; UINT64_MAX: packets were received since
 	struct nfp_late_frame frames[NFP_LATE_FRAMES];
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
@@ -111,6 +115,9 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->noted = late->order = 0;
 	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
 	late->worked = late->frames_known = 0;
+	late->turn_first = 0;
+	thread->shares = 0;
+	late->taken_queue = UINT64_MAX;
 }
 
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
@@ -249,6 +256,18 @@ struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late);
 void nfp_owner_inherit(const struct nfp_late *late, uint32_t packet, uint32_t next);
 // The call's packets have left.
 void nfp_owner_leave(const struct nfp_late *late);
+// How many batches of the thread have begun after that of a buffer; UINT32_MAX: it is not known, or another thread's.
+uint32_t nfp_owner_age(const struct nfp_thread *thread, uint32_t number, uint32_t shift);
+
+// share.c, of numbered buffers. A receive call has ended, and its packets are looked for now.
+void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program);
+// A receive call returns packets; `burst` has their numbers where they are known, and
+// `structure` is its argument.
+void nfp_share_receive(struct nfp_thread *thread, const struct nfp_program *program, uint64_t structure,
+                       struct nfp_burst burst, uint32_t count, uint64_t start_ticks);
+// A call with the frame `structure` ends: whose packets it holds is written.
+void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                    uint64_t structure, uint32_t low_rsp);
 
 // late.c, for hold.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX
@@ -260,6 +279,15 @@ const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_
 // The same of packets that come back: `count` is what the call has returned, which may be more than there are.
 const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp_program *program,
                                      uint64_t argument, uint32_t *count);
+// Notes how full frames are after a receive call whose packets nobody asks for.
+void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *program, uint64_t argument);
+// The numbers in frame `i` of those that were pending after the last receive call, which are as many as it held then; 0: it
+// is not pending any more.
+const uint32_t *nfp_pending_known(const struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint32_t i, uint32_t *count);
+// The same for a call that has taken packets over from `queue`: how many they are only the frames say.
+const uint32_t *nfp_pending_taken(struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint64_t queue, uint32_t *count);
 // numbered.c. The numbers of the buffers of a structure; NULL: they cannot be read.
 const uint32_t *nfp_numbers_of(const struct nfp_program *program, uint64_t structure, uint32_t count);
 // The buffers with these numbers, up to the first that names none. Returns how many they are.

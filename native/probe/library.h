@@ -92,7 +92,8 @@ long nfp_ring_map(uint32_t index);
 
 // x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
-    nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[];
+    nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[],
+    nfp_shares_thunk[];
 
 // Takes `count` slots where there is room, and asks for as many cache lines ahead (ring.h).
 static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t count)
@@ -148,6 +149,9 @@ int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64
 
 // Describes a message by its topic, text that ends with a zero byte.
 void nfp_message_write(struct nfp_thread *thread, uint32_t function, const char *topic);
+// The same for a text at this address, or, of a vector, at the address that stands there. Nothing is written of what cannot be
+// read.
+void nfp_text_write(struct nfp_thread *thread, uint32_t function, uint64_t text, int is_vector);
 
 // Reserves `count` adjacent slots, all of one lap. Returns the first, or NULL: lost and counted.
 static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t count, uint32_t loss)

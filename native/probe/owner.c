@@ -5,7 +5,7 @@
 //
 // What several buffers hold is the first one's. A batch that leaves in one call is marked as gone; of other calls each buffer is cleared. So what the NF makes of a
 // buffer that a packet has left is nobody's. The table is private memory of the target. Two threads may write one entry
-// only when the NF lets both use the buffer. Runs on the target's threads; called by late.c and hold.c.
+// only when the NF lets both use the buffer. Runs on the target's threads; called by late.c, hold.c and share.c.
 #include "late.h"
 
 enum {
@@ -55,6 +55,15 @@ void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst 
 void nfp_owner_forget(struct nfp_burst burst)
 {
 	set_tags(burst.numbers, burst.count, burst.number_shift, 0, 0);
+}
+
+uint32_t nfp_owner_age(const struct nfp_thread *thread, uint32_t number, uint32_t shift)
+{
+	uint64_t index = index_of(number, shift), batches = nfp_library.late[thread->index].batches;
+	uint32_t tag = index < count_entries() ? nfp_library.owners[index] : 0;
+	if (!tag || tag >> (POSITION_BITS + BATCH_BITS) != thread->index)
+		return UINT32_MAX;
+	return (uint32_t)(batches - 1 - (tag >> POSITION_BITS)) & BATCH_MASK;
 }
 
 // The last batch of the thread whose number ends in these bits; NULL: it is not kept any more, or gone.

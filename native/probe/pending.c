@@ -8,8 +8,13 @@
 // Other calls of the same turn have filled frames before, and a frame with room left is filled on by the next one. So it
 // is remembered how full each was after the last receive call; where that does not give as many packets as the call says,
 // a turn has begun that nobody saw. A call that gives packets back that have been received before, and were kept for a turn
-// or more, may return a larger number than they are: what is new since the call before it is what it has given. What another thread has handed over stands before what is received. Runs on the
-// target's threads; called by capture.c. Reads only what is known to be readable.
+// or more, may return a larger number than they are: what is new since the call before it is what it has given. What another
+// thread has handed over stands before what is received.
+//
+// Calls that take packets over come first in a turn, one for each queue, in the order of the queues' addresses, and each
+// fills new frames. They do not say how many packets there were.
+//
+// Runs on the target's threads; called by capture.c. Reads only what is known to be readable.
 #include "late.h"
 #include "nfprobe/headers.h"
 
@@ -68,6 +73,14 @@ static uint32_t known_of(const struct pending *pending, uint32_t i)
 	return i < pending->late->frames_known ? pending->late->frames[i].packets : 0;
 }
 
+// Whether frame `i` is the one that was there after the last receive call.
+static int is_known(const struct pending *pending, uint32_t i, uint64_t frame)
+{
+	const struct nfp_late *late = pending->late;
+	return i < late->frames_known && late->frames[i].frame == frame &&
+	       late->frames[i].node == node_at(pending, i); // frames_known is at most NFP_LATE_FRAMES
+}
+
 // Whether what was known after the last receive call may still be so: frames are added, and filled on.
 static int is_same_turn(const struct pending *pending)
 {
@@ -75,12 +88,10 @@ static int is_same_turn(const struct pending *pending)
 	if (late->frames_known > pending->count)
 		return 0;
 	for (uint32_t i = 0; i < late->frames_known; i++) {
-		const struct nfp_late_frame *known =
-		    &late->frames[i]; // frames_known is at most NFP_LATE_FRAMES
 		uint64_t frame = frame_at(pending, i);
 		uint32_t packets = packets_of(pending, frame);
-		if (known->frame != frame || known->node != node_at(pending, i) || packets == UINT32_MAX ||
-		    known->packets > packets)
+		if (!is_known(pending, i, frame) || packets == UINT32_MAX ||
+		    late->frames[i].packets > packets)
 			return 0;
 	}
 	return 1;
@@ -132,12 +143,47 @@ static uint32_t take_new(const struct pending *pending, uint32_t before)
 	return taken;
 }
 
+void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *program, uint64_t argument)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	late->frames_known = late->worked = 0;
+	if (!find_pending(&pending, argument))
+		return;
+	uint32_t count = nfp_smaller(pending.count, NFP_LATE_FRAMES);
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t frame = frame_at(&pending, i);
+		uint32_t packets = packets_of(&pending, frame);
+		if (packets == UINT32_MAX)
+			return;
+		late->frames[i] =
+		    (struct nfp_late_frame){.frame = frame, .packets = packets, .node = node_at(&pending, i)};
+	}
+	late->frames_known = count;
+}
+
+const uint32_t *nfp_pending_known(const struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint32_t i, uint32_t *count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	if (!find_pending(&pending, argument) || i >= pending.count)
+		return NULL;
+	uint64_t frame = frame_at(&pending, i);
+	uint32_t packets = packets_of(&pending, frame);
+	if (packets == UINT32_MAX)
+		return NULL;
+	*count = is_known(&pending, i, frame) ? nfp_smaller(known_of(&pending, i), packets) : 0;
+	return nfp_numbers_of(program, frame, *count);
+}
+
 // All that is new, where it can be at least `least` packets; `most` is what the call has returned.
 static const uint32_t *numbers_of(struct nfp_late *late, const struct nfp_program *program, uint64_t argument,
                                   uint32_t least, uint32_t most, uint32_t *count)
 {
 	struct pending pending = {.program = program, .late = late};
 	*count = 0;
+	late->taken_queue = UINT64_MAX;
 	if (!find_pending(&pending, argument))
 		return NULL;
 	if (late->worked || !is_same_turn(&pending))
@@ -166,4 +212,26 @@ const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp
                                      uint64_t argument, uint32_t *count)
 {
 	return numbers_of(nfp_late_of(thread), program, argument, 0, *count, count);
+}
+
+const uint32_t *nfp_pending_taken(struct nfp_thread *thread, const struct nfp_program *program,
+                                  uint64_t argument, uint64_t queue, uint32_t *count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct pending pending = {.program = program, .late = late};
+	*count = 0;
+	if (late->worked || queue <= late->taken_queue) // the first one of a turn
+		late->frames_known = late->worked = 0;
+	late->taken_queue = queue;
+	if (!find_pending(&pending, argument))
+		return NULL;
+	if (!is_same_turn(&pending))
+		late->frames_known = 0;
+	if (count_new(&pending) == UINT32_MAX)
+		return NULL;
+	uint32_t taken = take_new(&pending, 0);
+	if (taken == UINT32_MAX)
+		return NULL;
+	*count = taken;
+	return late->numbers;
 }

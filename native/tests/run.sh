@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,recent,hash,detail,calltree,batch,deliver,handover,outside,packet,message,turn,topics,settle,absorb,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan}.c)
+sources=("$core"/{drain,counters,chosen,recent,hash,detail,calltree,batch,deliver,handover,hold,outside,packet,message,turn,topics,settle,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT

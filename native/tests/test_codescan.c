@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS = 60000, BYTES_MAX = 96, FUNCTIONS = 3 };
+enum { ROUNDS = 60000, BYTES_MAX = 96, FUNCTIONS = 3, PROGRAM_BYTES = 12 };
 
 // Whole instructions, cut off at the code's end; one byte of 64 is noise.
 static void write_code(unsigned long *state, uint8_t *code, uint64_t bytes)
@@ -34,7 +34,15 @@ static void write_code(unsigned long *state, uint8_t *code, uint64_t bytes)
 	                                     "\xf0\x48\x0f\xb1\x17",
 	                                     "\x66\x0f\x3a\x0f",
 	                                     "\x62\xf1",
-	                                     "\xc5\xf8\x77"};
+	                                     "\xc5\xf8\x77",
+	                                     "\x4c\x8d\x54\x24\x08",
+	                                     "\x41\xff\x72\xf8",
+	                                     "\x41\x52",
+	                                     "\x4c\x8b\x55\xf8",
+	                                     "\x49\x8d\x62\xf8",
+	                                     "\x4d\x8b\x12",
+	                                     "\x45\x31\xd2",
+	                                     "\x75\xf0"};
 	for (uint64_t index = 0; index < bytes;) {
 		const char *next = likely[next_random(state) % (sizeof(likely) / sizeof(likely[0]))];
 		for (; *next && index < bytes; next++) {
@@ -66,31 +74,42 @@ static void check_instructions(const uint8_t *code, uint64_t bytes)
 
 static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 {
-	uint8_t program[] = {0x41, 0x0e, 0x10, 0x86, 0x02, 0x43, 0x0d, 0x06};
+	static const uint8_t plain[PROGRAM_BYTES] = {0x41, 0x0e, 0x10, 0x86, 0x02, 0x43, 0x0d, 0x06};
+	static const uint8_t aligned[PROGRAM_BYTES] = {0x45, 0x0c, 0x0a, 0x00, 0x46, 0x0f,
+	                                               0x03, 0x76, 0x78, 0x06, 0x4a, 0x00};
+	const uint8_t *program = next_random(state) % 2 ? plain : aligned;
 	struct nfp_code_function functions[FUNCTIONS] = {{0}};
 	for (int index = 0; index < FUNCTIONS; index++) {
 		functions[index].start = 0x1000 + (uint64_t)index * BYTES_MAX;
 		functions[index].code = next_random(state) % (bytes + 2);
 		functions[index].bytes = next_random(state) % (bytes + 2) >> next_random(state) % 4;
-		functions[index].program = next_random(state) % (sizeof(program) + 2);
-		functions[index].program_bytes = (uint32_t)(next_random(state) % (sizeof(program) + 2));
+		functions[index].program =
+		    next_random(state) % 4 ? 0 : next_random(state) % (PROGRAM_BYTES + 2);
+		functions[index].program_bytes = (uint32_t)(next_random(state) % (PROGRAM_BYTES + 2));
 		functions[index].cfa_register =
 		    next_random(state) % 8 ? 7 : (int32_t)(next_random(state) % 20) - 2;
 		functions[index].cfa_offset = 8;
 	}
 	struct nfp_code_event *events = malloc((bytes + 1) * sizeof(*events));
 	int64_t *rows = malloc((NFP_FRAME_ROWS_MAX + 1) * NFP_FRAME_ROW_WORDS * sizeof(*rows));
+	uint64_t stubs[] = {0x1000, next_random(state) % BYTES_MAX};
+	uint64_t marks_room = next_random(state) % 4 ? bytes + 1 : next_random(state) % (bytes + 1);
+	uint8_t *marks = malloc(marks_room ? marks_room : 1);
 	struct nfp_code_scan scan = {.file = code,
 	                             .file_bytes = bytes,
 	                             .programs = program,
-	                             .programs_bytes = sizeof(program),
+	                             .programs_bytes = PROGRAM_BYTES,
 	                             .functions = functions,
 	                             .count = FUNCTIONS,
 	                             .events = events,
 	                             .events_room = bytes + 1,
 	                             .rows = rows,
 	                             .rows_room = NFP_FRAME_ROWS_MAX + 1,
-	                             .entry_bytes = 64};
+	                             .entry_bytes = 64,
+	                             .stubs = stubs,
+	                             .stubs_count = 1,
+	                             .marks = marks,
+	                             .marks_room = marks_room};
 	int known = 0;
 	CHECK(rows);
 	while (scan.done < scan.count) {
@@ -106,6 +125,7 @@ static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 				CHECK(events[function->first_event + event].offset < function->bytes);
 		}
 	}
+	free(marks);
 	free(rows);
 	free(events);
 	return known;

@@ -37,6 +37,10 @@ KEEP = int(lib.NFP_ROLE_KEEP)  # takes packets in that may stay
 REPLACE = int(lib.NFP_ROLE_REPLACE)  # takes packets in and sends others in their place
 FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
 TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
+HAND_OVER = int(lib.NFP_ROLE_HAND_OVER)  # puts packets into queues of other threads, or drops them
+COMMAND = int(lib.NFP_ROLE_COMMAND)  # reads a text that says what is done in its calls
+HOLD = int(lib.NFP_ROLE_HOLD)  # reads a text; returns when the other threads stand still
+RELEASE = int(lib.NFP_ROLE_RELEASE)  # lets them go
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
 AROUND = int(lib.NFP_ROLE_AROUND)
@@ -45,7 +49,7 @@ SEND = int(lib.NFP_ROLE_SEND)
 LENGTH = int(lib.NFP_ROLE_LENGTH)
 NUMBER = int(lib.NFP_ROLE_NUMBER)
 TURN = int(lib.NFP_ROLE_TURN)
-READ_NO_PACKETS = (CALL, AROUND, SEND, LENGTH, NUMBER, TURN)
+READ_NO_PACKETS = (CALL, AROUND, SEND, LENGTH, NUMBER, TURN, RELEASE)
 COUNT_RETURN = int(lib.NFP_COUNT_RETURN)
 COUNT_ARGUMENT = int(lib.NFP_COUNT_ARGUMENT)
 COUNT_FIXED = int(lib.NFP_COUNT_FIXED)
@@ -73,6 +77,7 @@ class RoleFunction:
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
         unit: VECTORS (sessionfacts.py) where that is what its calls count.
+        takes_seventh: of HAND_OVER: as its prototype says it takes one argument from the stack, and no more.
     """
 
     address: int
@@ -82,6 +87,7 @@ class RoleFunction:
     label: str
     snippet: bytes = b""
     unit: str = ""
+    takes_seventh: bool = False
 
     @property
     def pipeline_role(self) -> int:
@@ -125,6 +131,14 @@ class FollowingAdapter(Adapter, Protocol):
         """As `roles`, cheap enough to be asked twice a second; those that are known already may be among them."""
 
 
+@runtime_checkable
+class ForeseeingAdapter(FollowingAdapter, Protocol):
+    """An adapter that knows beforehand which functions `later_roles` may name."""
+
+    def possible_functions(self) -> list[int]:
+        """Their addresses, those of `roles` among them; known after `roles`."""
+
+
 @dataclass(frozen=True, slots=True)
 class NumberedBuffers:
     """The buffers of a target that names them by numbers.
@@ -147,6 +161,14 @@ class NamingAdapter(Adapter, Protocol):
 
     def names(self) -> NumberNames:
         """What is known after `roles`; another object when `later_roles` has found more."""
+
+
+@runtime_checkable
+class VersionedAdapter(Adapter, Protocol):
+    """An adapter that knows the version of the program that it fits."""
+
+    def version(self, target: Target) -> str:
+        """As the program's own people write it; empty where it is not known."""
 
 
 @runtime_checkable

@@ -164,6 +164,8 @@ def _table_symbols(modules: Sequence[Module]) -> Iterator[tuple[Module, int, int
 
 
 def _defined(module: Module) -> dict[str, tuple[int, int]]:
+    if not module.image.may_define(TABLE_SYMBOL):  # programs have hundreds of libraries
+        return {}
     return {
         symbol.name: (symbol.address, symbol.size)
         for symbol in module.image.symbols

@@ -54,8 +54,8 @@ def _library_roles(modules: Sequence[Module]) -> Iterator[RoleFunction]:
     program = modules[0].image.data if modules else b""
     for module in modules:
         for library, names in CALLS.items():
-            used = [name for name in names if f"\0{name}\0".encode() in program]
             if module.name.startswith(f"{library}."):
+                used = [name for name in names if f"\0{name}\0".encode() in program]
                 yield from (_role(module, at, RETURNED, name) for name, at in _places(module, used))
 
 
@@ -86,7 +86,7 @@ def _tables(modules: Sequence[Module]) -> Iterator[_Symbol]:
     if not any(version is not None and int(version[1]) in VERSIONS for version in versions):
         return
     for module in modules:
-        for symbol in module.image.symbols:
+        for symbol in module.image.symbols if module.image.may_define(EVENT_TABLE) else ():
             if symbol.name == EVENT_TABLE and symbol.size and symbol.size % (8 * DEVICES) == 0:
                 yield _Symbol(module, module.base + symbol.address, symbol.size)
 

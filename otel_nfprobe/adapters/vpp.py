@@ -34,6 +34,7 @@ from otel_nfprobe.adapters.base import (
     RoleFunction,
 )
 from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.vpp_barrier import barrier_roles
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory, make_frame_program, make_input_program
 from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
@@ -48,9 +49,12 @@ from otel_nfprobe.adapters.vpp_graph import (
     module_of,
     read_graph,
 )
+from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
 from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, handles_packets, role_of
+from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
+from otel_nfprobe.adapters.vpp_version import read_version
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
@@ -60,7 +64,7 @@ from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target
 
 PROBED = (INTERNAL, INPUT)
-WITNESSES = 64  # functions that are asked where a frame has its number of vectors
+WITNESSES = 32  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NAME_SOURCE = "graph"
 # A frame that is not there is replaced by the node's runtime, which can be read.
@@ -103,6 +107,8 @@ class VppAdapter:
         self._interfaces: Interfaces | None = None
         self._frame: Frame | None = None
         self._buffers: NumberedBuffers | None = None  # None: packets are only counted
+        self._threads: dict[int, str] = {}
+        self._handoff: list[RoleFunction] = []
         self._considered: set[int] = set()  # functions of nodes that were called when it was last looked
 
     def recognise(self, target: Target) -> str | None:
@@ -115,6 +121,7 @@ class VppAdapter:
         graph, modules = read_graph(target), target.modules()
         self._interfaces = Interfaces(target)
         self._interfaces.look()
+        self._threads = {tid: str(number) for tid, number in find_thread_numbers(target, len(graph.mains)).items()}
         self._keep(target, graph)
         self._considered = {address for node in graph.nodes if node.calls for address in node.functions}
         by_address = _group(graph)
@@ -133,6 +140,7 @@ class VppAdapter:
                 f"No input node of process {target.pid} ({target.name}) has been called yet; is an interface up?",
                 f"nfprobe attach {target.pid}",
             )
+        found += [*self._find_handoff(target, graph), *barrier_roles(target, graph)]
         found.sort(key=lambda role: role.role == CALL)
         # Never empty: a trial of all functions would come upon those of process nodes.
         self.inner = [_place(functions[found[0].address])]
@@ -146,7 +154,7 @@ class VppAdapter:
         if self._interfaces is not None and self._interfaces.look():
             self._names = replace(self._names, interfaces=self._interfaces.names)
         if called <= self._considered and count_nodes(target, self._graph) == len(self._graph.nodes):
-            return []
+            return self._find_handoff(target, self._graph)
         graph, modules = read_graph(target, self._graph.layout), target.modules()
         self._keep(target, graph)
         self._considered |= called
@@ -155,11 +163,19 @@ class VppAdapter:
             for address, nodes in _group(graph).items()
             if _ran(nodes)
         ]
-        return sorted(found, key=lambda role: role.role == CALL)
+        return sorted([*found, *self._find_handoff(target, graph)], key=lambda role: role.role == CALL)
+
+    def possible_functions(self) -> list[int]:
+        """See ForeseeingAdapter."""
+        return [] if self._graph is None else list(_group(self._graph))
 
     def names(self) -> NumberNames:
         """See NamingAdapter."""
         return self._names
+
+    def version(self, target: Target) -> str:
+        """See VersionedAdapter."""
+        return read_version(target)
 
     def numbered_buffers(self) -> NumberedBuffers:
         """See NumberingAdapter."""
@@ -188,11 +204,17 @@ class VppAdapter:
             notes.append("node functions do not tell where a frame has its number of vectors: calls carry none")
         return notes
 
+    def _find_handoff(self, target: Target, graph: Graph) -> list[RoleFunction]:
+        """The functions of frame queues, once there are any; each time the same."""
+        if not self._handoff and self._frame is not None and self._buffers is not None:
+            self._handoff = find_handoff(target, graph, self._frame)
+        return self._handoff
+
     def _keep(self, target: Target, graph: Graph) -> None:
         if self._graph is None or len(graph.nodes) != len(self._graph.nodes):
             self._reasons = read_reasons(target, graph)
         interfaces = {} if self._interfaces is None else self._interfaces.names
-        self._graph, self._names = graph, NumberNames(_find_numbered(graph), self._reasons, interfaces)
+        self._graph, self._names = graph, NumberNames(_find_numbered(graph), self._reasons, interfaces, self._threads)
 
     def _note_packets(self) -> str:
         if self._buffers is None:
@@ -206,8 +228,7 @@ class VppAdapter:
         names = "/".join(called[:NAMES_SHOWN])
         names += f"/{len(called) - NAMES_SHOWN} more" if len(called) > NAMES_SHOWN else ""
         if names not in function.aliases:
-            function.aliases = (names, *function.aliases)
-            function.name, function.name_source = names, NAME_SOURCE
+            function.give_name(names, NAME_SOURCE)
         label = f"{names} {WORDS[role]}"
         if role == CALL:
             return RoleFunction(function.address, function.label, role, {}, label, self._snippet(nodes, graph), VECTORS)

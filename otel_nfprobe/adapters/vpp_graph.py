@@ -110,7 +110,9 @@ def module_of(target: Target, symbol: str) -> Module | None:
 def module_exporting(target: Target, symbol: str, library: str) -> Module | None:
     """The same of another library."""
     for position, module in enumerate(target.modules()):
-        if (position == 0 or module.name.startswith(library)) and symbol in module.image.exports:
+        if position and not module.name.startswith(library):
+            continue
+        if module.image.find_export(symbol) is not None:
             return module
     return None
 

@@ -104,29 +104,44 @@ def _tables_of_errors(target: Target, main: int, least: int) -> Iterator[NDArray
 def _name_reasons(
     target: Target, graph: Graph, by_error: NDArray[np.uint32], firsts: dict[int, int], errors: NDArray[np.uint64]
 ) -> Iterator[tuple[int, str]]:
-    texts: dict[int, str] = {}
+    texts, pages = dict[int, str](), TextReader(target)
     for number, (node, (_, address, severity)) in enumerate(zip(by_error.tolist(), errors.tolist(), strict=False)):
         if number < firsts.get(node, ERRORS_MAX) or severity & 0xFFFFFFFF >= SEVERITIES:
             continue
         if address not in texts:
-            texts[address] = _read_text(target, address)
+            texts[address] = pages.read(address)
         if texts[address]:
             yield number, f"{graph.nodes[node].name}: {texts[address]}"
 
 
-def _read_text(target: Target, address: int) -> str:
-    """A printable string that ends in a zero byte, or nothing."""
-    content = b""
-    while len(content) < TEXT_BYTES_MAX and b"\0" not in content:
-        place = address + len(content)
-        if not PAGE_BYTES <= place < 1 << 47:
-            return ""
-        try:
-            content += target.read(place, min(TEXT_BYTES_MAX - len(content), PAGE_BYTES - place % PAGE_BYTES))
-        except NfprobeError:
-            return ""
-    text, end, _ = content.partition(b"\0")
-    return text.decode("ascii") if end and _is_printable(text) else ""
+class TextReader:
+    """Reads texts of a target. Each page is read once: thousands of texts stand in some hundred."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int) -> str:
+        """A printable string that ends in a zero byte, or nothing."""
+        content = b""
+        while len(content) < TEXT_BYTES_MAX and b"\0" not in content:
+            number, start = divmod(address + len(content), PAGE_BYTES)
+            part = self._page(number)[start:]
+            if not part:
+                return ""
+            content += part[: TEXT_BYTES_MAX - len(content)]
+        text, end, _ = content.partition(b"\0")
+        return text.decode("ascii") if end and _is_printable(text) else ""
+
+    def _page(self, number: int) -> bytes:
+        """A page; nothing where none can be read."""
+        if number not in self._pages:
+            try:
+                is_there = 1 <= number < (1 << 47) // PAGE_BYTES
+                self._pages[number] = self._target.read(number * PAGE_BYTES, PAGE_BYTES) if is_there else b""
+            except NfprobeError:
+                self._pages[number] = b""
+        return self._pages[number]
 
 
 def _is_printable(text: bytes) -> bool:

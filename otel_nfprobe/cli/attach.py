@@ -13,8 +13,9 @@ from typing import Any
 
 from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, say
+from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import is_behind
 from otel_nfprobe.destination import find_destination
 from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
@@ -49,7 +50,7 @@ class AttachCommand:
         with StopSignals() as signals:
             try:
                 monitor = _plan(arguments, signals.stopping)
-                resource = find_resource(arguments, monitor.target)
+                resource = find_resource(arguments, monitor)
                 signals.at_once = False
             except KeyboardInterrupt:
                 sentence = f"Stopped before process {arguments.pid} was touched."

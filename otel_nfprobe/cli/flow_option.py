@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from otel_nfprobe.flowfilter import FlowFilter
+if TYPE_CHECKING:
+    from otel_nfprobe.flowfilter import FlowFilter
 
 
 def add_flow_option(group: argparse._ActionsContainer, does: str) -> None:
@@ -24,4 +26,8 @@ def find_flow(arguments: argparse.Namespace) -> FlowFilter | None:
     Raises:
         UsageError: libpcap does not take it, or is not there.
     """
-    return None if arguments.flow is None else FlowFilter(arguments.flow)
+    if arguments.flow is None:
+        return None
+    from otel_nfprobe.flowfilter import FlowFilter  # libpcap is spoken to only where it is needed
+
+    return FlowFilter(arguments.flow)

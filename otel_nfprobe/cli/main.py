@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
+from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.printable import PrintableStream, printable
 
@@ -204,7 +205,7 @@ def _single_threaded_algebra() -> Iterator[None]:
 
 def _load_command(verb: str) -> Command:
     module_name, class_name, _ = VERBS[verb]
-    with _quiet_interrupt(), _single_threaded_algebra():
+    with _quiet_interrupt(), _single_threaded_algebra(), collection_paused():
         module = importlib.import_module(f"otel_nfprobe.cli.{module_name}")
     command: Command = getattr(module, class_name)()
     return command

@@ -23,11 +23,11 @@ from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_control import SessionControl
+from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
 from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.collection import keep_what_is_there
-from otel_nfprobe.configuration import find_configuration
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.destination import Destination, find_complaint
 from otel_nfprobe.detail import AUTO, Detail
@@ -43,12 +43,11 @@ from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.preflight import describe_unreadable
 from otel_nfprobe.printable import printable
 from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
-from otel_nfprobe.resource import describe_target, find_version, make_resource_attributes
+from otel_nfprobe.resource import find_version
 from otel_nfprobe.sampling import Sampler, format_trace_state
 from otel_nfprobe.span import SpanEncoder
 from otel_nfprobe.summary import count_received, summarise
 from otel_nfprobe.target import Target
-from otel_nfprobe.trial import Trial, describe
 
 if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
@@ -154,6 +153,8 @@ def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: fl
     target, adapter = monitor.target, monitor.choice.adapter
     if not seconds or adapter is None or adapter.inner or arguments.functions or arguments.captures:
         return
+    from otel_nfprobe.trial import Trial, describe  # slow to load, and few sessions make one
+
     strategy, no_stop, size = arguments.strategy, arguments.no_stop, arguments.ring_size
     try:
         found = Trial(target, adapter, arguments.exclude, strategy, no_stop, size, monitor.stopping).run(seconds)
@@ -276,6 +277,8 @@ class Measurement:
         for sentence in monitor.not_restored:
             say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
         summary: dict[str, Any] = summarise(monitor)
+        if version := self._resource.get("service.version"):
+            summary["version"] = version
         summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
         summary["spans"]["dropped_traces"] = describe_unwritten(monitor.drain.spans, say)
         if self._budget is not None:
@@ -311,7 +314,7 @@ class Measurement:
         own = {"seconds": None, "record": record, "counter_choice": choice}
         own |= {"follow_forks": False, "metrics_listen": None}
         arguments = argparse.Namespace(**{**vars(self.arguments), **own})
-        resource = find_resource(arguments, monitor.target)
+        resource = find_resource(arguments, monitor)
         return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
@@ -391,10 +394,3 @@ def describe_probes(monitor: Monitor, subject: int | str) -> str:
     knows = f", adapter {choice.adapter.name}" if choice.adapter else ""
     skipped = f", {refused} refused (nfprobe functions {subject})" if refused else ""
     return f"{len(monitor.probes)} functions probed{skipped}{knows}"
-
-
-def find_resource(arguments: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """The resource attributes of a target."""
-    configuration = find_configuration(os.environ)
-    configured = configuration.resource if configuration else None
-    return make_resource_attributes(describe_target(target.pid), arguments.service, configured)

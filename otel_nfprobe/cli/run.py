@@ -21,8 +21,9 @@ from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter, choose_adapter
 from otel_nfprobe.cli.main import tell_error
-from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, find_resource, plan, print_line, say
+from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.destination import Destination, find_destination
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.launch import Launch
@@ -131,7 +132,7 @@ class _Run:
         monitor = plan(self.arguments, self.target, adapter, threading.Event())
         if self.launch.released:  # a program that is held runs nothing that could be tried
             choose_by_trial(self.arguments, monitor, self.arguments.trial or 0.0)
-        attributes = find_resource(self.arguments, self.target)
+        attributes = find_resource(self.arguments, monitor)
         measurement = Measurement(self.arguments, monitor, attributes, self.destination, self.again)
         measurement.start()
         if not self.launch.released:

@@ -16,7 +16,7 @@ from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fractio
 from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.latecapture import ALL, NONE, SLOW
-from otel_nfprobe.profiler import max_hertz
+from otel_nfprobe.perfring import max_hertz
 from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
 from otel_nfprobe.snippet import read_capture
 

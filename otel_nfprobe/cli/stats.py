@@ -138,7 +138,7 @@ class FunctionCalls(Statistics):
         """See Statistics."""
         super().add(columns)
         calls = columns.calls
-        whole = calls[(calls["flags"] & (CallFlag.CLIPPED | CallFlag.MARK)) == 0]
+        whole = calls[(calls["flags"] & (CallFlag.CLIPPED | CallFlag.SHARED | CallFlag.MARK)) == 0]
         for thread in np.unique(whole["thread"]).tolist():
             rows = whole[whole["thread"] == thread]
             raw = (rows["end_ticks"] - rows["start_ticks"]).astype(np.int64)

@@ -197,7 +197,7 @@ def batch_counts(columns: Columns, counts_receives: bool = True) -> tuple[Words,
     valid = np.zeros(len(calls), bool)
     rows[columns.counters["call"]] = columns.counters["inclusive"]
     valid[columns.counters["call"]] = (columns.counters["flags"] & CountersFlag.VALID) != 0
-    uncounted = CallFlag.MARK | CallFlag.CLIPPED | (0 if counts_receives else CallFlag.RECEIVE)
+    uncounted = CallFlag.MARK | CallFlag.CLIPPED | CallFlag.SHARED | (0 if counts_receives else CallFlag.RECEIVE)
     skipped = (calls["flags"] & uncounted) != 0
     parent = calls["parent"]
     inside_clipped = np.zeros(len(calls), bool)

@@ -38,6 +38,9 @@ def explain_cause(packet: dict[str, Any]) -> str:
         "burst": f"More packets arrived at once than this thread works off{_name_flow(cause)}: {waiting}.",
         "preemption": f"The scheduler kept the thread from running for {excess} in {batch}"
         + (f": {waiting}." if waited else "."),
+        "barrier": f"Another thread held this one for {excess}"
+        + (f" in `{cause['command']}`" if cause.get("command") else "")
+        + (f": {waiting}." if waited else "."),
     }
     return sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
 

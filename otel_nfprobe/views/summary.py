@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_nfprobe.printable import printable_value
 from otel_nfprobe.views.sentence import explain_stolen
-from otel_nfprobe.views.table import format_nodes
+from otel_nfprobe.views.table import format_drops, format_nodes
 
 
 def format_summary(summary: dict[str, Any]) -> str:
@@ -46,6 +46,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += format_nodes(summary.get("nodes")).splitlines()
+    lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
 

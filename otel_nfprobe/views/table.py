@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from otel_nfprobe.dropreasons import drop_rows
 from otel_nfprobe.nodes import node_rows
 from otel_nfprobe.printable import printable, printable_value
-from otel_nfprobe.report import Report
 from otel_nfprobe.strategies import ENTRY_ONLY
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration, format_size
 from otel_nfprobe.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
+
+if TYPE_CHECKING:  # the summary of a session comes here, too, and takes no report
+    from otel_nfprobe.report import Report
 
 BAR_CHARACTERS = 40
 HISTOGRAM_ROWS = 16
@@ -30,6 +33,7 @@ def render_table(report: Report) -> str:
         _format_counters(document),
         format_batches(document["batches"]),
         _format_packets(document["packets"]),
+        format_drops(document["packets"].get("drop_reasons"), document["packets"]["dropped"]),
         format_flow(document["packets"]),
         format_causes(document["packets"]),
         explain_stolen(document["recording"].get("stolen")),
@@ -59,6 +63,12 @@ def format_functions(functions: Sequence[dict[str, Any]]) -> str:
 def format_nodes(nodes: Sequence[dict[str, Any]] | None) -> str:
     """One row per graph node, as the NF itself would show it."""
     return align_columns(node_rows(nodes)) if nodes else ""
+
+
+def format_drops(reasons: Sequence[dict[str, Any]] | None, dropped: int) -> str:
+    """One row per reason why packets were dropped."""
+    rows = list(drop_rows(reasons or (), dropped))
+    return align_columns(rows) if rows else ""
 
 
 def _format_counters(document: dict[str, Any]) -> str:
@@ -140,7 +150,8 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
 def _format_title(report: Report) -> str:
     header = report.header
     name = printable(PurePath(header.executable).name) or "unknown program"
-    words = f"{name}, pid {header.pid}"
+    version = printable(header.resource.get("service.version", ""))
+    words = f"{name} {version}".rstrip() + f", pid {header.pid}"
     if header.host:
         words += f" on {header.host}"
     if report.duration_ns:

@@ -18,6 +18,7 @@ from iced_x86 import Code, Decoder, FlowControl, Instruction, MemorySizeExt, Mne
 from otel_nfprobe.cursor import FrameError
 from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, Row
 from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.x86_64.realigned import DWARF_REGISTERS, find_uses, register_of
 from otel_nfprobe.x86_64.relocate import goes_on
 
 STACK_ARGUMENTS = "reads stack arguments"
@@ -40,12 +41,6 @@ _PLAIN, _MOVE, _LEA, _POP, _BRANCH, _CALL, _INDIRECT, _RETURN, _CALL_INDIRECT, _
 _UNSEEN = 255
 _kinds = bytearray([_UNSEEN]) * 8192
 
-_DWARF_REGISTERS = (
-    Register.RAX, Register.RDX, Register.RCX, Register.RBX,
-    Register.RSI, Register.RDI, Register.RBP, Register.RSP,
-    Register.R8, Register.R9, Register.R10, Register.R11,
-    Register.R12, Register.R13, Register.R14, Register.R15,
-)  # fmt: skip
 _STACK_REGISTERS = frozenset((Register.RSP, Register.RBP))  # only their moves matter while no copy of them is known
 _MOVES = frozenset((Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.MOV_R32_RM32, Code.MOV_RM32_R32))
 ARGUMENT_REGISTERS = (Register.RDI, Register.RSI, Register.RDX, Register.RCX, Register.R8, Register.R9)
@@ -137,7 +132,8 @@ class _Scanner:
         self.row_starts: list[int] = []
         self.watched: set[int] = {Register.RSP}
         self.aliases: dict[int, int] = {}  # register -> its value minus the CFA
-        self.realigned: int | None = None  # the register that holds the CFA in gcc's realigned frames
+        self.with_frame = {RBP, DEREFERENCED}  # in Row.register: rbp points into the frame
+        self.realigned: int | None = None  # the register that holds the CFA where the stack is aligned
         self.previous: Instruction | None = None
 
     def run(self) -> FunctionScan:
@@ -159,8 +155,18 @@ class _Scanner:
             elif kind and (kind != _MOVE or aliases or instruction.op1_register in _STACK_REGISTERS):
                 self._act(instruction, kind)
             self.previous = instruction
+        if self.realigned is not None:
+            self._use_realigned(self.realigned)
         self.scan.runs_on = self._runs_on(code)
         return self.scan
+
+    def _use_realigned(self, register: int) -> None:
+        for instruction, distance, of_return in find_uses(self.image, self.scan.frame, register):
+            self._blame(RETURN_ADDRESS if of_return else STACK_ARGUMENTS)
+            if distance is None:
+                self.scan.takes_address = True
+            elif not of_return:
+                self._count(instruction, distance)
 
     def _runs_on(self, code: bytes) -> bool:
         last = self.previous
@@ -181,18 +187,17 @@ class _Scanner:
         # gcc puts a nop, and the frame rules behind it, before an exception handler at the very start of a .cold part.
         first = self._row(frame.start + (self.image.read(frame.start, 1) == _NOP))
         self.scan.own_entry = first.register == RSP and first.offset == 8
+        self.realigned = register_of(rules.rows)
         usable = True
         for row in rules.rows:
-            if row.register == EXPRESSION or row.register >= len(_DWARF_REGISTERS):
+            if row.register == EXPRESSION or row.register >= len(DWARF_REGISTERS):
                 usable = False
-            elif row.register >= 0:
-                register = _DWARF_REGISTERS[row.register]
-                self.watched.add(register)
-                if row.register not in (RSP, RBP) and row.offset == 0:
-                    self.realigned = register
-                    self.aliases[register] = 0
-            elif self.realigned is None:
-                usable = False
+            elif row.register < 0:
+                usable &= self.realigned is not None
+            elif DWARF_REGISTERS[row.register] == self.realigned:
+                self.with_frame.add(row.register)
+            else:
+                self.watched.add(DWARF_REGISTERS[row.register])
         return usable
 
     def _row(self, address: int) -> Row:
@@ -211,7 +216,7 @@ class _Scanner:
             self._copy(instruction.op0_register, distance)
             return
         if distance is not None:
-            self._touch(instruction, kind, base, distance)
+            self._touch(instruction, distance)
         if kind == _MOVE and instruction.op1_kind == OpKind.MEMORY:
             self.aliases_drop(instruction.op0_register)
         elif kind == _MOVE:
@@ -227,29 +232,26 @@ class _Scanner:
         if displacement >> 63:
             displacement -= 1 << 64
         row = self._row(instruction.ip)
-        if row.register >= 0 and _DWARF_REGISTERS[row.register] == base:
+        if row.register >= 0 and DWARF_REGISTERS[row.register] == base:
             return displacement - row.offset
-        if base in self.aliases:
-            return displacement + self.aliases[base]
-        if row.register == DEREFERENCED and base == Register.RBP and displacement == row.offset:
-            # The word that holds the CFA: harmless in the register that it belongs to, else not followed.
-            loads_elsewhere = instruction.op1_kind == OpKind.MEMORY and instruction.op0_register != self.realigned
-            return 0 if loads_elsewhere else None
-        return None
+        return displacement + self.aliases[base] if base in self.aliases else None
 
-    def _touch(self, instruction: Instruction, kind: int, base: int, distance: int) -> None:
+    def _touch(self, instruction: Instruction, distance: int) -> None:
         if distance >= 0:
             self._blame(STACK_ARGUMENTS)
-            self.scan.argument_words = max(self.scan.argument_words, _argument_words(instruction, distance))
-            if instruction.memory_index != Register.NONE:
-                self.scan.takes_address = True
-        elif distance >= -8 and not (base == self.realigned and instruction.mnemonic == Mnemonic.PUSH):
+            self._count(instruction, distance)
+        elif distance >= -8:
             self._blame(RETURN_ADDRESS)
+
+    def _count(self, instruction: Instruction, distance: int) -> None:
+        self.scan.argument_words = max(self.scan.argument_words, _argument_words(instruction, distance))
+        if instruction.memory_index != Register.NONE:
+            self.scan.takes_address = True
 
     def _copy(self, register: int, distance: int | None) -> None:
         """`register` takes the value CFA + distance."""
         self.aliases_drop(register)
-        if distance is None or register in (Register.RSP, self.realigned):
+        if distance is None or register == Register.RSP or (register == self.realigned and distance == 0):
             return
         if distance >= 0:
             self._blame(STACK_ARGUMENTS)
@@ -259,10 +261,10 @@ class _Scanner:
             self.watched.add(register)
 
     def aliases_drop(self, register: int) -> None:
-        """The register was overwritten. Entry and realigned pointers are followed for good."""
+        """The register was overwritten. Copies of the stack pointer at entry are followed for good."""
         if self.aliases:
             full = RegisterExt.full_register(register)  # type: ignore[arg-type]
-            if self.aliases.get(full, 0) not in (0, ENTRY_ALIAS):
+            if self.aliases.get(full, ENTRY_ALIAS) != ENTRY_ALIAS:
                 del self.aliases[full]
 
     # ---- instructions that matter without a stack operand --------------------------------------------------
@@ -304,9 +306,6 @@ class _Scanner:
         if source == Register.RSP and self.rows:
             row = self._row(instruction.ip)
             self._copy(instruction.op0_register, -row.offset if row.register == RSP else None)
-        elif source != Register.NONE and source == self.realigned:
-            self._blame(STACK_ARGUMENTS)
-            self.scan.takes_address = True
         else:
             self.aliases_drop(instruction.op0_register)
 
@@ -314,7 +313,10 @@ class _Scanner:
         """Who takes the frame pointer as a value looks at what lies above it: the return address."""
         if instruction.op1_register != Register.RBP or instruction.op0_register == Register.RSP or not self.rows:
             return
-        if self._row(instruction.ip).register == RBP:
+        row = self._row(instruction.ip)
+        if row.register in (RBP, DEREFERENCED) or (
+            row.register >= 0 and DWARF_REGISTERS[row.register] == self.realigned
+        ):
             self._blame(RETURN_ADDRESS)
 
     def _pop(self, instruction: Instruction) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attach costs: analysis, trampolines, arming, the longest stop, and the monitor's memory.
+"""What an attach costs: the first probe, analysis, trampolines, arming, the longest stop, and the monitor's memory.
 
 Target: Debian's python3 with libcrypto. 20,000 functions of the program, libcrypto and libc are analysed and get
 trampolines, by a monitor that has never seen these files and by one that has: on an idle target, since processor time
 is longer where a busy one shares its caches. Processor time is the monitor's and that of the children that patch for
 it. The stops are those of a target of which two threads hash without pause, one for each CPU: all 20,000 and 1,000 of
-libcrypto are armed. `nfprobe attach` runs as a user runs it, for its memory. Medians of several rounds, each with
-targets of its own.
+libcrypto are armed. `nfprobe attach` runs as a user runs it, for its memory, and on the double of VPP for the processor
+time until its probes are in place. Medians of several rounds, each with targets of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rounds import Spread, make_parser, spent_s, spread, write_figures
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
+from vpp_double import build_double
 
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
@@ -144,6 +150,49 @@ def measure_armed(pid: int, extent: Extent) -> dict[str, float]:
     }
 
 
+@contextmanager
+def running_double(program: Path) -> Iterator[int]:
+    """The process id of a double of VPP whose nodes have run."""
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdin.write("1000\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_first_probe(pid: int, folder: str) -> float:
+    """Seconds of processor time that `nfprobe attach` has taken when its probes are in place and its gates open.
+
+    Args:
+        folder: for what it knows of files, and for its recording.
+    """
+    words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--record", f"{folder}/attach.nfprobe"]
+    process = subprocess.Popen(words, env={**os.environ, "XDG_CACHE_HOME": folder}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("nfprobe: attached to "):
+            break
+    else:
+        raise SystemExit(f"nfprobe attach has ended: {''.join(said)}")
+    ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    children_s = sum(map(int, ticks[13:15])) / os.sysconf("SC_CLK_TCK")
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    own_s = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    process.send_signal(signal.SIGINT)
+    process.stderr.read()
+    process.wait()
+    return own_s + children_s
+
+
 def measure_memory(pid: int, extent: Extent) -> dict[str, float]:
     """MiB that `nfprobe attach` has resident at most, with some hundred functions and defaults else."""
     words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--functions", "libcrypto.so*:EVP_*"]
@@ -159,9 +208,14 @@ def measure_memory(pid: int, extent: Extent) -> dict[str, float]:
     return {"mib": usage.ru_maxrss / 1024}
 
 
-def measure_round(extent: Extent, is_short: bool) -> dict[str, dict[str, float]]:
+def measure_round(extent: Extent, is_short: bool, double: Path) -> dict[str, dict[str, float]]:
     """One of everything."""
     found = {}
+    with running_double(double) as pid, tempfile.TemporaryDirectory() as folder:
+        found["first_probe"] = {
+            "never_seen_s": measure_first_probe(pid, folder),
+            "known_s": measure_first_probe(pid, folder),
+        }
     with running(IDLE) as pid:
         found["memory"] = measure_memory(pid, extent)
     with running(IDLE) as pid, tempfile.TemporaryDirectory() as folder:
@@ -174,6 +228,12 @@ def measure_round(extent: Extent, is_short: bool) -> dict[str, dict[str, float]]
 
 def show(figures: dict[str, dict[str, Spread]]) -> None:
     """Prints the figures."""
+    for name, what in (("never_seen_s", "files never seen before"), ("known_s", "files known from an earlier attach")):
+        found = figures["first_probe"][name]
+        print(
+            f"VPP's double, {what}: its probes are in place after {found.median:.2f} s of processor time"
+            f" ({found.low:.2f} .. {found.high:.2f})"
+        )
     everything, armed, memory = figures["all"], figures["armed"], figures["memory"]["mib"]
     for name, what in (("first", "files never seen before"), ("kept", "files known from an earlier attach")):
         found = figures[name]
@@ -208,7 +268,10 @@ def main() -> None:
     if arguments.measure:
         print(json.dumps(measure_all(arguments.measure, extent)))
         return
-    rounds = [measure_round(extent, arguments.short) for _ in range(1 if arguments.short else arguments.rounds)]
+    with tempfile.TemporaryDirectory() as folder:
+        double = build_double(Path(folder), 2606)
+        turns = range(1 if arguments.short else arguments.rounds)
+        rounds = [measure_round(extent, arguments.short, double) for _ in turns]
     figures = {
         part: {name: spread(found[part][name] for found in rounds) for name in rounds[0][part]} for part in rounds[0]
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,13 @@ def snippets(figures: Figures) -> str:
 MORE = ("more_ns", "more_inside_ns")
 
 
+def _first_probe(found: Figures) -> Iterator[tuple[str, str]]:
+    """Until the probes of VPP's double are in place."""
+    for name, what in (("never_seen_s", "files never seen before"), ("known_s", "files known from an earlier attach")):
+        shown = show(found["first_probe"][name], "{:.2f}", "s")
+        yield f"processor time until the probes of VPP's double are in place, {what}", shown
+
+
 def attach(figures: Figures) -> str:
     found = figures["bench_attach"]
     first, kept, everything, armed = (found[part] for part in ("first", "kept", "all", "armed"))
@@ -210,6 +217,7 @@ def attach(figures: Figures) -> str:
         ("two busy threads: longest stop", show(everything["longest_stop_ms"], "{:.1f}", "ms")),
         (f"{armed['armed']['median']:,.0f} functions of it: in place after", show(armed["armed_s"], "{:.2f}", "s")),
         ("their longest stop", show(armed["longest_stop_ms"], "{:.1f}", "ms")),
+        *_first_probe(found),
         ("memory of `nfprobe attach` at most", show(found["memory"]["mib"], "{:.0f}", "MiB")),
     ]
     return make_table((f"attach to {kept['functions']['median']:,.0f} functions", ""), rows)

@@ -54,7 +54,7 @@ def core_says(code: bytes, address: int = ADDRESS) -> Said | None:
     if not lib.nfp_instruction_decode(code, len(code), address, out):
         return None
     displacement = out.displacement if out.base != lib.NFP_REGISTER_NEXT else 0
-    operand = (bool(out.has_memory), out.base, bool(out.has_index), displacement)
+    operand = (bool(out.has_memory), out.base, out.index != lib.NFP_REGISTER_NONE, displacement)
     return Said(out.bytes, out.kind, *operand, out.target, out.to, getattr(out, "from"), bool(out.is_wide))
 
 
@@ -89,3 +89,18 @@ def _registers(item: Instruction, kind: int) -> tuple[int, int]:
     if kind == lib.NFP_DECODED_MOVE and item.op1_kind == OpKind.REGISTER:
         source = _NUMBERS[RegisterExt.full_register(item.op1_register)]
     return to, source
+
+
+def core_names(code: bytes) -> int:
+    """Bit mask of the registers that an instruction may name, by the C core, which knows it."""
+    out = ffi.new("struct nfp_decoded *")
+    assert lib.nfp_instruction_decode(code, len(code), ADDRESS, out)
+    return int(out.registers)
+
+
+def oracle_names(code: bytes) -> int:
+    """Those of r8 to r15 that it names."""
+    item = Decoder(64, code, ip=ADDRESS).decode()
+    named = [item.op_register(number) for number in range(item.op_count) if item.op_kind(number) == OpKind.REGISTER]
+    whole = {RegisterExt.full_register(register) for register in (*named, item.memory_base, item.memory_index)}
+    return sum(1 << _NUMBERS[register] for register in whole if _NUMBERS.get(register, 0) >= 8)

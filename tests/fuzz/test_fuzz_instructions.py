@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 from iced_x86 import Decoder, FlowControl
-from instruction_oracle import core_says, oracle_says
+from instruction_oracle import core_names, core_says, oracle_names, oracle_says
 from mutate import Layout
 from seeds import seeds
 
-from otel_nfprobe.ehframe import ENTRY_BYTES, Frame
+from otel_nfprobe.ehframe import DEREFERENCED, ENTRY_BYTES, Frame
 from otel_nfprobe.elf import ElfImage
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.x86_64.relocate import JUMP_BYTES
@@ -32,6 +32,7 @@ from otel_nfprobe.x86_64.sites import ENDBR
 MAPS = (b"", b"\x0f", b"\x0f\x38", b"\x0f\x3a")
 PREFIXES = (b"\x66", b"\xf2", b"\xf3", b"\xf0", b"\x67", b"\x2e", b"\x3e", b"\x64")
 REX = (b"", b"\x40", b"\x41", b"\x42", b"\x44", b"\x48", b"\x4c", b"\x4f")
+ALIGNED = Path(__file__).resolve().parents[1] / "targets" / "aligned.cpp"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vector-opcodes"
 TAIL = bytes((0x24, 0x82, 0x33, 0x84, 0x55, 0x66, 0x77, 0x88, 0x99, 0xAA, 0xBB, 0xCC, 0xDD, 0xEE))
 FIELDS = [field.name for field in fields(FunctionScan)]
@@ -45,6 +46,7 @@ def _check(codes: Iterator[bytes]) -> int:
         if said is not None:
             known += 1
             assert said == oracle_says(code), code.hex()
+            assert not oracle_names(code) & ~core_names(code), code.hex()
     return known
 
 
@@ -103,7 +105,8 @@ def test_random_vector_instructions() -> None:
 
 
 @pytest.mark.parametrize("kind", [0xC4, 0x62])
-def test_every_vector_opcode(kind: int) -> None:
+@pytest.mark.parametrize("extensions", [0xE0, 0x00], ids=["low", "high"])
+def test_every_vector_opcode(kind: int, extensions: int) -> None:
     """With each prefix, W, length, broadcasts, masks and kinds of operands."""
     known = 0
     lasts = (
@@ -112,7 +115,8 @@ def test_every_vector_opcode(kind: int) -> None:
     for opcode_map, prefix, wide, vvvv, last in product((1, 2, 3), range(4), (0, 0x80), (0x78, 0x48), lasts):
         lengths = (0, 4) if kind == 0xC4 else (4,)
         heads = [
-            bytes((kind, 0xE0 | (kind == 0x62) << 4 | opcode_map, wide | vvvv | length | prefix)) for length in lengths
+            bytes((kind, extensions | (kind == 0x62) << 4 | opcode_map, wide | vvvv | length | prefix))
+            for length in lengths
         ]
         modrms = (0x01, 0x44, 0x85, 0x05, 0xC1, 0xD8, 0xF2)
         known += _check(
@@ -154,6 +158,21 @@ def test_functions_of_libraries(name: str) -> None:
     library = next(Path("/usr/lib").glob(f"*/{name}"))
     functions, known = _compare(ElfImage(str(library), library.read_bytes()))
     assert known > functions * 0.9
+
+
+@pytest.mark.parametrize("flags", ["-O2", "-O3 -march=skylake-avx512", "-Os", "-O0", "-O2 -fno-plt"])
+def test_functions_that_align_their_stack(flags: str, tmp_path: Path) -> None:
+    """Compiled ones; the C core judges most of them."""
+    library = tmp_path / "aligned.so"
+    words = ["g++", "-shared", "-fPIC", *flags.split(), "-o", library, ALIGNED]
+    subprocess.run(words, check=True)
+    image = ElfImage(str(library), library.read_bytes())
+    functions, known = _compare(image)
+    assert known > functions / 2
+    aligned = [
+        frame for frame in image.frames.frames if any(row.register == DEREFERENCED for row in frame.rules().rows)
+    ]
+    assert len(aligned) > 10
 
 
 def test_the_header_of_vector_instructions_is_up_to_date() -> None:

@@ -73,8 +73,8 @@ def wait_until_said(monitor: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"nfprobe did not say {text!r}: {lines}")
 
 
-def _is_running(task: Path) -> bool:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _processor_time_ns(task: Path) -> int:
@@ -156,11 +156,12 @@ class Example:
     def wait_until_open_calls_ended(self) -> None:
         """Waits until each thread that polls has run on: calls that were open when probes came are not measured.
 
-        A thread may have lost its processor inside such a call, and go on there when its first packets have come.
+        A thread may have lost its processor inside such a call, and go on there when its first packets have come. What
+        sleeps again does not poll: it ran for a moment, because the attach had woken it.
         """
-        polling = [task for task in Path(f"/proc/{self.pid}/task").iterdir() if _is_running(task)]
+        polling = [task for task in Path(f"/proc/{self.pid}/task").iterdir() if _state(task) == "R"]
         ends = {task: _processor_time_ns(task) + OPEN_CALL_NS for task in polling}
-        self._wait(lambda: all(_processor_time_ns(task) > end for task, end in ends.items()))
+        self._wait(lambda: all(_state(task) == "S" or _processor_time_ns(task) > end for task, end in ends.items()))
 
     def wait_until_it_forwards(self) -> None:
         """Waits until it has transmitted something."""

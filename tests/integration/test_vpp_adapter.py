@@ -13,9 +13,10 @@ import pytest
 from probed import Probed, Talker, keep_calls, wait_until
 from vpp_double import RELEASES, build_double
 
-from otel_nfprobe.adapters.base import CALL, DROP, RECEIVE, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, COMMAND, DROP, HAND_OVER, HOLD, RECEIVE, TAKE_OVER, TRANSMIT
 from otel_nfprobe.adapters.vpp import VppAdapter
-from otel_nfprobe.adapters.vpp_graph import read_graph
+from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, read_graph
+from otel_nfprobe.analysis import FunctionPlan, _Ladder
 from otel_nfprobe.choice import choose
 from otel_nfprobe.columns import concatenate
 from otel_nfprobe.errors import NfprobeError, RefusedError
@@ -144,6 +145,10 @@ def test_what_each_node_is(release: int, start_double: Callable[[int], Talker]) 
     drops = ["drop drop", "error-drop node"] if release == 2606 else ["error-drop drop"]
     expected = ["pg-input receive", "tap0-tx/tap1-tx transmit", "ip4-drop/ip6-drop node", "ip4-lookup node", *drops]
     assert set(expected) <= found.keys()
+    between_threads = {"frame queues hand over", "frame queues take over"} if release == 2606 else set()
+    between_threads |= {"barrier sync", "barrier release", "command line"}
+    assert between_threads <= found.keys()
+    found = {label: role for label, role in found.items() if label not in between_threads}
     assert len(found) == (10 if release == 2606 else 9)
     assert all(role.role == ROLES[label.split()[-1]] for label, role in found.items())
     assert all(bool(role.snippet) == (role.role == CALL) for role in found.values())
@@ -169,12 +174,12 @@ def test_nodes_that_were_called_before_vpp_summed_its_counts_up_are_known(
 def test_nodes_that_read_no_packets_need_no_capture_program(
     start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 5)
+    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 7)
     double = start_double(2606)
     double.ask("1000")
     choice = choose(Target(double.pid), VppAdapter(), [], [])
-    assert (len(choice.roles), len(choice.plans)) == (10, 10)
-    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP}
+    assert (len(choice.roles), len(choice.plans)) == (15, 15)
+    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP, HOLD, COMMAND, HAND_OVER, TAKE_OVER}
     assert sum(bool(request.snippet) for request in choice.requests()) == 7
 
 
@@ -204,6 +209,31 @@ def test_new_nodes_are_looked_for_with_nearly_each_look_at_the_target(
     with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20):
         assert wait_until(lambda: done["look"] >= 12)
     assert done["later_roles"] >= done["look"] // 2
+
+
+def test_what_nodes_run_is_judged_before_they_do(
+    start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that runs for the first time does not wait until all code of its module was looked at."""
+    double = start_double(2606)
+    double.ask("1000")
+    graph = read_graph(Target(double.pid))
+    judged = set[int]()
+    plan = _Ladder.plan
+
+    def record(ladder: _Ladder, strategy: str | None) -> FunctionPlan:
+        judged.add(ladder.function.address)
+        return plan(ladder, strategy)
+
+    monkeypatch.setattr(_Ladder, "plan", record)
+    (late,) = [node for node in graph.nodes if node.name == "late-node"]
+    unfit = {address for node in graph.nodes if node.type not in (INTERNAL, INPUT) for address in node.functions}
+    with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
+        probed_before = len(probed.monitor.probes)
+        assert wait_until(lambda: set(late.functions) <= judged)
+        assert len(probed.monitor.probes) == probed_before
+    assert unfit
+    assert not unfit & judged
 
 
 def test_a_node_that_is_called_later(start_double: Callable[[int], Talker]) -> None:

@@ -68,11 +68,13 @@ def test_nodes_as_show_runtime_has_them(double: Talker, packets: str, nfprobe: A
     assert {"tap0-tx", "tap1-tx", "ip4-drop", "ip6-drop"} <= own.keys()
     report = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
     assert sorted(report["nodes"], key=str) == sorted(summary["nodes"], key=str)
+    assert report["recording"]["version"] == summary["version"] == "26.06-release"
     for node in report["nodes"]:
         calls, vectors = own[node["name"]]
         assert node["vectors_per_call"] == round(vectors / calls, 2)
         assert node["clocks_per_vector"] > 0 < node["ns_per_vector"]
     words = nfprobe.run("report", recording).stdout.split("\n\n")
+    assert words[0].startswith(f"vpp 26.06-release, pid {double.pid} on ")
     (table,) = [part.splitlines() for part in words if part.startswith("graph node")]
     assert table[0].split() == ["graph", "node", "calls", "vectors", "vectors/call", "clocks/vector", "ns/vector"]
     assert len(table) == 2 + len(own)
@@ -93,7 +95,7 @@ def exported_packets(nfprobe: Any, recording: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("options", [("--packets", "all"), ("--packets", "slow", "--slower-than", "0us")])
 def test_interfaces_and_reasons(double: Talker, options: tuple[str, ...], nfprobe: Any, tmp_path: Path) -> None:
     recording = tmp_path / "vpp.nfprobe"
-    measure(nfprobe, double, recording, "--ring-size", "64MiB", *options)
+    summary, _ = measure(nfprobe, double, recording, "--ring-size", "64MiB", *options)
     packets = exported_packets(nfprobe, recording)
     where = Counter(
         (
@@ -110,6 +112,31 @@ def test_interfaces_and_reasons(double: Talker, options: tuple[str, ...], nfprob
         ("tap0.100", None, "ip6-drop: ACL deny packets"): COUNT // 32,
     }
     assert {packet["nf.packet.disposition"] for packet in packets if "nf.packet.drop_reason" in packet} == {"dropped"}
+    reasons = [
+        {"reason": text, "packets": COUNT // 32} for text in ("ip4-input: ip4 ttl <= 1", "ip6-drop: ACL deny packets")
+    ]
+    assert summary["drop_reasons"] == reasons
+    assert json.loads(nfprobe.run("report", recording, "--format", "json").stdout)["packets"]["drop_reasons"] == reasons
+    assert f"ip6-drop: ACL deny packets  {COUNT // 32:>7,}\n" in nfprobe.run("report", recording).stdout
+    sql = "SELECT drop_reason, interface, transmit_interface, count(*) AS n FROM packets GROUP BY ALL"
+    rows = json.loads(nfprobe.run("query", sql, recording, "--json").stdout.splitlines()[-1])
+    assert {(row["interface"], row["transmit_interface"], row["drop_reason"]): row["n"] for row in rows} == where
+
+
+def test_drops_of_packets_that_were_not_identified_are_counted_as_such(
+    double: Talker, nfprobe: Any, tmp_path: Path
+) -> None:
+    recording = tmp_path / "vpp.nfprobe"
+    options = ("--packets", "slow", "--slower-than", "1h", "--sample", "0.1")
+    summary, _ = measure(nfprobe, double, recording, "--ring-size", "64MiB", *options)
+    counted = sum(reason["packets"] for reason in summary["drop_reasons"])
+    dropped = summary["packets"]["dropped"]
+    assert 0 < counted < dropped == COUNT // 16
+    table = nfprobe.run("report", recording).stdout
+    assert any(
+        line.startswith("packets that were not identified") and line.endswith(f" {dropped - counted:,}")
+        for line in table.splitlines()
+    )
 
 
 def test_an_interface_that_is_made_later(double: Talker) -> None:

@@ -13,6 +13,7 @@ from synthetic_columns import SECOND_TICKS, START_NS, START_TICKS
 
 from otel_nfprobe.clock import ANCHOR, Clock
 from otel_nfprobe.columns import Columns
+from otel_nfprobe.holds import describe_hold
 from otel_nfprobe.span import TAIL_KINDS
 
 SAMPLE, SLOW, SLOWEST = 1, 2, 4
@@ -83,6 +84,7 @@ class Expectation:
             number = 0 if self.tail is None else int(self.tail["kind"])
             kind = TAIL_KINDS[number] if number < len(TAIL_KINDS) else ""
             names = {"queue": ": queue wait", "burst": ": queue wait", "preemption": ": preemption"}
+            names["barrier"] = ": barrier"
             return "late packet" + names.get(kind, "")
         return "dropped packet" if self.packet["disposition"] == 2 else "packet"
 
@@ -138,6 +140,9 @@ class Expectation:
             "nf.tail.batch": self.tail["batch_id"],
             "nf.tail.share": self.tail["share"],
         }
+        holds = self.columns.holds
+        if TAIL_KINDS[self.tail["kind"]] == "barrier" and self.tail["hold"] < len(holds):
+            values["nf.tail.command"] = describe_hold(holds[self.tail["hold"]])
         if TAIL_KINDS[self.tail["kind"]] == "burst":
             values |= self.burst_attributes()
         if self.tail["function"] < len(NAMES):

@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from synthetic_columns import make_columns
 from test_span import make_encoder, parse, select
 
-from otel_nfprobe.arrival import WAITED_MAX, find_source, find_waited
+from otel_nfprobe.arrival import SOURCES, WAITED_MAX, find_source, find_sources, find_waited
 from otel_nfprobe.columns import BATCH, PACKET, BatchFlag, Columns, PacketFlag, life_start_ticks
 
 
@@ -24,6 +24,24 @@ def test_sources() -> None:
     assert life_start_ticks(Columns(batches=batches, packets=packets)).tolist() == [500, 500, 800, 700, 600]
     batches["earliest_ticks"] = 0
     assert find_source(packets[4], batches[4]) is None
+
+
+def test_sources_of_all_packets_are_those_of_each() -> None:
+    random = np.random.default_rng(5)
+    packets, batches = np.zeros(500, PACKET), np.zeros(40, BATCH)
+    batches["start_ticks"] = random.integers(900, 1100, 40)
+    batches["earliest_ticks"] = random.choice([0, 800, 1000], 40)
+    batches["flags"] = random.choice([0, BatchFlag.SATURATED, BatchFlag.FULL], 40)
+    packets["batch"] = random.integers(0, 44, 500)  # some have none
+    packets["arrival_ticks"] = random.choice([0, 950, 1050], 500)
+    packets["flags"] = random.integers(0, 256, 500)
+    columns = Columns(batches=batches, packets=packets)
+    expected = [
+        find_source(packet, batches[packet["batch"]]) if packet["batch"] < len(batches) else None for packet in packets
+    ]
+    found = [SOURCES[source] if source >= 0 else None for source in find_sources(columns).tolist()]
+    assert found == expected
+    assert set(found) == {*SOURCES, None}
 
 
 def test_waits_link_to_the_batches_that_ran_meanwhile() -> None:

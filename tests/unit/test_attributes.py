@@ -19,6 +19,7 @@ from synthetic_columns import make_columns
 from test_span_random import randomise
 
 from otel_nfprobe.columns import HANDOVER, NONE
+from otel_nfprobe.holdrows import HOLD
 from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.resource import describe_target, make_resource_attributes
 from otel_nfprobe.span import TAIL, SpanEncoder
@@ -72,16 +73,24 @@ def test_spans_carry_what_is_defined() -> None:
     columns = make_columns(count, 8)
     randomise(columns, random)
     tails = np.zeros(count, dtype=TAIL)
-    tails["kind"] = random.integers(0, 7, count)
+    tails["kind"] = random.integers(0, 8, count)
     tails["function"] = random.choice([0, 1, 3, NONE], count)
     tails["flow_packet"], tails["flags"] = random.integers(0, count, count), random.integers(0, 2, count)
+    columns.holds = np.zeros(1, HOLD)
+    columns.holds["size"], columns.holds["text"] = 3, ord("x")
     columns.handovers = np.zeros(count, HANDOVER)
     columns.handovers["packet"] = np.arange(count)
     columns.handovers["batch"] = random.integers(0, len(columns.batches), count)
     scale = TimeScale(1000)
     encoder = SpanEncoder({"service.name": "x"}, NAMES, 7, make_clock(), correlate_window_ns=10**9, time_scale=scale)
     encoder.set_threads(THREADS)
-    encoder.set_numbers(NumberNames(reasons={0: "ip4-input: ttl", 2: "x" * 2000}, interfaces={1: "tap0", 1 << 20: "y"}))
+    encoder.set_numbers(
+        NumberNames(
+            reasons={0: "ip4-input: ttl", 2: "x" * 2000},
+            interfaces={1: "tap0", 1 << 20: "y"},
+            threads={THREADS[0][0]: "1"},
+        )
+    )
     for field in ("receive_interface", "done_number"):
         columns.packets[field] = random.choice([0, 1, 2, 3, 4, 1 << 20, 0xFFFFFFFF], count)
     groups = {"queue wait": "span.nf.queue_wait", "batch": "span.nf.batch"}

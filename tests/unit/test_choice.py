@@ -6,6 +6,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from otel_nfprobe import choice as choosing
 from otel_nfprobe.adapters.base import CALL, DROP, FREE, RECEIVE, TRANSMIT, RoleFunction
 from otel_nfprobe.choice import Choice
 from otel_nfprobe.plan import FunctionPlan
@@ -40,3 +43,14 @@ def test_one_that_a_slot_leads_to_is_probed() -> None:
 def test_of_many_some_are_named() -> None:
     choice = choose(*(plan(address) for address in range(1, 10)), roles=dict.fromkeys(range(1, 10), TRANSMIT))
     assert "port4 (reads stack arguments) and 5 others cannot be probed" in choice.tell_unprobed(choice.plans)
+
+
+@pytest.mark.parametrize("strategy", ["relocated body", "copied arguments", "entry only"])
+def test_what_moves_packets_and_cannot_be_called_is_not_judged_again(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why there is no in-stack call stands in its plan; to find it out once more takes all code of the module."""
+    monkeypatch.setattr(choosing, "plan_function", None)
+    other = FunctionPlan(plan(1).function, strategy, "reads stack arguments", site=1)
+    found = choosing._callable(other, cast(Any, None))
+    assert (found.strategy, found.reason, found.function) == (None, "reads stack arguments", other.function)

@@ -161,3 +161,38 @@ def test_what_was_not_used_for_longest_is_forgotten_first(tmp_path: Path, monkey
     third.whole()
     assert first.whole() is kept[0]
     assert second.whole() is not kept[1]
+
+
+def test_a_symbol_that_a_file_does_not_export_is_missed_without_its_table() -> None:
+    libc = next(Path("/lib").glob("*/libc.so.6"))
+    image = ElfImage(str(libc), libc.read_bytes())
+    assert image.find_export("__dls3") is None
+    assert "symbols" not in vars(image)
+    found = image.find_export("dlopen")
+    assert found is not None
+    assert found == image.exports["dlopen"]
+
+
+def test_every_name_that_a_file_defines_may_be_defined() -> None:
+    sample = random.Random(11)
+    for path in [*_files()[:4], Path(os.__file__).resolve().parents[2] / "bin" / "python3"]:
+        image = ElfImage(str(path), path.read_bytes())
+        names = {symbol.name for symbol in image.symbols}
+        for name in sample.sample(sorted(names), min(40, len(names))):
+            assert image.may_define(name), (path, name)
+        assert not image.may_define("no_file_has_this_name")
+        exported = sorted(image.exports)[:1]
+        assert not exported or image.may_name("no_file_has_this_name", *exported)
+        assert not image.may_name("no_file_has_this_name", "nor_that_one")
+
+
+def test_a_version_behind_a_name_in_a_symbol_table_hides_no_definition(tmp_path: Path) -> None:
+    source, script, library = tmp_path / "a.c", tmp_path / "a.map", tmp_path / "liba.so"
+    source.write_text('__asm__(".symver old_f, f@V1");\n__asm__(".symver new_f, f@@V2");\nint old_f, new_f = 1;\n')
+    script.write_text("V1 { };\nV2 { };\n")
+    words = ["gcc", "-shared", "-fPIC", f"-Wl,--version-script={script}", str(source), "-o", str(library)]
+    subprocess.run(words, check=True)
+    image = ElfImage(str(library), library.read_bytes())
+    names = {symbol.name for symbol in image.symbols if symbol.source == "symtab"}
+    assert "f" in names
+    assert image.may_define("f")

@@ -29,7 +29,11 @@ class Memory:
 
     def modules(self) -> list[Any]:
         exports = {"_r_debug": SimpleNamespace(address=DEBUG)}
-        return [SimpleNamespace(is_dynamic_linker=True, is_musl=False, base=0, image=SimpleNamespace(exports=exports))]
+        return [
+            SimpleNamespace(
+                is_dynamic_linker=True, is_musl=False, base=0, image=SimpleNamespace(find_export=exports.get)
+            )
+        ]
 
     def read(self, address: int, size: int) -> bytes:
         self.reads += 1

@@ -15,7 +15,7 @@ ROLES = np.array(
     [0, 1, 2, 3, lib.NFP_ROLE_PUNT, lib.NFP_ROLE_KEEP, lib.NFP_ROLE_REPLACE],
     np.uint8,
 )
-ID, NEXT = 9, 27  # kinds of records
+ID, NEXT = 9, 28  # kinds of records
 FRAGMENT = 1 << 28  # the mark of a packet's id
 
 

@@ -13,7 +13,7 @@ from otel_nfprobe import analysis, cache, plancache
 from otel_nfprobe.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
 from otel_nfprobe.filecontent import Content
 from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import Function, functions_of
+from otel_nfprobe.symbols import Function, function_at, functions_of
 
 LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
 
@@ -99,3 +99,31 @@ def test_damaged(functions: list[Function], judged: list[str], monkeypatch: pyte
     monkeypatch.setattr(cache, "load", lambda _, kind, __: content if kind == plancache.KIND else None)
     plan_functions(functions[:5])
     assert len(judged) == 5
+
+
+def test_a_name_that_an_adapter_gives_changes_no_plan(functions: list[Function], judged: list[str]) -> None:
+    """What a graph calls its nodes' functions depends on which nodes ran, and is no name of code."""
+    plans = plan_functions(functions)
+    judged.clear()
+    chosen = functions[:50]
+    for function in chosen:
+        function.give_name("__tls_get_addr", "graph")
+    again = plan_functions(chosen)
+    assert not judged
+    assert [plan.reason for plan in again] == [plan.reason for plan in plans[:50]]
+    assert {function.name for function in chosen} == {"__tls_get_addr"}
+    assert all(function.aliases[1:] == function.found_names[1] for function in chosen)
+
+
+def test_known_plans_need_few_functions_of_a_module(functions: list[Function], judged: list[str]) -> None:
+    plans = plan_functions(functions)
+    judged.clear()
+    module = Module.from_file(LIBRARY)
+    chosen = [function_at(module, function.offset) for function in functions[:5]]
+    found = plan_functions([function for function in chosen if function is not None])
+    assert [(plan.strategy, plan.reason, plan.site) for plan in found] == [
+        (plan.strategy, plan.reason, plan.site) for plan in plans[:5]
+    ]
+    assert not judged
+    assert "functions" not in module.cache
+    assert functions_of(module)[:5] == chosen

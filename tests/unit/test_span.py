@@ -84,7 +84,7 @@ def test_every_field_of_every_span() -> None:
     random = np.random.default_rng(3)
     selected = np.sort(random.choice(500, 300, replace=False)).astype(np.uint32)
     tails = np.zeros(300, dtype=TAIL)
-    tails["kind"] = random.integers(0, 8, 300)
+    tails["kind"] = random.integers(0, 9, 300)
     tails["function"] = random.choice([0, 1, 3, 4, NONE], 300)
     tails["excess_ns"] = random.integers(-(10**6), 10**6, 300)
     tails["batch_id"] = random.integers(0, 2**62, 300)

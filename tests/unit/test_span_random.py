@@ -10,6 +10,7 @@ from span_expectation import NAMES, STATE, THREADS, Expectation, make_clock
 from synthetic_columns import make_columns
 
 from otel_nfprobe.columns import MESSAGE_VERSION, NONE, Columns
+from otel_nfprobe.holdrows import HOLD
 from otel_nfprobe.span import TAIL, SpanEncoder
 
 PACKETS = 12_500
@@ -47,11 +48,14 @@ def test_random_spans() -> None:
     columns = make_columns(PACKETS, 20, calls_per_batch=CALLS)
     randomise(columns, random)
     tails = np.zeros(PACKETS, dtype=TAIL)
-    tails["kind"] = random.integers(0, 8, PACKETS)
+    tails["kind"] = random.integers(0, 9, PACKETS)
     tails["function"] = random.choice([0, 1, 3, 4, NONE], PACKETS)
     tails["excess_ns"] = random.integers(-(2**62), 2**62, PACKETS)
     tails["share"], tails["flow_share"] = random.random(PACKETS), random.random(PACKETS)
     tails["flow_packet"] = random.integers(0, PACKETS + 100, PACKETS)
+    columns.holds = np.zeros(3, HOLD)
+    columns.holds["size"], columns.holds["text"] = [1, 84, 40], ord("y")
+    tails["hold"] = random.choice([0, 1, 2, 3, NONE], PACKETS)
     reasons = random.integers(0, 8, PACKETS).astype(np.uint8)
     encoder = SpanEncoder({"service.name": "random"}, NAMES, 7, make_clock(), STATE)
     encoder.set_threads(THREADS)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codescan.h"
+#include "flow.h"
 #include "framerows.h"
 #include "instruction.h"
+#include "realigned.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -35,6 +37,7 @@ struct scanner {
 	int row; // that holds at the instruction
 	uint32_t copies; // bit mask: registers that hold a copy of the stack pointer
 	int64_t distances[REGISTERS]; // from the CFA to where those point
+	uint8_t realigned; // the register that holds the CFA where the stack is aligned, or NFP_REGISTER_NONE
 };
 
 static void blame(struct scanner *scanner, enum nfp_code_trouble trouble)
@@ -93,7 +96,7 @@ static bool is_copy(const struct scanner *scanner, uint8_t reg)
 static void copy(struct scanner *scanner, uint8_t reg, int64_t distance)
 {
 	drop_copy(scanner, reg);
-	if (reg == RSP)
+	if (reg == RSP || (reg == scanner->realigned && distance == 0))
 		return;
 	if (distance >= 0) {
 		blame(scanner, NFP_CODE_STACK_ARGUMENTS);
@@ -110,7 +113,8 @@ static bool find_distance(const struct scanner *scanner, const struct nfp_decode
 {
 	if (instruction->base >= REGISTERS)
 		return false;
-	if (instruction->base == by_dwarf[row_register(scanner)])
+	bool has_register = row_register(scanner) >= 0 && row_register(scanner) != scanner->realigned;
+	if (has_register && instruction->base == by_dwarf[row_register(scanner)])
 		*distance = instruction->displacement - row_offset(scanner);
 	else if (is_copy(scanner, instruction->base))
 		*distance = instruction->displacement + scanner->distances[instruction->base];
@@ -124,7 +128,7 @@ static void touch(struct scanner *scanner, const struct nfp_decoded *instruction
 	if (distance >= 0) {
 		blame(scanner, NFP_CODE_STACK_ARGUMENTS);
 		emit(scanner, NFP_CODE_ARGUMENT, (uint64_t)distance);
-		if (instruction->has_index)
+		if (instruction->index != NFP_REGISTER_NONE)
 			scanner->function->flags |= NFP_CODE_TAKES_ADDRESS;
 	} else if (distance >= -RETURN_BYTES) {
 		blame(scanner, NFP_CODE_RETURN_ADDRESS);
@@ -135,7 +139,10 @@ static void move(struct scanner *scanner, const struct nfp_decoded *instruction)
 {
 	uint8_t from = instruction->is_wide ? instruction->from : NFP_REGISTER_NONE;
 	// Who takes the frame pointer as a value looks at what lies above it: the return address.
-	if (from == RBP && instruction->to != RSP && row_register(scanner) == DWARF_RBP)
+	bool is_frame = row_register(scanner) == DWARF_RBP ||
+	                row_register(scanner) == NFP_FRAME_DEREFERENCED ||
+	                row_register(scanner) == scanner->realigned;
+	if (from == RBP && instruction->to != RSP && is_frame)
 		blame(scanner, NFP_CODE_RETURN_ADDRESS);
 	if (from == RSP && row_register(scanner) == DWARF_RSP && instruction->to < REGISTERS)
 		copy(scanner, instruction->to, -row_offset(scanner));
@@ -232,37 +239,12 @@ static bool judge(struct scanner *scanner, const struct nfp_decoded *instruction
 	return true;
 }
 
-// Whether the next instruction may follow, or the odd form of an instruction leaves that open. A call at the end of a
-// function is of one that never returns.
-enum going_on { ENDS, GOES_ON, OPEN };
-
-static enum going_on goes_on(const uint8_t *code, const struct nfp_decoded *instruction)
-{
-	switch (instruction->kind) {
-	case NFP_DECODED_BRANCH:
-		if (instruction->is_conditional)
-			return GOES_ON;
-		return code[0] == 0xe9 || code[0] == 0xeb ? ENDS : OPEN;
-	case NFP_DECODED_TRAP:
-		return code[0] == 0xcc || code[0] == 0xcd ? ENDS : OPEN;
-	case NFP_DECODED_CALL:
-	case NFP_DECODED_CALL_INDIRECT:
-	case NFP_DECODED_JUMP_INDIRECT:
-	case NFP_DECODED_RETURN:
-	case NFP_DECODED_RETURN_POPPING:
-		return ENDS;
-	}
-	if (instruction->bytes == 2 && code[0] == 0x0f && code[1] == 0x0b)
-		return ENDS; // ud2
-	return instruction->has_memory || instruction->kind != NFP_DECODED_PLAIN ? GOES_ON : OPEN;
-}
-
 // Returns whether the whole function could be judged here.
 static bool scan_code(struct scanner *scanner, const uint8_t *code)
 {
 	struct nfp_code_function *function = scanner->function;
 	struct nfp_decoded instruction;
-	enum going_on last = OPEN;
+	enum nfp_going_on last = NFP_FLOW_OPEN;
 	function->trouble = NFP_CODE_NO_TROUBLE;
 	for (uint64_t offset = 0; offset < function->bytes; offset += instruction.bytes) {
 		scanner->offset = (uint32_t)offset;
@@ -274,23 +256,12 @@ static bool scan_code(struct scanner *scanner, const uint8_t *code)
 		if (!judge(scanner, &instruction))
 			return false;
 		if (!nfp_instruction_is_padding(code + offset, instruction.bytes))
-			last = goes_on(code + offset, &instruction);
+			last = nfp_flow_at_end(code + offset, &instruction);
 		scanner->before = scanner->offset;
 	}
-	if (last == GOES_ON)
+	if (last == NFP_FLOW_GOES_ON)
 		function->flags |= NFP_CODE_RUNS_ON;
-	return last != OPEN;
-}
-
-// Frames that gcc realigns hold the CFA in another register: not judged here.
-static bool has_plain_frame(const struct scanner *scanner)
-{
-	for (int row = 0; row < scanner->row_count; row++) {
-		const int64_t *words = scanner->rows + row * NFP_FRAME_ROW_WORDS;
-		if (words[1] != DWARF_RSP && words[1] != DWARF_RBP && words[2] == 0)
-			return false;
-	}
-	return true;
+	return last != NFP_FLOW_OPEN;
 }
 
 // Whether a call arrives at the start. Where a .cold part begins with an exception handler, gcc puts a nop before it and
@@ -355,15 +326,26 @@ static bool scan_function(struct nfp_code_scan *scan, struct nfp_code_function *
 	    .high = function->start + function->bytes,
 	    .rows = rows,
 	};
+	const uint8_t *code = scan->file + function->code;
 	scanner.row_count =
 	    nfp_frame_rows(scan->programs + function->program, function->program_bytes, &start, rows);
-	if (scanner.row_count <= 0 || !has_plain_frame(&scanner))
+	struct nfp_realigned realigned = {
+	    .scan = scan,
+	    .code = code,
+	    .start = function->start,
+	    .bytes = function->bytes,
+	    .rows = rows,
+	    .row_count = scanner.row_count,
+	};
+	if (scanner.row_count <= 0 || !nfp_realigned_find(&realigned))
 		return false;
-	find_head(function, scan->file + function->code);
+	scanner.realigned = realigned.reg;
+	find_head(function, code);
 	keep_rows(scan, function, rows, scanner.row_count);
-	if (is_called(&scanner, scan->file + function->code))
+	if (is_called(&scanner, code))
 		function->flags |= NFP_CODE_OWN_ENTRY;
-	return scan_code(&scanner, scan->file + function->code);
+	return scan_code(&scanner, code) &&
+	       (realigned.reg == NFP_REGISTER_NONE || nfp_realigned_is_clean(&realigned));
 }
 
 void nfp_code_scan(struct nfp_code_scan *scan)

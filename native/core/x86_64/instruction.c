@@ -35,12 +35,16 @@ uint32_t nfp_instruction_decode(const uint8_t *code, uint64_t available, uint64_
 	    .available = available < INSTRUCTION_BYTES_MAX ? (uint32_t)available : INSTRUCTION_BYTES_MAX,
 	    .out = out,
 	};
-	*out = (struct nfp_decoded){
-	    .base = NFP_REGISTER_NONE, .to = NFP_REGISTER_NONE, .from = NFP_REGISTER_NONE};
+	*out = (struct nfp_decoded){.base = NFP_REGISTER_NONE,
+	                            .index = NFP_REGISTER_NONE,
+	                            .to = NFP_REGISTER_NONE,
+	                            .from = NFP_REGISTER_NONE};
 	take_prefixes(&reader);
 	nfp_opcode_take(&reader);
 	if (reader.failed)
 		return 0;
+	name(&reader, out->base);
+	name(&reader, out->index);
 	uint64_t next = address + reader.position;
 	if (out->kind == NFP_DECODED_BRANCH || out->kind == NFP_DECODED_CALL)
 		out->target += next;

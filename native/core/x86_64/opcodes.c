@@ -215,6 +215,17 @@ static void take_operands(struct reader *reader, char form)
 	}
 }
 
+// Registers that the opcode itself or ModRM names. Many of the latter are vector registers, or a part of the opcode.
+static void name_registers(struct reader *reader, uint8_t opcode)
+{
+	if (!reader->has_modrm) {
+		name(reader, extended(reader, opcode & 7, REX_B));
+		return;
+	}
+	name(reader, reg_register(reader));
+	name(reader, rm_register(reader));
+}
+
 // What the letter of an opcode says is behind it.
 static void take_form(struct reader *reader, uint8_t opcode, char form)
 {
@@ -263,6 +274,7 @@ static void take_three_bytes(struct reader *reader, uint8_t map)
 	}
 	take_form(reader, opcode, form);
 	reader->failed |= prefixes->lock;
+	name_registers(reader, opcode);
 }
 
 static void take_two_bytes(struct reader *reader)
@@ -281,6 +293,7 @@ static void take_two_bytes(struct reader *reader)
 	else
 		take_form(reader, opcode, form);
 	reader->failed |= prefixes->lock && !may_lock_two_bytes(reader, opcode);
+	name_registers(reader, opcode);
 	reader->out->is_conditional = form == BRANCH_WORD && !prefixes->count && !prefixes->rex;
 }
 
@@ -303,5 +316,6 @@ void nfp_opcode_take(struct reader *reader)
 		take_form(reader, opcode, form);
 	reader->failed |= prefixes->repeat && !may_repeat(reader, opcode, form);
 	reader->failed |= prefixes->lock && !may_lock(reader, opcode);
+	name_registers(reader, opcode);
 	reader->out->is_conditional = (opcode & 0xf0) == 0x70 && !prefixes->count && !prefixes->rex;
 }

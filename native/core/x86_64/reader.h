@@ -36,6 +36,7 @@ struct reader {
 	uint32_t position;
 	bool failed; // an instruction that is not known, or not all there
 	struct prefixes prefixes;
+	bool has_modrm;
 	uint8_t modrm;
 	struct nfp_decoded *out;
 };
@@ -86,6 +87,12 @@ static inline uint8_t extended(const struct reader *reader, uint8_t low, uint8_t
 	return low | (reader->prefixes.rex & bit ? 8 : 0);
 }
 
+static inline void name(struct reader *reader, uint8_t reg)
+{
+	if (reg < NFP_REGISTER_NONE)
+		reader->out->registers |= UINT32_C(1) << reg;
+}
+
 // The general register that ModRM names besides the operand in memory, and the one instead of that.
 static inline uint8_t reg_register(const struct reader *reader)
 {
@@ -102,6 +109,7 @@ static inline void take_modrm(struct reader *reader)
 {
 	struct nfp_decoded *out = reader->out;
 	reader->modrm = take_byte(reader);
+	reader->has_modrm = true;
 	uint8_t mode = reader->modrm >> 6, operand = reader->modrm & 7;
 	if (mode == REGISTER_MODE)
 		return;
@@ -109,7 +117,8 @@ static inline void take_modrm(struct reader *reader)
 	out->has_memory = true;
 	if (operand == WITH_SIB) {
 		uint8_t sib = take_byte(reader);
-		out->has_index = extended(reader, sib >> 3 & 7, REX_X) != WITH_SIB;
+		uint8_t index = extended(reader, sib >> 3 & 7, REX_X);
+		out->index = index == WITH_SIB ? NFP_REGISTER_NONE : index;
 		operand = sib & 7;
 		if (mode != 0 || operand != WITHOUT_BASE)
 			out->base = extended(reader, operand, REX_B);

@@ -77,6 +77,8 @@
 	RESERVE %rdx, %edx, .Lvalue_full_\name
 	mov %rax, NFP_RECORD_WORD(%rdx)
 	COMMIT \name, %rdx, NFP_VALUE
+	cmpq $0, NFP_THREAD_SHARES(%rcx)
+	jne .Lvalue_shares_\name
 .Lvalue_done_\name:
 	mov -32(%rsp), %r11
 .Lvalue_unrecorded_\name:
@@ -86,6 +88,18 @@
 .macro CAPTURE_SLOW name
 	ENTRY_SLOW \name, 8, .Lvalue_unrecorded_\name
 	WORD_SLOW \name, .Lvalue_full_\name, .Lvalue_again_\name, .Lvalue_done_\name
+// The third argument is where the entry probe has saved it.
+.Lvalue_shares_\name:
+	ROW \name, 8
+	lea -48(%rsp), %rsp
+	ROW \name, 56
+	mov 24(%rsp), %rdx
+	mov $0, %eax
+	FIELD \name, FIELD_PROGRAM, 4
+	call *NFP_THREAD_SHARES(%rcx)
+	lea 48(%rsp), %rsp
+	ROW \name, 8
+	jmp .Lvalue_done_\name
 .endm
 
 	TEMPLATE call_value

@@ -162,7 +162,9 @@
 	THREAD packets
 	testb $NFP_GATE_PACKETS | NFP_GATE_LATE, NFP_THREAD_GATE(%r11)
 	FIELD packets, FIELD_DESCRIBE, 1 // or always: where the number of packets can be read at the entry only
-	jnz .Lpackets_describe
+	.short 0x850f // jnz; nop and jmp where C is called in any case
+	FIELD packets, FIELD_ALWAYS, 2
+	.long .Lpackets_describe - . - 4
 .Lpackets_call:
 	mov SAVED_R11(%rsp), %r11
 	call nfp_template_end_packets

@@ -105,6 +105,20 @@ static bool fits(const struct vector *vector, uint64_t opcode, const struct read
 	return !vector->mask || flags & VECTOR_MASK;
 }
 
+// Whether an operand besides that in memory may be a general register: those of BMI and CMPCCXADD, and moves between both kinds.
+static bool names_general(const struct vector *vector, uint8_t opcode)
+{
+	switch (vector->map) {
+	case 1:
+		return strchr("\x2a\x2c\x2d\x50\x6e\x78\x79\x7b\x7e\x92\x93\xc4\xc5\xd7", opcode) && opcode;
+	case 2:
+		return (opcode >= 0xe0 && opcode <= 0xf7) || (opcode >= 0x7a && opcode <= 0x7c);
+	default:
+		return opcode == 0xf0 || (opcode >= 0x14 && opcode <= 0x17) || opcode == 0x20 ||
+		       opcode == 0x22;
+	}
+}
+
 void nfp_vector_take(struct reader *reader, uint8_t first)
 {
 	const struct prefixes *prefixes = &reader->prefixes;
@@ -132,4 +146,9 @@ void nfp_vector_take(struct reader *reader, uint8_t first)
 		reader->out->displacement *= INT64_C(1) << (scales >> place & 15);
 	}
 	skip(reader, opcode >> FLAGS_AT & VECTOR_BYTE ? 1 : 0);
+	if (!names_general(&vector, code))
+		return;
+	name(reader, reg_register(reader));
+	name(reader, rm_register(reader));
+	name(reader, ~vector.other & 15);
 }

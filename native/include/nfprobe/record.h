@@ -50,7 +50,10 @@
 
 // The second of several buffers of a packet that is handed on: where the first one was not received, the packet may be a copy
 // of the one that was received in this.
-#define NFP_PACKET_NEXT 27 // buffer address            0
+#define NFP_PACKET_NEXT 28 // buffer address            0
+// Directly behind the ENTRY, or VALUE, of a call whose frame holds packets of several batches of a turn, one for each; and of
+// one whose packets are all of another batch than the last one (native/probe/share.c).
+#define NFP_SHARE 27 // entry of the batch's receive call << 16 | its packets   low half of rsp of the call
 
 // A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic

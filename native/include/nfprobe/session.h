@@ -11,7 +11,7 @@
 #ifndef NFPROBE_SESSION_H
 #define NFPROBE_SESSION_H
 
-#define NFP_SESSION_VERSION 9
+#define NFP_SESSION_VERSION 10
 #define NFP_SESSION_MAGIC 0x31764250464e0001 // "\1\0NFPBv1": changes with the byte order, too
 #define NFP_PROGRAM_OFFSET 4096
 #define NFP_PROGRAM_COUNT 64
@@ -53,8 +53,9 @@
 #define NFP_THREAD_HANDING 124
 #define NFP_THREAD_COUNTED_ENTRY 168
 #define NFP_THREAD_COUNTED_EXIT 176
-#define NFP_THREAD_EMPTIED 192
-#define NFP_THREAD_BYTES 1728
+#define NFP_THREAD_SHARES 192
+#define NFP_THREAD_EMPTIED 256
+#define NFP_THREAD_BYTES 1792
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
 #define NFP_QUEUE_SLOTS 64
 #define NFP_QUEUE_HASH 0x9e3779b1
@@ -188,7 +189,7 @@ struct nfp_thread_shared {
 	uint64_t start_ticks; // written after tid; the monitor clears it before it frees the entry
 	uint64_t lost[3]; // NFP_LOST_CLASSES: records not written because the ring was full
 	char name[16];
-	uint64_t reserved0;
+	uint64_t handed_over_packets; // to queues of other threads
 	// Written by the thread, once per poll or batch.
 	uint64_t empty_polls;
 	uint64_t empty_ticks;
@@ -201,8 +202,9 @@ struct nfp_thread_shared {
 	// Written by the monitor: everything before `tail` has been read.
 	uint64_t tail;
 	struct nfp_late_wish late;
+	uint64_t taken_over_packets; // written by the thread: from its queues
 	uint64_t punted_packets; // written by the thread: handed to a function that punts
-	uint64_t reserved1[4];
+	uint64_t reserved1[3];
 	// Written by the slow path of the thread: a lower bound of its position.
 	uint64_t position;
 	// Written by the thread in batches that deserve it (late.c).
@@ -233,13 +235,19 @@ enum nfp_role {
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
 	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
 	NFP_ROLE_TAKE_OVER = 12,
+	// Puts packets into queues of other threads, where they are taken over; what does not fit it drops (handover.c).
+	NFP_ROLE_HAND_OVER = 13,
 	// Punts: hands packets that were received to the host's network stack, or to a program there.
-	NFP_ROLE_PUNT = 13,
+	NFP_ROLE_PUNT = 14,
 	// Takes packets in that may stay: they are given back, or go on inside others (native/core/absorb.c).
-	NFP_ROLE_KEEP = 14,
+	NFP_ROLE_KEEP = 15,
 	// Takes packets in and sends others in their place.
-	NFP_ROLE_REPLACE = 15,
-	NFP_ROLE_LAST = 15,
+	NFP_ROLE_REPLACE = 16,
+	// Of programs one thread of which keeps the others from running (native/core/hold.c).
+	NFP_ROLE_COMMAND = 17, // is handed a text that says what is done in it
+	NFP_ROLE_HOLD = 18, // returns when the others stand still; is handed a text, too
+	NFP_ROLE_RELEASE = 19, // lets them go
+	NFP_ROLE_LAST = 19,
 };
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
@@ -264,6 +272,8 @@ enum nfp_verdict {
 // headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
+#define NFP_NODE_PROGRAM                                                                                     \
+	255 // instead of a program's number: the function is a node, whose third argument is a frame
 #define NFP_CAPACITY 254 // instead of requested_argument: as many as fit, packets_max
 // cdef begin
 struct nfp_program {
@@ -272,7 +282,8 @@ struct nfp_program {
 	uint8_t count_argument; // for NFP_COUNT_ARGUMENT; for NFP_COUNT_FIXED the number
 	uint8_t requested_argument; // packets asked for or handed over
 	uint8_t pointers_argument; // array of buffer pointers
-	uint8_t pointers_single; // 1: the argument is one buffer pointer, not an array
+	uint8_t
+	    pointers_single; // 1: the argument is one buffer pointer, not an array; of a text: it points to a vector
 	uint8_t length_width; // bytes of the packet length field: 2 or 4
 	uint8_t segment_width; // bytes of the first segment's length field: 2 or 4
 	uint32_t count_mask; // the return value's valid bits
@@ -378,6 +389,8 @@ struct nfp_thread {
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
 	uint64_t tokens; // native/probe/room.h
+	// What calls of nodes say their frames' shares by, while a turn has several batches; else 0 (native/probe/share.c).
+	void *shares;
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
@@ -398,12 +411,13 @@ NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, shares, NFP_THREAD_SHARES);
 NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 27 cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 28 cache lines");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");

@@ -61,6 +61,21 @@ nfp_counted_thunk:
 	RESTORE_EIGHT
 	ret
 
+// Behind the value of a call while a turn has several batches. In: rcx thread block, eax function and program, rdx the call's
+// third argument. The function's rsp stands where nfp_counted_thunk says. Keeps everything but rax and rcx.
+	.p2align 4
+	.globl nfp_shares_thunk
+	.hidden nfp_shares_thunk
+nfp_shares_thunk:
+	endbr64
+	SAVE_EIGHT
+	mov %rcx, %rdi
+	mov %eax, %esi
+	lea 120(%rbp), %ecx
+	call nfp_node_shares
+	RESTORE_EIGHT
+	ret
+
 // In: r11 thread block, rax frame, rdx exit time, ecx function and program. The frame holds the rest.
 // Five words keep the stack aligned where the function was called as the ABI says. Where it was not, nothing breaks: C of
 // general registers alone asks for no alignment.

@@ -3,12 +3,13 @@
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "vnet.h"
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 enum {
-	BUFFERS = 2048,
+	BUFFERS = 8192,
 	LINES = sizeof(struct vlib_buffer) / 64,
 	PLAIN_BYTES = 60,
 	HEAD_BYTES = 256, // that each clone of a long packet has for itself
@@ -18,6 +19,7 @@ enum {
 
 static struct vlib_buffer_main buffer_main;
 static uint32_t free_numbers[BUFFERS], free_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of the free ones and of the files
 static FILE *source;
 FILE *transmitted_log, *dropped_log, *punted_log;
 int receives_late;
@@ -57,6 +59,14 @@ static uint32_t read_packet(uint8_t *bytes)
 	return header.captured;
 }
 
+static uint32_t take_number(void)
+{
+	pthread_mutex_lock(&lock);
+	uint32_t number = free_numbers[--free_count];
+	pthread_mutex_unlock(&lock);
+	return number;
+}
+
 uint32_t make_packet(uint64_t packet)
 {
 	static uint8_t bytes[ROOM];
@@ -86,14 +96,14 @@ uint32_t make_packet(uint64_t packet)
 
 uint32_t take_buffer(void)
 {
-	uint32_t number = free_numbers[--free_count];
+	uint32_t number = take_number();
 	memset(buffer_at(number), 0, offsetof(struct vlib_buffer, data));
 	return number;
 }
 
 uint32_t copy_packet(uint32_t number)
 {
-	uint32_t copied = free_numbers[--free_count];
+	uint32_t copied = take_number();
 	struct vlib_buffer *copy = buffer_at(copied);
 	memcpy(copy, buffer_at(number), sizeof(*copy));
 	copy->flags &= ~(uint32_t)NEXT_PRESENT;
@@ -159,7 +169,7 @@ static void log_packet(uint32_t number, FILE *log)
 	fflush(log);
 }
 
-void end_packet(uint32_t number, FILE *log)
+static void free_packet(uint32_t number, FILE *log)
 {
 	if (log)
 		log_packet(number, log);
@@ -178,6 +188,13 @@ void end_packet(uint32_t number, FILE *log)
 			return;
 		number = next;
 	}
+}
+
+void end_packet(uint32_t number, FILE *log)
+{
+	pthread_mutex_lock(&lock);
+	free_packet(number, log);
+	pthread_mutex_unlock(&lock);
 }
 
 int open_files(char *names)

@@ -132,6 +132,8 @@ NODE_FUNCTION ip4_input(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t
 		uint64_t kind = buffer_at(number)->packet % 32;
 		uint32_t next = special_node(number);
 		next = next ? next : late_node_runs ? LATE_NODE : IP4_LOOKUP;
+		if (hands_off && kind % 4 != 1)
+			next = WORKER_HANDOFF;
 		buffer_at(number)->error = kind == 3 ? FIRST_ERROR + 1 : kind == 5 ? FIRST_ERROR + 5 : 0;
 		enqueue(vm, kind == 3 ? IP4_DROP : kind == 5 ? IP6_DROP : next, number);
 	}
@@ -292,6 +294,9 @@ static const struct {
     {MESSAGES_INPUT, "appsl-rx-mqs-input", INPUT, messages_input, messages_input},
     {MIDCHAIN_TX, "adj-midchain-tx", INTERNAL, midchain_tx, midchain_tx},
     {PUNT_SOCKET, "ip4-udp-punt-socket", INTERNAL, punt_socket, punt_socket},
+    {WORKER_HANDOFF, "worker-handoff", INTERNAL, worker_handoff, worker_handoff},
+    {BACK_HANDOFF, "nat44-worker-handoff", INTERNAL, back_handoff, back_handoff},
+    {IP4_REASSEMBLY, "ip4-full-reassembly", INTERNAL, ip4_reassembly, ip4_reassembly},
     {LATE_NODE, "late-node", INTERNAL, late_node, late_node_x86_64_v3},
 };
 enum { KNOWN = sizeof(known) / sizeof(known[0]) };

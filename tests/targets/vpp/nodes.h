@@ -40,13 +40,16 @@ enum known_node {
 	ARP_REPLY,
 	MESSAGES_INPUT,
 	MIDCHAIN_TX,
+	WORKER_HANDOFF,
+	BACK_HANDOFF,
+	IP4_REASSEMBLY,
 };
 
 enum { FIRST_ERROR = 4, ERRORS = 6 }; // of ip4-input and ip6-drop; others have those before
 
 extern int late_node_runs, both_receive, several_streams, wild_number;
 extern int replicates, makes_errors, has_loopback, has_pipe, punts, encrypts, reassembles, fragments,
-    resolves, has_messages;
+    resolves, has_messages, hands_off;
 
 void make_graph(vlib_main_t *vm);
 void start_nodes(void);
@@ -75,6 +78,14 @@ vlib_node_function_t ip4_full_reassembly, ip4_frag;
 
 // ends.c
 vlib_node_function_t ip4_punt, error_punt, last_punt, punt_socket, messages_input;
+// workers.c
+void start_workers(vlib_main_t *const *mains);
+void take_over(vlib_main_t *vm); // what is in the thread's queues, into frames
+int may_end(void); // nothing is in any queue or thread, as far as packets are handed over
+void run_command(const char *line);
+void hold(const char *words); // the workers, see vpp.c
+int is_held_back(const vlib_main_t *vm); // the thread takes nothing over yet
+vlib_node_function_t worker_handoff, back_handoff, ip4_reassembly;
 
 // copies.c
 uint32_t special_node(uint32_t number); // where the packet goes when ip4-input has seen it; 0: on

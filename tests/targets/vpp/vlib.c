@@ -6,6 +6,7 @@
 
 #if RELEASE == 2606
 struct vlib_global_main vlib_global_main;
+const char *vlib_plugin_app_version = "26.06-release"; // what plugins are compared with
 #else
 vlib_main_t vlib_global_main;
 vlib_main_t **vlib_mains;
@@ -34,7 +35,7 @@ void vector_set_length(void *elements, uint32_t count)
 	memcpy((uint8_t *)elements + LENGTH_AT, &count, sizeof(count));
 }
 
-static vlib_pending_frame_t *with_room(vlib_pending_frame_t *frames)
+vlib_pending_frame_t *vector_with_room(vlib_pending_frame_t *frames)
 {
 	uint32_t count = vector_length(frames), room;
 	memcpy(&room, (const uint8_t *)frames + ROOM_AT, sizeof(room));
@@ -49,7 +50,7 @@ static vlib_pending_frame_t *with_room(vlib_pending_frame_t *frames)
 
 static void make_pending(struct vlib_node_main *graph, vlib_pending_frame_t pending)
 {
-	vlib_pending_frame_t *frames = with_room(graph->pending_frames);
+	vlib_pending_frame_t *frames = vector_with_room(graph->pending_frames);
 	if (frames != graph->pending_frames)
 		graph->pending_frames = frames;
 	uint32_t count = vector_length(frames);
@@ -67,7 +68,8 @@ void vlib_put_frame_to_node(vlib_main_t *vm, uint32_t node_index, vlib_frame_t *
 	                        .next_frame_index = NO_NEXT_FRAME});
 }
 
-void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t next_index, uint32_t vectors_left)
+void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t next_index,
+                         uint32_t vectors_left)
 {
 	struct vlib_node_main *graph = &vm->node_main;
 	vlib_next_frame_t *next = &graph->next_frames[next_index];
@@ -76,7 +78,7 @@ void vlib_put_next_frame(vlib_main_t *vm, vlib_node_runtime_t *node, uint32_t ne
 	node->rest[0] = (uint8_t)next_index;
 	if (frame->flags[0] & FRAME_PENDING || !frame->n_vectors)
 		return;
-	vlib_pending_frame_t *frames = with_room(graph->pending_frames);
+	vlib_pending_frame_t *frames = vector_with_room(graph->pending_frames);
 	if (frames != graph->pending_frames)
 		graph->pending_frames = frames;
 	uint32_t count = vector_length(frames);

@@ -11,7 +11,7 @@
 #define RELEASE 2606
 #endif
 
-enum { NODES = 300, FRAME_SIZE = 256, THREADS = 2 };
+enum { NODES = 300, FRAME_SIZE = 256, THREADS = 3 };
 enum node_type { INTERNAL = 0, INPUT = 1, PRE_INPUT = 2, PROCESS = 3, TYPES = 5 };
 #if RELEASE == 2606
 enum {
@@ -124,6 +124,7 @@ struct vlib_main {
 	uint32_t free_count;
 	uint32_t crypto[1024], crypto_count, crypto_done; // packets that are encrypted; the first ones are done
 	uint32_t piped[1024], piped_count; // packets that wait at the other end of a pipe
+	uint32_t thread_index;
 };
 
 void vlib_put_next_frame(vlib_main_t *, vlib_node_runtime_t *, uint32_t next_index, uint32_t vectors_left);
@@ -131,6 +132,7 @@ void vlib_put_frame_to_node(vlib_main_t *, uint32_t node_index, vlib_frame_t *);
 void *vector(uint32_t count, size_t element_bytes); // the length stands eight bytes before the first element
 uint32_t vector_length(const void *elements);
 void vector_set_length(void *elements, uint32_t count);
+vlib_pending_frame_t *vector_with_room(vlib_pending_frame_t *frames); // for one more
 
 #if RELEASE == 2606
 struct vlib_global_main {

@@ -22,21 +22,32 @@
 //   fragment   from now on the long ones of two of 32 packets are sent in fragments
 //   arp        from now on each 32nd packet is dropped, and an ARP request made for it, and each 32nd is one, which is answered
 //   messages   from now on an input node returns a number that is none of packets
+//   handoff    from now on ip4-input gives packets to worker-handoff, and the second worker takes them over, which gives
+//              some of them back
+//   overflow   the same, and the second worker does not begin until the first one has received all: the queue is full
+//   hostile    what the second worker has taken over is nonsense until the call has returned, of six kinds by turns
+//   run, stop  the first worker waits for packets in between, instead of ending when there are none
+//   hold US N LINE  the main thread holds the workers for so long while N packets arrive, in a command
+//   queues     answers how many packets were handed over, dropped at queues and taken over, of all threads
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
 //   spoil X    damages names, functions, indexes, runtimes, where buffers are, errors, their texts, or interfaces; a second time undoes it
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "nodes.h"
+#include "queues.h"
 #include "vnet.h"
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static vlib_main_t *mains[THREADS];
-static sem_t wanted, done;
+static sem_t wanted[THREADS], done;
+static int runs_on;
 
 static vlib_node_runtime_t *runtime_of(vlib_main_t *vm, uint32_t index)
 {
@@ -55,22 +66,24 @@ static uint64_t dispatch(vlib_main_t *vm, uint32_t index, vlib_frame_t *frame)
 
 static void dispatch_pending(vlib_main_t *vm, vlib_pending_frame_t pending)
 {
-	if (pending.next_frame_index != NO_NEXT_FRAME) {
-		vlib_next_frame_t *next = &vm->node_main.next_frames[pending.next_frame_index];
-		if (next->frame == pending.frame)
-			next->frame = NULL;
-	}
-	dispatch(vm, vm->node_main.nodes_by_type[INTERNAL][pending.node_runtime_index].node_index,
-	         pending.frame);
+	uint32_t node = pending.next_frame_index;
+	if (node == NO_NEXT_FRAME)
+		node = vm->node_main.nodes_by_type[INTERNAL][pending.node_runtime_index].node_index;
+	else if (vm->node_main.next_frames[node].frame == pending.frame)
+		vm->node_main.next_frames[node].frame = NULL;
+	dispatch(vm, node, pending.frame);
 	vm->free_frames[vm->free_count++] = pending.frame;
 }
 
-// Turns of the main loop: pre-input nodes, input nodes, then every frame that is pending.
+// Turns of the main loop: what other threads have handed over, pre-input nodes, input nodes, then every frame that is
+// pending.
 static void run_graph(vlib_main_t *vm)
 {
-	for (int idle = 0; idle < 3;) {
+	for (int idle = 0; idle < 3 || __atomic_load_n(&runs_on, __ATOMIC_SEQ_CST);) {
+		barrier_check();
+		take_over(vm);
 		dispatch(vm, EPOLL_INPUT, NULL);
-		idle += dispatch(vm, PG_INPUT, NULL) == 0;
+		idle += dispatch(vm, PG_INPUT, NULL) == 0 && may_end();
 		if (both_receive)
 			dispatch(vm, DPDK_INPUT, NULL);
 		if (has_pipe)
@@ -85,42 +98,73 @@ static void run_graph(vlib_main_t *vm)
 	}
 }
 
-static void *work(void *unused)
+static void *work(void *argument)
 {
+	vlib_main_t *vm = argument;
+	vlib_worker_threads[vm->thread_index].lwp = (uint64_t)gettid();
+	sem_post(&done);
 	for (;;) {
-		while (sem_wait(&wanted))
+		while (sem_wait(&wanted[vm->thread_index]))
 			;
-		run_graph(mains[1]);
+		while (is_held_back(vm))
+			sched_yield();
+		run_graph(vm);
 		sem_post(&done);
 	}
-	return unused;
+	return NULL;
 }
 
 // ---- commands ----------------------------------------------------------------------------------------------------
 
+static void tell_all(void)
+{
+	uint32_t received = 0, transmitted = 0, dropped = 0;
+	for (uint32_t i = 1; i < THREADS; i++) {
+		received += mains[i]->received;
+		transmitted += mains[i]->transmitted;
+		dropped += mains[i]->dropped;
+	}
+	printf("%u received %u transmitted %u dropped\n", received, transmitted, dropped);
+}
+
 static void receive(uint64_t count)
 {
+	uint32_t workers = hands_off ? THREADS - 1 : 1;
 	mains[1]->left = count;
-	sem_post(&wanted);
+	for (uint32_t i = 1; i <= workers; i++)
+		sem_post(&wanted[i]);
 	resume_processes();
-	while (sem_wait(&done))
+	for (uint32_t i = 1; i <= workers; i++)
+		while (sem_wait(&done))
+			;
+	tell_all();
+}
+
+// The first worker runs until it is told to stop.
+static void run(int on)
+{
+	set_workers((uint32_t)on);
+	__atomic_store_n(&runs_on, on, __ATOMIC_SEQ_CST);
+	if (on)
+		sem_post(&wanted[1]);
+	while (!on && sem_wait(&done))
 		;
-	printf("%u received %u transmitted %u dropped\n", mains[1]->received, mains[1]->transmitted,
-	       mains[1]->dropped);
+	tell_all();
 }
 
 static void tell(int addresses)
 {
 	for (uint32_t i = 0; i < NODES; i++) {
 		const vlib_node_t *node = mains[1]->node_main.nodes[i];
-		const vlib_node_runtime_t *runtime = runtime_of(mains[1], i);
-		if (!runtime || !runtime->calls)
+		const vlib_node_runtime_t *runtime = runtime_of(mains[1], i),
+		                          *other = runtime_of(mains[2], i);
+		if (!runtime || !(runtime->calls + other->calls))
 			continue;
 		printf("%.*s ", (int)vector_length(node->name), (const char *)node->name);
 		if (addresses)
 			printf("%lu;", (unsigned long)(uintptr_t)runtime->function);
 		else
-			printf("%u %u;", runtime->calls, runtime->vectors);
+			printf("%u %u;", runtime->calls + other->calls, runtime->vectors + other->vectors);
 	}
 	puts("");
 }
@@ -191,7 +235,8 @@ static int switch_on(const char *word)
 	             {"wild", &wild_number},    {"copies", &replicates},      {"errors", &makes_errors},
 	             {"loop", &has_loopback},   {"pipe", &has_pipe},          {"punts", &punts},
 	             {"crypto", &encrypts},     {"reassemble", &reassembles}, {"fragment", &fragments},
-	             {"arp", &resolves}, {"messages", &has_messages}};
+	             {"arp", &resolves},        {"messages", &has_messages},  {"handoff", &hands_off},
+	             {"hostile", &is_hostile}};
 	for (uint32_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strcmp(word, known[i].word) != 0)
 			continue;
@@ -203,7 +248,6 @@ static int switch_on(const char *word)
 
 static void start(void)
 {
-	pthread_t thread;
 	vlib_main_t **list = vector(THREADS, sizeof(*list));
 #if RELEASE == 2606
 	mains[0] = vector(1, sizeof(vlib_main_t));
@@ -212,18 +256,29 @@ static void start(void)
 	mains[0] = &vlib_global_main;
 	vlib_mains = list;
 #endif
-	mains[1] = vector(1, sizeof(vlib_main_t));
+	for (uint32_t i = 1; i < THREADS; i++)
+		mains[i] = vector(1, sizeof(vlib_main_t));
 	for (uint32_t i = 0; i < THREADS; i++) {
+		mains[i]->thread_index = i;
 		make_graph(mains[i]);
 		list[i] = mains[i];
 	}
 	make_interfaces();
 	start_nodes();
-	sem_init(&wanted, 0, 0);
+	start_workers(mains);
 	sem_init(&done, 0, 0);
-	if (pthread_create(&thread, NULL, work, NULL))
-		abort();
-	pthread_setname_np(thread, "vpp_wk_0");
+	for (uint32_t i = 1; i < THREADS; i++) {
+		char name[16];
+		pthread_t thread;
+		sem_init(&wanted[i], 0, 0);
+		if (pthread_create(&thread, NULL, work, mains[i]))
+			abort();
+		snprintf(name, sizeof(name), "vpp_wk_%u", (i - 1) % 10);
+		pthread_setname_np(thread, name);
+		while (sem_wait(&done)) // it has said which one it is
+			;
+	}
+	vlib_worker_threads[0].lwp = (uint64_t)getpid();
 }
 
 int main(void)
@@ -244,7 +299,17 @@ int main(void)
 		else if (!strcmp(line, "interface")) {
 			make_late_interface();
 			printf("interface %d\n", receives_late = 1);
-		} else if (!strncmp(line, "files ", 6))
+		} else if (!strcmp(line, "overflow"))
+			printf("overflow %d\n", hands_off = overflows = 1);
+		else if (!strcmp(line, "run") || !strcmp(line, "stop"))
+			run(!strcmp(line, "run"));
+		else if (!strncmp(line, "hold ", 5)) {
+			hold(line + 5);
+			puts("held");
+		} else if (!strcmp(line, "queues"))
+			printf("%u handed over %u dropped %u taken over\n", queue_counts.handed_over,
+			       queue_counts.dropped, queue_counts.taken_over);
+		else if (!strncmp(line, "files ", 6))
 			puts(open_files(line + 6) ? "opened" : "not opened");
 		else if (!switch_on(line))
 			receive(strtoull(line, NULL, 10));

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A double of VPP whose workers hand packets to each other by frame queues: each packet's way over the threads, and
+what full queues drop, against the double's own files and counts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from probed import Talker
+from test_testpmd import wait_until_armed
+from test_vpp_packets import COUNT, LATE, Traffic, placed
+from vpp_double import RELEASES, build_double
+
+from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
+from otel_nfprobe.adapters.vpp_frames import Frame
+from otel_nfprobe.adapters.vpp_graph import read_graph
+from otel_nfprobe.adapters.vpp_handoff import find_handoff
+from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
+from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, with_again
+from otel_nfprobe.target import Target
+
+pytestmark = pytest.mark.integration
+
+MODES = (("--packets", "all"), LATE, ("--packets", "none"))
+ALL = MODES[0]
+BEFORE = 100  # packets that were received before
+LAYOUTS = {"26.06": (), "22.02": ("-DDEQUEUE_IN_TABLE",)}
+Start = Callable[..., Traffic]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp
+    return {name: build_double(folder("vpp"), RELEASES[-1], *words) for name, words in LAYOUTS.items()}
+
+
+@pytest.fixture
+def start(programs: dict[str, Path], spawn: Callable[..., Any], tmp_path: Path) -> Start:
+    """A double that does this, whose nodes have all been called."""
+
+    def start_it(what: str, layout: str = "26.06") -> Traffic:
+        double = Talker(spawn(programs[layout], stdin=subprocess.PIPE))
+        assert double.ask(what) == f"{what} 1"
+        return Traffic(double, tmp_path)
+
+    return start_it
+
+
+def queue_counts(traffic: Traffic) -> tuple[int, ...]:
+    """Packets handed over, dropped at queues and taken over."""
+    return tuple(int(word) for word in traffic.double.ask("queues").split() if word.isdecimal())
+
+
+def way_of(packet: int) -> list[int]:
+    """By which of the two workers, one after the other."""
+    kind = packet % 32
+    if kind % 4 == 1 or kind == 3:  # goes on where it is, or is dropped there
+        return [0]
+    if packet % 16 == 2:
+        return [0, 0]
+    return [0, 1, 0] if packet % 5 == 0 else [0, 1]
+
+
+def ways(columns: Columns) -> list[list[int]]:
+    """The threads of each packet's batches, as the packets were received; the thread that receives is 0."""
+    own = with_again(columns)
+    first = int(own.batches["thread"][own.packets["batch"][0]])
+    found = [[int(own.batches["thread"][batch])] for batch in own.packets["batch"]]
+    for row in own.handovers:
+        found[row["packet"]].append(int(own.batches["thread"][row["batch"]]))
+    order = np.lexsort((own.packets["index"], own.batches["start_ticks"][own.packets["batch"]]))
+    return [[int(thread != first) for thread in found[packet]] for packet in order]
+
+
+def check_totals(
+    traffic: Traffic, mode: tuple[str, ...], tmp_path: Path, nfprobe: Any
+) -> tuple[Columns, tuple[int, ...]]:
+    """Measures, and checks all counts. Returns what became of the packets, and the double's own counts."""
+    before = queue_counts(traffic)
+    columns, counts, summary = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *mode)
+    grown = tuple(now - then for now, then in zip(queue_counts(traffic), before, strict=True))
+    transmitted, dropped = len(traffic.digests(1)), len(traffic.digests(2))
+    assert transmitted + dropped == COUNT
+    assert summary["packets"] == {
+        "received": COUNT,
+        "transmitted": transmitted,
+        "dropped": dropped,
+        "unknown": 0,
+    }
+    threads = summary["threads"]
+    assert {thread["name"]: thread["number"] for thread in threads} == {"vpp_wk_0": 1, "vpp_wk_1": 2}
+    assert sum(thread["packets"] for thread in threads) == COUNT
+    assert sum(thread["handed_over"] for thread in threads) == grown[0] == counts.handed_over
+    assert sum(thread["taken_over"] for thread in threads) == grown[2] == grown[0]
+    assert not any(summary["records"]["lost"].values())
+    assert (counts.stray_packets, counts.invalid, counts.generated) == (0, 0, 0)
+    assert summary["functions"]["switched_off"] == {}
+    taken = (columns.batches["flags"] & BatchFlag.TAKEN_OVER) != 0
+    assert columns.batches["size"][taken].sum() == grown[2]
+    assert columns.batches["size"][~taken].sum() == COUNT
+    return columns, grown
+
+
+@pytest.mark.parametrize(("mode", "layout"), [*((mode, "26.06") for mode in MODES), (ALL, "22.02")])
+def test_totals(mode: tuple[str, ...], layout: str, start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    _, (handed_over, refused, _) = check_totals(start("handoff", layout), mode, tmp_path, nfprobe)
+    assert handed_over > COUNT // 2
+    assert refused == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_queue_drops(mode: tuple[str, ...], start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """Which packets: in some calls all, in others those for one of two threads."""
+    traffic = start("overflow")
+    columns, (_, refused, _) = check_totals(traffic, mode, tmp_path, nfprobe)
+    assert refused > 100
+    if mode != ALL:
+        return
+    packets = placed(columns)
+    assert packets["digest"].tolist() == traffic.digests(0)
+    for disposition, number in ((TRANSMITTED, 1), (DROPPED, 2)):
+        gone = packets["digest"][packets["disposition"] == disposition]
+        assert Counter(gone.tolist()) == Counter(traffic.digests(number))
+
+
+def test_ways(start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """Each packet has the batches of all threads that it was in, in their order, and the wait between them."""
+    traffic = start("handoff")
+    columns, _ = check_totals(traffic, ALL, tmp_path, nfprobe)
+    packets = placed(columns)
+    assert packets["digest"].tolist() == traffic.digests(0)
+    assert np.array_equal(packets["done_digest"], packets["digest"])
+    assert ways(columns) == [way_of(packet) for packet in range(BEFORE, BEFORE + COUNT)]
+    own = with_again(columns)
+    for row in own.handovers:
+        packet, batch = own.packets[row["packet"]], own.batches[row["batch"]]
+        assert packet["receive_ticks"] <= batch["end_ticks"]
+        assert batch["start_ticks"] < packet["done_ticks"]
+        assert row["index"] < batch["size"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nonsense_in_frames(mode: tuple[str, ...], start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """Lengths, addresses and numbers that cannot be are not followed, and VPP runs on."""
+    traffic = start("handoff")
+    assert traffic.double.ask("hostile") == "hostile 1"
+    words = (*mode, "--record", str(tmp_path / "vpp.nfprobe"), "--json")
+    monitor = nfprobe.start("attach", traffic.double.pid, *words)
+    wait_until_armed(nfprobe, traffic.double.pid, monitor)
+    traffic.double.ask(str(COUNT))
+    monitor.send_signal(signal.SIGINT)
+    output, errors = monitor.communicate(timeout=120)
+    assert "Traceback" not in errors
+    summary = json.loads(output.splitlines()[-1])
+    if mode == ALL:  # a number that names no buffer ends it, and says so
+        assert monitor.returncode == 1
+        assert "(frame queues take over) is switched off" in errors
+        assert "there is no buffer 2147483647" in errors
+    else:
+        assert (monitor.returncode, summary["functions"]["switched_off"]) == (0, {})
+    assert summary["packets"]["received"] == COUNT
+    assert summary["packets"]["dropped"] + summary["packets"]["transmitted"] <= COUNT
+    assert traffic.double.ask("0").startswith(f"{COUNT + 100} received")
+    assert nfprobe.run("report", tmp_path / "vpp.nfprobe").returncode == 0
+
+
+def test_no_workers_no_queues(start: Start) -> None:
+    """A target whose tables lead nowhere has no such roles, and all others."""
+    target = Target(start("handoff").double.pid)
+    graph, frame = read_graph(target), Frame(10, 6)
+    assert [role.role for role in find_handoff(target, graph, frame)] == [HAND_OVER, TAKE_OVER]
+    assert find_handoff(target, replace(graph, mains=graph.mains[:1]), frame) == []
+    assert find_handoff(target, replace(graph, nodes=graph.nodes[:20]), frame) == []
+
+
+def test_thread_numbers(start: Start) -> None:
+    target = Target(start("handoff").double.pid)
+    names = {thread.tid: thread.name for thread in target.threads()}
+    found = find_thread_numbers(target, 3)
+    assert [(number, names[tid]) for tid, number in found.items()] == [(0, "vpp"), (1, "vpp_wk_0"), (2, "vpp_wk_1")]
+    assert find_thread_numbers(target, 4) == {}
