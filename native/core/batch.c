@@ -161,7 +161,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->handovers.count = pending->handovers_ended = pending->taken = pending->held = 0;
 	pending->given_take = pending->again_take = pending->number = 0;
 	pending->handed = pending->punted = pending->absorbed = 0;
-	pending->received_total = pending->turn = 0;
+	pending->received_total = pending->turn = pending->queued_mark = 0;
 	pending->next = NULL;
 }
 
@@ -174,6 +174,7 @@ static void append_ended(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	stream->ended_last = &pending->next;
 	pipeline->pending_batches++;
 	stream->ended_total += !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
+	pipeline->taken_ended += pending->batch.flags & NFP_BATCH_TAKEN_OVER ? pending->batch.size : 0;
 	pending->number = stream->ended_total + 1;
 	stream->batch = NULL;
 	stream->tree.enclosing = 0;

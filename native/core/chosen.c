@@ -11,7 +11,7 @@
 // A batch waits while fewer have been received after it. Where packets are named by pointers none that is older than
 // NFP_LATE_POINTERS of native/probe/late.h says where it came from; where they are named by numbers a turn has full frames of
 // several queues.
-enum { CHOSEN_HISTORY_PACKETS = 4096 };
+enum { CHOSEN_HISTORY_PACKETS = 4096, QUEUED_ROUNDS_MAX = 64 };
 
 int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 {
@@ -103,13 +103,30 @@ static int is_received(const struct nfp_pending *pending)
 	return pending->kind == NFP_PENDING_BURST && !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
 }
 
-int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     const struct nfp_pending *pending)
+// Its packets may have been put into queues: it waits until as many packets as had been put there were taken out, by batches
+// that have ended.
+static int waits_for_queues(const struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
-	if (!stream->chooses || !is_received(pending) || stream->handed_total >= stream->received_total ||
-	    stream->received_total - pending->received_total >= CHOSEN_HISTORY_PACKETS)
+	if (!pipeline->sees_handovers)
 		return 0;
-	return pending->round == pipeline->round || stream->handed_total < turn_total(stream, pending);
+	if (!pending->queued_mark) {
+		pending->queued_mark = pipeline->counts.handed_over + 1;
+		pending->queued_round = pipeline->round;
+	}
+	return pipeline->taken_ended + 1 < pending->queued_mark &&
+	       pipeline->round - pending->queued_round < QUEUED_ROUNDS_MAX;
+}
+
+int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                     struct nfp_pending *pending)
+{
+	if (!stream->chooses || !is_received(pending))
+		return 0;
+	if (stream->handed_total >= stream->received_total ||
+	    stream->received_total - pending->received_total >= CHOSEN_HISTORY_PACKETS)
+		return waits_for_queues(pipeline, pending);
+	return pending->round == pipeline->round || stream->handed_total < turn_total(stream, pending) ||
+	       waits_for_queues(pipeline, pending);
 }
 
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)

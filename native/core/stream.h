@@ -62,6 +62,8 @@ struct nfp_pending {
 	uint64_t given_take, again_take; // of the takes that have it, the number; 0: none has
 	uint64_t received_total; // packets of its thread up to its last one
 	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
+	uint64_t queued_mark,
+	    queued_round; // for how many packets that were put into queues it waits, since when (chosen.c)
 	enum nfp_pending_kind kind;
 	uint32_t undone; // described packets that may still be transmitted or dropped
 	struct {
@@ -266,6 +268,7 @@ struct nfp_pipeline {
 	int lossy; // ... since the last time that packets were settled
 	int hands_over; // packets were taken over
 	int sees_handovers; // ... and what puts them into queues is seen, too
+	uint64_t taken_ended; // packets of all batches that took theirs over and have ended
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -416,7 +419,7 @@ void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
 int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     const struct nfp_pending *pending);
+                     struct nfp_pending *pending);
 // The batch is delivered.
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
 // The packets that were handed to open calls, from `first` on, are forgotten.
