@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -77,7 +77,7 @@ _SPECIAL = re.compile(
 
 
 def plan_functions(
-    functions: Sequence[Function], target: Target | None = None, strategy: str | None = None
+    functions: Iterable[Function], target: Target | None = None, strategy: str | None = None
 ) -> list[FunctionPlan]:
     """One plan for each function.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from otel_nfprobe._core import ffi
@@ -78,7 +78,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
-        self._foreseen = judge_foreseen(self.choice, self.target)
+        self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_going_on)
         self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
         self._link_map = LinkMap(self.target)
         self._list: Listed | None = None
@@ -128,7 +128,7 @@ class Follower:
         while self._thread.is_alive():
             meanwhile()
         # The monitor's own methods: with them it would stay, with all that it holds, until a garbage collection.
-        self.introduce, self.write_programs = _introduce_nobody, _write_nothing
+        self.introduce, self.write_programs, self._foreseen = _introduce_nobody, _write_nothing, iter(())
 
     def _run(self) -> None:
         pause_s = FIRST_LOOK_S
@@ -137,11 +137,15 @@ class Follower:
             try:
                 with self.turn:
                     self.look()
+                next(self._foreseen, None)  # takes a while, and changes nothing: others may have their turn
             except NfprobeError as error:
                 self._say_once(error.sentence)
             except OSError as error:
                 self._say_once(f"Process {self.target.pid} cannot be looked at: {error.strerror}.")
             pause_s = LOOK_S if len(self.placed) == before else FIRST_LOOK_S
+
+    def _is_going_on(self) -> bool:
+        return not self._stopping.is_set()
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said and not self.presence.is_gone:
@@ -182,7 +186,6 @@ class Follower:
         self._take_out()
         self._keep_code()
         self._keep_slots()
-        next(self._foreseen, None)
 
     def _follow_modules(self) -> None:
         current = self.target.modules()

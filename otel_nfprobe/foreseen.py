@@ -7,8 +7,9 @@ seen, and the next attach finds all plans on disk. Touches nothing. Called by fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 
 from otel_nfprobe.adapters.base import ForeseeingAdapter
 from otel_nfprobe.adapters.ethdev import module_at
@@ -19,10 +20,13 @@ from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target
 
 
-def judge_foreseen(choice: Choice, target: Target) -> Iterator[None]:
+def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
     """Judges them, a module with each step, that with most of them first; nothing for an adapter that foresees none.
 
     What cannot be judged is refused when it runs, with its reason.
+
+    Args:
+        is_wanted: asked before each of them; nobody waits for them when a session ends.
     """
     if not isinstance(choice.adapter, ForeseeingAdapter):
         return
@@ -36,5 +40,5 @@ def judge_foreseen(choice: Choice, target: Target) -> Iterator[None]:
                 by_module.setdefault(id(module), []).append(function)
     for functions in sorted(by_module.values(), key=len, reverse=True):
         with suppress(NfprobeError):
-            plan_functions(functions, target, choice.wish.strategy)
+            plan_functions(takewhile(lambda _: is_wanted(), functions), target, choice.wish.strategy)
         yield

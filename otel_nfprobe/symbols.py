@@ -12,7 +12,6 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,18 +133,28 @@ def functions_of(module: Module) -> list[Function]:
     """
     known: list[Function] | None = module.cache.get("functions")
     if known is None:
-        known = module.cache["functions"] = [*map(partial(function_of, module), range(len(module.image.frames.frames)))]
+        names, made = names_in(module), _made(module)
+        known = module.cache["functions"] = [
+            made.get(index) or made.setdefault(index, _function(module, frame, names.get(frame.start, ())))
+            for index, frame in enumerate(module.image.frames.frames)
+        ]
     return known
 
 
 def function_of(module: Module, index: int) -> Function:
     """The function at an index of the module's frame table; the same object each time. Raises as functions_of."""
-    made: dict[int, Function] = module.cache.setdefault("made", {})
+    made = _made(module)
     known = made.get(index)
     if known is None:
         frame = module.image.frames.frames[index]
         known = made.setdefault(index, _function(module, frame, names_in(module).get(frame.start, ())))  # threads share
     return known
+
+
+def _made(module: Module) -> dict[int, Function]:
+    """The functions that somebody asked for, by index of their frame."""
+    made: dict[int, Function] = module.cache.setdefault("made", {})
+    return made
 
 
 def functions_without_frame(module: Module) -> list[Unframed]:
