@@ -188,17 +188,3 @@ def test_thread_numbers(start: Start) -> None:
     found = find_thread_numbers(target, 3)
     assert [(number, names[tid]) for tid, number in found.items()] == [(0, "vpp"), (1, "vpp_wk_0"), (2, "vpp_wk_1")]
     assert find_thread_numbers(target, 4) == {}
-
-
-def test_late_packets_that_come_back_to_their_thread(start: Start, nfprobe: Any, tmp_path: Path) -> None:
-    """With --packets slow packets of the thread that received them are identified, whatever queues they were in."""
-    traffic = start("handoff")
-    columns, counts, _ = traffic.measure(nfprobe, tmp_path / "vpp.nfprobe", *LATE)
-    assert counts.identified == COUNT
-    stayed = [
-        digest
-        for digest, packet in zip(traffic.digests(0), range(BEFORE, BEFORE + COUNT), strict=True)
-        if way_of(packet) in ([0], [0, 0])
-    ]
-    assert set(stayed) <= set(columns.packets["digest"].tolist())
-    assert counts.unplaced == COUNT - len(columns.packets) <= COUNT - len(stayed)
