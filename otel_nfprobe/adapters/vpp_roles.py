@@ -28,8 +28,8 @@ MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of somethi
 TRANSMIT_SUFFIX = "-tx"
 DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 # Nodes with that suffix that hand their packets on to the graph, in the same turn: of interfaces that have no device of
-# their own (loopback, bridge, bond), of tunnels, and features.
-INTERFACES = r"loop\d+|bvi\d+|BondEthernet\d+|(l2_|nsh_)?lisp_gpe\d+"
+# their own (loopback, pipe of later releases, bridge, bond), of tunnels, and features.
+INTERFACES = r"loop\d+|pipe\d+|bvi\d+|BondEthernet\d+|(l2_|nsh_)?lisp_gpe\d+"
 FEATURES = r"adj-midchain|mpls-tunnel|stats-collect|mactime|ip[46]-cnat|ip4-source-and-port-range-check"
 HANDS_ON = re.compile(rf"({INTERFACES}|{FEATURES})-tx(-deleted)?")
 PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
