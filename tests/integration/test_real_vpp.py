@@ -174,7 +174,8 @@ SCENARIOS = {
     "memif": Scenario(f"{TWO}{MEMIF}", (Stream(THROUGH, rate=100_000),), received=2, sent=2),
     "pipe": Scenario(f"{TWO}{PIPE}", (Stream(THROUGH, rate=100_000),)),
     "multicast": Scenario(f"{TWO}{MULTICAST}", (Stream(REPLICATED, rate=100_000),), sent=2),
-    "punt": Scenario(TWO, (Stream(packet("10.0.0.1"), rate=50_000),), sent=None, dropped=None),
+    "nobody listens": Scenario(TWO, (Stream(packet("10.0.0.1"), rate=50_000),), sent=None, dropped=None),
+    "punt": Scenario(TWO, (Stream(packet("10.0.0.1", "ICMP"), rate=50_000),), sent=0, dropped=0),
     "handoff": Scenario(
         f"""{TWO}
         set interface handoff pg0 workers 0""",
@@ -193,6 +194,7 @@ FAILURES = {
     ("multicast", "all"): GENERATED,
     ("time to live expired", "all"): GENERATED,
     ("no neighbour", "all"): GENERATED,
+    ("nobody listens", "all"): GENERATED,
     ("fragmentation", "all"): ABSORBED,
     ("fragmentation", "slow"): ABSORBED,
     **{("punt", mode): PUNTED for mode in MODES},
