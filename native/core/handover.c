@@ -24,8 +24,8 @@ void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *str
 	nfp_handed_cut(stream, first);
 	pipeline->counts.handed_over += accepted;
 	if (accepted < asked && described < asked) {
-		nfp_packet_count(pipeline, stream, open, NFP_DROPPED,
-		                 accepted ? asked - accepted : asked - described);
+		nfp_share_count(pipeline, stream, open, NFP_DROPPED,
+		                accepted ? asked - accepted : asked - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, asked);

@@ -216,17 +216,6 @@ static uint16_t event_of(uint32_t role)
 	return role == NFP_ROLE_DROP ? NFP_EVENT_DROP : NFP_EVENT_TRANSMIT;
 }
 
-void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                      enum nfp_disposition disposition, uint64_t packets)
-{
-	if (disposition == NFP_PUNTED) {
-		nfp_count_done(pipeline, stream->batch, disposition, packets);
-		return;
-	}
-	nfp_count_done(pipeline, NULL, disposition, packets);
-	nfp_share_count(stream, open, disposition == NFP_DROPPED, packets);
-}
-
 // The first `accepted` packets of a call are handed on; those that it did not describe are only counted.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
@@ -268,8 +257,8 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	}
 	nfp_handed_cut(stream, first);
 	if (accepted > described) {
-		nfp_packet_count(pipeline, stream, open, nfp_role_disposition(open->role),
-		                 accepted - described);
+		nfp_share_count(pipeline, stream, open, nfp_role_disposition(open->role),
+		                accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	nfp_chosen_count(stream, accepted);

@@ -169,11 +169,12 @@ void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 	shares->count = 0;
 }
 
-void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int drop, uint64_t packets)
+void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                     enum nfp_disposition disposition, uint64_t packets)
 {
 	struct nfp_shares *shares = &stream->shares;
-	uint64_t left = packets;
 	const uint32_t count = nfp_share_is_of(stream, open->function, open->rsp) ? shares->count : 0;
+	uint64_t left = packets;
 	if (count)
 		find_batches(stream, stream->last_ticks);
 	for (uint32_t i = 0; i < count && left; i++) {
@@ -181,12 +182,10 @@ void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int
 		uint64_t part = share->packets < left ? share->packets : left;
 		if (is_last(stream, share->pending))
 			continue;
-		*(drop ? &share->pending->batch.dropped : &share->pending->batch.transmitted) +=
-		    (uint32_t)part;
+		nfp_count_done(pipeline, share->pending, disposition, part);
 		left -= part;
 	}
-	if (stream->batch)
-		*(drop ? &stream->batch->batch.dropped : &stream->batch->batch.transmitted) += (uint32_t)left;
+	nfp_count_done(pipeline, stream->batch, disposition, left);
 }
 
 int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending)

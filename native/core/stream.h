@@ -404,9 +404,6 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_event event);
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
-// Packets that the call handed on and did not describe.
-void nfp_packet_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                      enum nfp_disposition disposition, uint64_t packets);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
 // chosen.c
 // What is handed on is a chosen packet. 0: no memory.
@@ -445,8 +442,9 @@ void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
 int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
 // The call that has said its shares has ended; `row` is its row, or NFP_NONE.
 void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
-// So many packets that nothing describes were handed on by the open call.
-void nfp_share_count(struct nfp_stream *stream, const struct nfp_open *open, int drop, uint64_t packets);
+// The open call handed on so many packets that it did not describe: they are counted with the batches whose they were.
+void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                     enum nfp_disposition disposition, uint64_t packets);
 // Whether calls of the turn may still belong to a batch that has ended.
 int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // turn.c
