@@ -21,12 +21,12 @@ from stack_services import Jaeger
 from test_stack_export import make_recent_columns
 
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns
+from otel_nfprobe.columns import NONE, Columns
 from otel_nfprobe.endpoint import find_endpoint
 from otel_nfprobe.otlp import Exporter
 from otel_nfprobe.resource import make_resource_attributes
 from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOW
-from otel_nfprobe.span import TAIL, SpanEncoder
+from otel_nfprobe.span import TAIL, TAIL_KINDS, SpanEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKETS = 400
@@ -57,7 +57,8 @@ def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
     packets["ip_version"][9:12], packets["protocol"][9:12], packets["destination_port"][9:12] = 4, 17, 53
     packets["source"][9:12, :4] = 10, 0, 0, 8
     reasons = np.where(random.random(PACKETS) < 0.5, REASON_SLOW, REASON_SAMPLE).astype(np.uint8)
-    tails["kind"] = np.where(reasons == REASON_SLOW, random.integers(1, 7, PACKETS), 0)
+    tails["kind"] = np.where(reasons == REASON_SLOW, random.integers(1, len(TAIL_KINDS), PACKETS), 0)
+    tails["hold"] = NONE
     tails["function"] = np.where(np.isin(tails["kind"], (1, 2, 3)) & (np.arange(PACKETS) % 4 > 0), 2, 0xFFFFFFFF)
     return columns, reasons, tails
 

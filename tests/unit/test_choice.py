@@ -52,5 +52,6 @@ def test_what_moves_packets_and_cannot_be_called_is_not_judged_again(
     """Why there is no in-stack call stands in its plan; to find it out once more takes all code of the module."""
     monkeypatch.setattr(choosing, "plan_function", None)
     other = FunctionPlan(plan(1).function, strategy, "reads stack arguments", site=1)
-    found = choosing._callable(other, cast(Any, None))
+    role = RoleFunction(1, "port1", TRANSMIT, {}, "port1")
+    found = choosing._callable(other, cast(Any, None), role)
     assert (found.strategy, found.reason, found.function) == (None, "reads stack arguments", other.function)
