@@ -200,7 +200,7 @@ class Expectation:
             "nf.duration_ns": max(0, self.ns(call["end_ticks"]) - self.ns(start)),
             "nf.self_ns": int(call["self_ticks"]) * rate >> 32,
         }
-        if call["flags"] & 1:
+        if call["flags"] & (1 | 128):  # cut to its batch by time, or by packets
             values["nf.call.clipped"] = True
         if call["flags"] & 2:
             values["nf.call.unwound"] = True
