@@ -312,17 +312,27 @@ void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame 
 
 // What a call is handed, at its entry.
 static void read_packets(struct nfp_thread *thread, uint32_t function, struct nfp_program *program,
-                         struct nfp_frame *frame, uint32_t count)
+                         struct nfp_frame *frame, uint32_t count, uint64_t ticks)
 {
 	struct nfp_burst burst;
 	if (!find_burst(thread, program, frame, count, &burst))
 		keep(frame, 0);
 	else if (thread->gate & NFP_GATE_LATE && program->role == NFP_ROLE_REPLACE && burst.number_shift)
-		nfp_owner_forget(burst);
+		nfp_owner_forget(thread, burst);
 	else if (thread->gate & NFP_GATE_LATE && sends_away(program))
-		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame));
+		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame), ticks);
 	else
 		write_packets(thread, function, program, &burst);
+}
+
+// Most calls of numbered buffers with late capture: nothing is read but three numbers.
+static int enter_next(struct nfp_thread *thread, const struct nfp_program *program,
+                      const struct nfp_frame *frame, uint32_t count, uint64_t ticks)
+{
+	if (count > NFP_LATE_POINTERS || !nfp_is_proven(program) || program->verdict)
+		return 0;
+	const uint32_t *numbers = nfp_numbers_of(program, argument(frame, program->pointers_argument), count);
+	return numbers && nfp_late_enter_next(thread, program, numbers, count, nfp_low_rsp(frame), ticks);
 }
 
 void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
@@ -331,6 +341,7 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	(void)tsc;
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK, count = requested(program, frame);
+	uint64_t ticks = frame->tsc;
 	if (program->role == NFP_ROLE_HAND_OVER) {
 		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
 		frame->arguments[0] = *(&frame->return_address + 1);
@@ -340,6 +351,9 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 		count = nfp_count_in_memory(program, argument(frame, program->pointers_argument));
 		keep(frame, count);
 	}
+	if (thread->gate & NFP_GATE_LATE && program->number_shift && thread->limit && count &&
+	    enter_next(thread, program, frame, count, ticks))
+		return;
 	thread = nfp_thread_ready(thread, NFP_LOST_PACKET);
 	if (!thread)
 		return;
@@ -350,7 +364,7 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 		nfp_message_write(thread, function,
 		                  (const char *)argument(frame, program->pointers_argument));
 	else
-		read_packets(thread, function, program, frame, count);
+		read_packets(thread, function, program, frame, count, ticks);
 }
 
 // Of numbered buffers: which of the nodes that share the function has run. What was asked for is in its frame anyway.
@@ -382,6 +396,7 @@ static void hand_over(struct nfp_thread *thread, uint32_t function, const struct
 	uint64_t numbers = argument(frame, program->pointers_argument);
 	uint32_t described = nfp_smaller(asked, program->packets_max);
 	thread->shared->handed_over_packets += count;
+	nfp_owner_tag_newest(thread); // who takes them over looks them up
 	if (count >= asked)
 		return;
 	thread->shared->dropped_packets += asked - count;

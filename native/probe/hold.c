@@ -164,31 +164,23 @@ static void begin_call(struct nfp_thread *thread, struct nfp_burst burst, uint32
 	late->array = 0;
 }
 
-// Whether the call's packets may be old enough when it ends: a batch that is young now is so only when the call takes as
-// long as all before it.
-static int may_become_late(const struct nfp_thread *thread, struct nfp_late *late)
-{
-	const struct nfp_late_batch *batch = nfp_owner_of_all(late);
-	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
-	return !batch || batch->drawn || nfp_ticks() - batch->age_start_ticks >= late_ticks / 2;
-}
-
 static void hold_numbers(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
                          int copies)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	late->whole = 0;
-	nfp_late_copy_numbers(late->handed, burst.numbers, late->count);
 	int checks = !copies && is_due(thread, late);
-	if (copies || checks || late->keeps_heads || program->role == NFP_ROLE_DROP ||
-	    may_become_late(thread, late))
+	int keeps = copies || checks || late->keeps_heads || program->role == NFP_ROLE_DROP;
+	late->whole = 0;
+	nfp_owner_tag_newest(thread);
+	nfp_late_copy_numbers(late->handed, burst.numbers, late->count);
+	if (keeps || nfp_late_may_become(thread, late, nfp_owner_of_all(late)))
 		keep_heads(late, program);
 	if (copies || checks || late->chained)
 		copy_headers(late, program);
 }
 
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
-                    uint32_t frame)
+                    uint32_t frame, uint64_t ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (nfp_late_is_inside(thread, frame))
@@ -196,6 +188,7 @@ void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program
 	begin_call(thread, burst, frame);
 	int copies = nfp_late_is_copying(thread, program);
 	if (burst.number_shift) {
+		late->entered_ticks = ticks ? ticks : nfp_ticks();
 		hold_numbers(thread, program, burst, copies);
 		return;
 	}
@@ -248,24 +241,6 @@ void nfp_late_catch_up(struct nfp_thread *thread, struct nfp_burst burst, uint32
 		hold_received(late, (const uint64_t *)(uintptr_t)burst.pointers);
 }
 
-int nfp_late_take(struct nfp_late *late)
-{
-	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->array;
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
-	for (uint32_t i = 0; i < late->count; i++) {
-		late->held[i] = pointers[i];
-		uint64_t position =
-		    late->order == NFP_ORDER_CHANGED
-		        ? nfp_late_find_below(late, pointers[i], batch->first + batch->count, batch->first)
-		        : batch->first + i;
-		if (position == NFP_LATE_NOWHERE || nfp_late_pointer_at(late, position) != late->held[i]) {
-			late->order++;
-			return 0;
-		}
-	}
-	return 1;
-}
-
 static int is_same_bytes(const uint8_t *left, const uint8_t *right, uint32_t count)
 {
 	uint32_t at = 0;
@@ -279,6 +254,38 @@ static int is_same_bytes(const uint8_t *left, const uint8_t *right, uint32_t cou
 	for (; at < count; at++)
 		if (left[at] != right[at])
 			return 0;
+	return 1;
+}
+
+// The same of numbers.
+static int take_numbers(struct nfp_late *late)
+{
+	const uint32_t *next = late->numbers + late->left;
+	uint32_t bytes = late->count * (uint32_t)sizeof(*next);
+	nfp_late_copy_numbers(late->handed, next, late->count);
+	if (is_same_bytes((const uint8_t *)(uintptr_t)late->array, (const uint8_t *)next, bytes))
+		return 1;
+	late->order = NFP_ORDER_NONE;
+	return 0;
+}
+
+int nfp_late_take(struct nfp_late *late)
+{
+	if (late->number_shift)
+		return take_numbers(late);
+	const uint64_t *pointers = (const uint64_t *)(uintptr_t)late->array;
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
+	for (uint32_t i = 0; i < late->count; i++) {
+		late->held[i] = pointers[i];
+		uint64_t position =
+		    late->order == NFP_ORDER_CHANGED
+		        ? nfp_late_find_below(late, pointers[i], batch->first + batch->count, batch->first)
+		        : batch->first + i;
+		if (position == NFP_LATE_NOWHERE || nfp_late_pointer_at(late, position) != late->held[i]) {
+			late->order++;
+			return 0;
+		}
+	}
 	return 1;
 }
 

@@ -74,10 +74,12 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 	batch->count = count;
 	batch->drawn = drawn;
 	batch->gone = 0;
-	if (burst.number_shift)
-		nfp_owner_give(thread, late->batches, burst);
-	else
+	if (burst.number_shift) {
+		late->is_untagged = count != 0; // they are in `numbers` already
+		late->left = 0;
+	} else {
 		keep_received(late, burst, count);
+	}
 	if (late->order == NFP_ORDER_CHANGED && burst.pointers && !burst.single)
 		batch->sum = nfp_late_sum((const uint64_t *)(uintptr_t)burst.pointers, count);
 	late->received += burst.number_shift ? 0 : count;
@@ -159,6 +161,10 @@ static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *fir
 // The batch that a numbered buffer came with, if this thread received it: the monitor has batches thread by thread.
 static struct nfp_late_batch *find_own(struct nfp_late *late, uint32_t packet, uint32_t *position)
 {
+	if (late->array) {
+		*position = late->left + packet;
+		return nfp_late_batch_at(late, late->whole - 1);
+	}
 	struct nfp_late_batch *batch = nfp_owner_find(late, packet, position);
 	return batch >= late->batch && batch < late->batch + NFP_LATE_BATCHES ? batch : NULL;
 }
@@ -184,10 +190,10 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 		return 1;
 	if (!late->batches)
 		return 0;
-	if (late->number_shift)
-		return may_numbered_deserve(late, ticks, late_ticks);
 	if (late->whole)
 		return deserves(late, nfp_late_batch_at(late, late->whole - 1), ticks, late_ticks);
+	if (late->number_shift)
+		return may_numbered_deserve(late, ticks, late_ticks);
 	uint64_t first = 0, last = 0;
 	if (!find_span(late, oldest_position(late), &first, &last))
 		return 0;
@@ -256,6 +262,19 @@ static void look(struct nfp_thread *thread, uint32_t function, const struct nfp_
 	late->spent_ticks += nfp_ticks() - ticks;
 }
 
+static void numbered_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                          uint64_t ticks, uint32_t count)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	late->call_ticks = ticks - late->entered_ticks;
+	if (late->array && !nfp_late_is_wanted(thread, nfp_late_batch_at(late, late->whole - 1), ticks)) {
+		nfp_late_leave_newest(late);
+		return;
+	}
+	look(thread, function, program, ticks, count);
+	nfp_owner_leave(late);
+}
+
 void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                    uint32_t frame, uint64_t ticks, uint32_t count)
 {
@@ -263,7 +282,8 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 	if (thread->handing != frame)
 		return;
 	nfp_late_leave(thread);
-	look(thread, function, program, ticks, count);
 	if (late->number_shift)
-		nfp_owner_leave(late);
+		numbered_exit(thread, function, program, ticks, count);
+	else
+		look(thread, function, program, ticks, count);
 }

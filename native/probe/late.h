@@ -69,7 +69,8 @@ struct nfp_late {
 	uint64_t batches; // ever begun
 	uint64_t spent_ticks; // ever, on identifying packets
 	uint64_t key; // by which batches are drawn
-	uint64_t array; // of the call's pointers, when they are those of `whole` and not in `held`; else 0
+	uint64_t
+	    array; // of the call's pointers or numbers, when they are those of `whole` and not kept once more; else 0
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
 	uint32_t frame; // low rsp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
@@ -83,12 +84,17 @@ struct nfp_late {
 	uint8_t order; // enum nfp_late_order: what is known of the arrays that it hands on
 	// What few batches need.
 	uint64_t place; // of the array of a call that is checked
-	uint32_t worked; // packets have been handed on since the last receive call (pending.c)
+	// One line that each batch of numbered buffers needs.
+	_Alignas(64) uint32_t worked; // packets have been handed on since the last receive call (pending.c)
 	uint32_t frames_known; // after it
+	uint32_t is_untagged; // the newest batch's numbers are in `numbers` alone (owner.c)
+	uint32_t left; // packets of that batch that have left, from its first one on
+	uint64_t entered_ticks; // the call that is looked at
+	uint64_t call_ticks; // what the last one took
 	uint64_t turn_first; // number of the turn's first batch (share.c)
 	const struct nfp_program *input; // of the turn's last receive call
 	uint64_t
-	    taken_queue; // of the turn's last call that took packets over; UINT64_MAX: packets were received since
+	    taken_queue; // of its last call that took packets over; UINT64_MAX: packets were received since
 	struct nfp_late_frame frames[NFP_LATE_FRAMES];
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
@@ -114,7 +120,9 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->frame = late->count = late->copied = late->until_check = 0;
 	late->noted = late->order = 0;
 	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
-	late->worked = late->frames_known = 0;
+	late->worked = late->frames_known = late->left = 0;
+	late->is_untagged = 0;
+	late->call_ticks = 0;
 	late->turn_first = 0;
 	thread->shares = 0;
 	late->taken_queue = UINT64_MAX;
@@ -170,9 +178,9 @@ static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
 // A receive call that was entered at `start_ticks` returns packets.
 void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
-// A transmit or drop call begins; `frame`, its low rsp, tells it from others.
+// A transmit or drop call begins at `ticks` (0: not known); `frame`, its low rsp, tells it from others.
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
-                    uint32_t frame);
+                    uint32_t frame, uint64_t ticks);
 // The same for one that nfp_trusted_entry_thunk let pass: it has ended, and is looked at now.
 void nfp_late_catch_up(struct nfp_thread *thread, struct nfp_burst burst, uint32_t frame);
 // It has ended at `ticks` and handed on the first `count` packets.
@@ -227,6 +235,59 @@ static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint6
 	return 1;
 }
 
+// The packets of the call, the next ones of the newest batch, have left.
+static inline void nfp_late_leave_newest(struct nfp_late *late)
+{
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
+	late->left += late->count;
+	batch->gone = late->left == batch->count;
+}
+
+// Whether the numbers, at least one, are the next ones of the newest batch, in its order, which is not tagged: as far as the
+// first, the middle and the last one say.
+static inline int nfp_owner_is_next(struct nfp_late *late, const uint32_t *numbers, uint32_t count)
+{
+	const uint32_t *next = late->numbers + late->left;
+	if (!late->is_untagged || late->order == NFP_ORDER_NONE ||
+	    count > nfp_late_batch_at(late, late->batches - 1)->count - late->left)
+		return 0;
+	return numbers[0] == next[0] && numbers[count / 2] == next[count / 2] &&
+	       numbers[count - 1] == next[count - 1];
+}
+
+// Whether packets of the batch will be old enough when the call that was entered ends, if it takes a quarter longer than the
+// one before it. Then what the NF changes when it frees them is kept.
+static inline int nfp_late_may_become(const struct nfp_thread *thread, const struct nfp_late *late,
+                                      const struct nfp_late_batch *batch)
+{
+	uint64_t end_ticks = late->entered_ticks + late->call_ticks + late->call_ticks / 4;
+	return !batch || nfp_late_is_wanted(thread, batch, end_ticks);
+}
+
+// The same as nfp_late_enter for most calls with numbered buffers: they hand on what was received last and is young. Returns
+// 0 where it is not such a call.
+static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nfp_program *program,
+                                      const uint32_t *numbers, uint32_t count, uint32_t frame, uint64_t ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (!late->until_check || late->keeps_heads || program->role == NFP_ROLE_DROP || !program->pooled ||
+	    thread->shared->copying || nfp_late_is_inside(thread, frame) ||
+	    !nfp_owner_is_next(late, numbers, count))
+		return 0;
+	late->entered_ticks = ticks ? ticks : nfp_ticks();
+	if (nfp_late_may_become(thread, late, nfp_late_batch_at(late, late->batches - 1)))
+		return 0;
+	late->until_check--;
+	late->worked = 1;
+	late->copied = late->headed = late->chained = 0;
+	late->number_shift = (uint8_t)program->number_shift;
+	late->count = count;
+	late->array = (uint64_t)(uintptr_t)numbers;
+	late->whole = late->batches;
+	thread->handing = late->frame = frame;
+	return 1;
+}
+
 // plain.c: the same for a call that was let pass at its entry, where it hands on the newest batch as it was received. What
 // nfp_late_catch_up would note for such a call is for what follows, and nothing does.
 static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_burst burst, uint64_t ticks)
@@ -246,8 +307,11 @@ static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_bur
 uint64_t nfp_owners_needed(uint64_t buffers_bytes);
 // The buffers were received in this batch of the thread.
 void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst burst);
+// The newest batch of the thread is tagged, where that was put off: somebody is about to look buffers up, or `numbers` is
+// written anew.
+void nfp_owner_tag_newest(struct nfp_thread *thread);
 // Other packets will be in these buffers, which nobody has received.
-void nfp_owner_forget(struct nfp_burst burst);
+void nfp_owner_forget(struct nfp_thread *thread, struct nfp_burst burst);
 // In which batch, and at which position, a packet of the call was received; NULL: in none that is known.
 struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position);
 // The batch of all packets of the call; NULL: there are several, or it is not known.
@@ -255,7 +319,7 @@ struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late);
 // A packet of the call that nobody has received goes on in another buffer: where that was received it is its packet.
 void nfp_owner_inherit(const struct nfp_late *late, uint32_t packet, uint32_t next);
 // The call's packets have left.
-void nfp_owner_leave(const struct nfp_late *late);
+void nfp_owner_leave(struct nfp_late *late);
 // How many batches of the thread have begun after that of a buffer; UINT32_MAX: it is not known, or another thread's.
 uint32_t nfp_owner_age(const struct nfp_thread *thread, uint32_t number, uint32_t shift);
 

@@ -142,8 +142,24 @@ int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t co
 // Whether so many of its calls were plausible that no more are looked at.
 int nfp_is_proven(const struct nfp_program *program);
 
+enum { NFP_PAGE_SHIFT = 12, NFP_KNOWN_PAGES = 1024 };
+// Numbers of pages that the kernel was asked about; what was readable for one thread is for all.
+extern uint64_t nfp_known_pages[NFP_KNOWN_PAGES];
+// The same as nfp_is_readable for bytes of more than one page, or of one that may not be known.
+int nfp_are_readable(uint64_t address, uint64_t bytes);
+
 // Whether the bytes at an address can be read: the kernel was asked for their pages.
-int nfp_is_readable(uint64_t address, uint64_t bytes);
+static inline int nfp_is_readable(uint64_t address, uint64_t bytes)
+{
+	uint64_t page = address >> NFP_PAGE_SHIFT;
+	if (__builtin_expect(
+	        page && bytes && page == (address + bytes - 1) >> NFP_PAGE_SHIFT &&
+	            __atomic_load_n(&nfp_known_pages[page % NFP_KNOWN_PAGES], __ATOMIC_RELAXED) == page,
+	        1))
+		return 1;
+	return nfp_are_readable(address, bytes);
+}
+
 // The program does nothing from now on; the first verdict stands. Returns 0.
 int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence);
 

@@ -3,9 +3,15 @@
 //
 //   offset of the buffer / 1 KiB -> | thread: 10 bits | batch: 10 bits | position + 1: 12 bits |      0: not known
 //
-// What several buffers hold is the first one's. A batch that leaves in one call is marked as gone; of other calls each buffer is cleared. So what the NF makes of a
-// buffer that a packet has left is nobody's. The table is private memory of the target. Two threads may write one entry
-// only when the NF lets both use the buffer. Runs on the target's threads; called by late.c, hold.c and share.c.
+// What several buffers hold is the first one's. A batch that leaves in one call is marked as gone; of other calls each
+// buffer is cleared. So what the NF makes of a buffer that a packet has left is nobody's.
+//
+// Most batches leave as they were received before the next one comes. So the newest one of a thread is tagged only when
+// somebody looks buffers up: until then it is told by its numbers (nfp_owner_is_next), and what is in the table of its
+// buffers is older, of batches that are gone.
+//
+// The table is private memory of the target. Two threads may write one entry only when the NF lets both use the buffer. Runs
+// on the target's threads; called by late.c, hold.c and share.c.
 #include "late.h"
 
 enum {
@@ -52,8 +58,25 @@ void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst 
 	set_tags(burst.numbers, burst.count, burst.number_shift, tag + 1, 1);
 }
 
-void nfp_owner_forget(struct nfp_burst burst)
+void nfp_owner_tag_newest(struct nfp_thread *thread)
 {
+	struct nfp_late *late = nfp_late_of(thread);
+	if (!late->is_untagged)
+		return;
+	uint64_t number = late->batches - 1;
+	const struct nfp_late_batch *batch = nfp_late_batch_at(late, number);
+	late->is_untagged = 0;
+	if (batch->gone)
+		return;
+	uint32_t shift = late->input->number_shift;
+	set_tags(late->numbers, late->left, shift, 0, 0);
+	uint32_t tag = (thread->index << BATCH_BITS | ((uint32_t)number & BATCH_MASK)) << POSITION_BITS;
+	set_tags(late->numbers + late->left, batch->count - late->left, shift, tag + late->left + 1, 1);
+}
+
+void nfp_owner_forget(struct nfp_thread *thread, struct nfp_burst burst)
+{
+	nfp_owner_tag_newest(thread);
 	set_tags(burst.numbers, burst.count, burst.number_shift, 0, 0);
 }
 
@@ -114,8 +137,12 @@ struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late)
 	return batch;
 }
 
-void nfp_owner_leave(const struct nfp_late *late)
+void nfp_owner_leave(struct nfp_late *late)
 {
+	if (late->array) {
+		nfp_late_leave_newest(late);
+		return;
+	}
 	struct nfp_late_batch *whole = nfp_owner_of_all(late);
 	if (whole && late->count == whole->count)
 		whole->gone = 1;

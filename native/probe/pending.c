@@ -188,6 +188,12 @@ static const uint32_t *numbers_of(struct nfp_late *late, const struct nfp_progra
 		return NULL;
 	if (late->worked || !is_same_turn(&pending))
 		late->frames_known = late->worked = 0;
+	if (!late->frames_known) { // so it is nearly always: all that stands there is what the call has returned
+		*count = take_new(&pending, 0);
+		if (*count == most)
+			return late->numbers;
+		late->frames_known = *count = 0;
+	}
 	uint32_t found = count_new(&pending);
 	if (found < least && late->frames_known) {
 		late->frames_known = 0;

@@ -68,7 +68,7 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		nfp_any_packets_entry(thread, frame, tsc, selector);
 	else if (thread->gate & NFP_GATE_LATE)
 		nfp_late_enter(thread, program, burst_of(program, frame, requested(program, frame)),
-		               nfp_low_rsp(frame));
+		               nfp_low_rsp(frame), frame->tsc);
 }
 
 // The last step of a call that handed packets on.

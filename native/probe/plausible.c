@@ -13,13 +13,11 @@
 
 enum {
 	PROCESS_VM_READV = 310,
-	PAGE_SHIFT = 12,
-	KNOWN_PAGES = 256,
 	PROOF_CALLS = 64,
 	LENGTH_MAX = 1 << 18, // a whole segment offload is 64 KiB
 };
 
-static uint64_t known_pages[KNOWN_PAGES]; // page numbers; what was readable for one thread is for all
+uint64_t nfp_known_pages[NFP_KNOWN_PAGES];
 
 // Copies memory of this process as the kernel sees it. Returns whether all of it is there.
 static int copy(void *out, uint64_t address, uint64_t bytes)
@@ -34,24 +32,24 @@ static int copy(void *out, uint64_t address, uint64_t bytes)
 
 static int is_known(uint64_t page)
 {
-	uint64_t *known = &known_pages[page % KNOWN_PAGES];
+	uint64_t *known = &nfp_known_pages[page % NFP_KNOWN_PAGES];
 	uint8_t byte;
 	if (__atomic_load_n(known, __ATOMIC_RELAXED) == page)
 		return page != 0;
-	if (!copy(&byte, page << PAGE_SHIFT, 1))
+	if (!copy(&byte, page << NFP_PAGE_SHIFT, 1))
 		return 0;
 	__atomic_store_n(known, page, __ATOMIC_RELAXED);
 	return 1;
 }
 
-int nfp_is_readable(uint64_t address, uint64_t bytes)
+int nfp_are_readable(uint64_t address, uint64_t bytes)
 {
 	uint64_t last = address + bytes - 1;
 	if (!bytes)
 		return 1;
 	if (last < address)
 		return 0;
-	for (uint64_t page = address >> PAGE_SHIFT; page <= last >> PAGE_SHIFT; page++)
+	for (uint64_t page = address >> NFP_PAGE_SHIFT; page <= last >> NFP_PAGE_SHIFT; page++)
 		if (!is_known(page))
 			return 0;
 	return 1;

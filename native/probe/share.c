@@ -31,6 +31,7 @@ struct shares {
 void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program)
 {
 	struct nfp_late *late = nfp_late_of(thread);
+	nfp_owner_tag_newest(thread); // what is received now may be written over its numbers
 	if (late->worked || !late->batches) {
 		late->turn_first = late->batches;
 		thread->shares = 0;
@@ -85,8 +86,10 @@ void nfp_share_receive(struct nfp_thread *thread, const struct nfp_program *prog
 			nfp_owner_give(thread, late->batches, burst);
 		begin_batch(late, start_ticks, count);
 	}
-	if (late->batches - late->turn_first > 1)
+	if (late->batches - late->turn_first > 1) {
+		nfp_owner_tag_newest(thread);
 		thread->shares = (void *)nfp_shares_thunk;
+	}
 }
 
 static uint32_t age_of(const struct nfp_thread *thread, const struct nfp_program *program, uint32_t number)

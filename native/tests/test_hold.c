@@ -71,6 +71,12 @@ void nfp_owner_inherit(const struct nfp_late *kept, uint32_t packet, uint32_t ne
 	CHECK(0);
 }
 
+void nfp_owner_tag_newest(struct nfp_thread *its_thread)
+{
+	(void)its_thread;
+	CHECK(0);
+}
+
 struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *kept)
 {
 	(void)kept;
@@ -110,7 +116,7 @@ static void check_batch(const struct nfp_program *program, uint32_t shortest, ui
 	const struct nfp_burst burst = {.pointers = (uint64_t)(uintptr_t)pointers, .count = PACKETS};
 	for (uint32_t packet = 0; packet < PACKETS; packet++)
 		fill(packet, shortest + packet);
-	nfp_late_enter(&thread, program, burst, FRAME);
+	nfp_late_enter(&thread, program, burst, FRAME, 0);
 	for (uint32_t packet = 0; packet < PACKETS; packet++)
 		memset(packets[packet].data, 0, packets[packet].length);
 	for (uint32_t packet = 0; packet < PACKETS; packet++)

@@ -38,6 +38,33 @@ static void hand_on(uint32_t thread, uint32_t first, uint32_t count)
 		late[thread].handed[i] = (first + i) * STEP;
 }
 
+// The same, told by its numbers alone.
+static struct nfp_late_batch *receive_untagged(uint32_t first, uint32_t count)
+{
+	static const struct nfp_program input = {.number_shift = SHIFT};
+	struct nfp_late_batch *batch = nfp_late_batch_at(&late[0], late[0].batches++);
+	*batch = (struct nfp_late_batch){.count = count};
+	for (uint32_t i = 0; i < count; i++)
+		late[0].numbers[i] = (first + i) * STEP;
+	late[0].input = &input;
+	late[0].is_untagged = 1;
+	late[0].left = 0;
+	return batch;
+}
+
+// A call hands on the next ones of the newest batch.
+static int hand_on_next(uint32_t first, uint32_t count)
+{
+	hand_on(0, first, count);
+	if (!nfp_owner_is_next(&late[0], late[0].handed, count))
+		return 0;
+	late[0].array = (uint64_t)(uintptr_t)late[0].handed;
+	late[0].whole = late[0].batches;
+	nfp_owner_leave(&late[0]);
+	late[0].array = late[0].whole = 0;
+	return 1;
+}
+
 static void check_owner(uint32_t thread, uint32_t packet, struct nfp_late_batch *batch, uint32_t place)
 {
 	uint32_t position;
@@ -118,9 +145,50 @@ static void test_copies(void)
 	nfp_owner_inherit(&late[0], 0, UINT32_MAX);
 	CHECK(!owners[ENTRIES]);
 	uint32_t number = 4 * STEP;
-	nfp_owner_forget((struct nfp_burst){.count = 1, .number_shift = SHIFT, .numbers = &number});
+	nfp_owner_forget(&threads[0],
+	                 (struct nfp_burst){.count = 1, .number_shift = SHIFT, .numbers = &number});
 	hand_on(0, 4, 1);
 	check_owner(0, 0, NULL, 0);
+}
+
+// The newest batch is told by its numbers until somebody looks buffers up.
+static void test_newest(void)
+{
+	struct nfp_late_batch *batch = receive_untagged(0, PACKETS);
+	CHECK(hand_on_next(0, PACKETS) && batch->gone);
+	nfp_owner_tag_newest(&threads[0]);
+	hand_on(0, 0, PACKETS);
+	CHECK(!late[0].is_untagged && !nfp_owner_of_all(&late[0]));
+	batch = receive_untagged(0, PACKETS); // in two frames
+	CHECK(hand_on_next(0, 3) && !batch->gone);
+	CHECK(!hand_on_next(3, PACKETS)); // more than are left
+	CHECK(!hand_on_next(4, 4)); // not the next ones
+	CHECK(hand_on_next(3, PACKETS - 3) && batch->gone);
+	batch = receive_untagged(0, PACKETS); // three leave, the others are looked up
+	CHECK(hand_on_next(0, 3));
+	nfp_owner_tag_newest(&threads[0]);
+	CHECK(!hand_on_next(3, PACKETS - 3)); // it is tagged now
+	hand_on(0, 0, PACKETS);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(0, i, i < 3 ? NULL : batch, i);
+	receive_untagged(0, PACKETS);
+	hand_on(0, 0, PACKETS);
+	late[0].handed[PACKETS / 2] = 0; // the NF has put in something else
+	CHECK(!nfp_owner_is_next(&late[0], late[0].handed, PACKETS));
+	late[0].order = NFP_ORDER_NONE; // arrays do not last until the call's end
+	CHECK(!hand_on_next(0, PACKETS));
+	late[0].order = NFP_ORDER_KEPT;
+	uint32_t number = 2 * STEP; // another packet will be in one of them
+	nfp_owner_forget(&threads[0],
+	                 (struct nfp_burst){.count = 1, .number_shift = SHIFT, .numbers = &number});
+	batch = nfp_late_batch_at(&late[0], late[0].batches - 1);
+	hand_on(0, 0, PACKETS);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(0, i, i == 2 ? NULL : batch, i);
+	batch = receive_untagged(8, PACKETS); // another thread hands on what it finds
+	nfp_owner_tag_newest(&threads[0]);
+	hand_on(1, 8, PACKETS);
+	CHECK(nfp_owner_of_all(&late[1]) == batch);
 }
 
 int main(void)
@@ -132,5 +200,6 @@ int main(void)
 	test_parts();
 	test_unknown();
 	test_copies();
+	test_newest();
 	printf("owner: %u buffers and their batches\n", checked);
 }

@@ -153,7 +153,7 @@
 
 	TEMPLATE packets
 	ROW packets, 8
-	ENTRY packets, .Lpackets_closed
+	ENTRY packets, .Lpackets_closed, keeps=1 // FRAME_TSC
 	lea -FRAME(%rsp), %rsp
 	ROW packets, FRAME + 8
 	mov %r11, SAVED_R11(%rsp)
@@ -188,7 +188,10 @@
 	mov FRAME_RDX(%rsp), %rdx
 	mov SAVED_RAX(%rsp), %rax
 	jmp .Lpackets_call
-	ENTRY_SLOW packets, 8
+	ENTRY_SLOW packets, 8, .Lpackets_unrecorded
+.Lpackets_unrecorded:
+	xor %edx, %edx
+	jmp .Lentry_done_packets
 .Lpackets_closed:
 	mov -8(%rsp), %rcx
 	TEMPLATE_END packets
