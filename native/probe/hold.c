@@ -169,7 +169,7 @@ static void hold_numbers(struct nfp_thread *thread, const struct nfp_program *pr
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	int checks = !copies && is_due(thread, late);
-	int keeps = copies || checks || late->keeps_heads || program->role == NFP_ROLE_DROP;
+	int keeps = copies || checks || late->keeps_heads;
 	late->whole = 0;
 	nfp_owner_tag_newest(thread);
 	nfp_late_copy_numbers(late->handed, burst.numbers, late->count);

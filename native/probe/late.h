@@ -270,9 +270,8 @@ static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nf
                                       const uint32_t *numbers, uint32_t count, uint32_t frame, uint64_t ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (!late->until_check || late->keeps_heads || program->role == NFP_ROLE_DROP || !program->pooled ||
-	    thread->shared->copying || nfp_late_is_inside(thread, frame) ||
-	    !nfp_owner_is_next(late, numbers, count))
+	if (!late->until_check || late->keeps_heads || !program->pooled || thread->shared->copying ||
+	    nfp_late_is_inside(thread, frame) || !nfp_owner_is_next(late, numbers, count))
 		return 0;
 	late->entered_ticks = ticks ? ticks : nfp_ticks();
 	if (nfp_late_may_become(thread, late, nfp_late_batch_at(late, late->batches - 1)))
