@@ -34,6 +34,7 @@ class Stream:
         data: their headers, in the generator's words.
         frame: the most packets in a frame.
         rate: packets in a second; 0: as many as it can.
+        capture: a file with the packets, instead of `data` and `size`.
     """
 
     data: str
@@ -42,13 +43,17 @@ class Stream:
     size: int = 100
     interface: str = "pg0"
     worker: int = 0
+    capture: Path | None = None
 
     def describe(self, name: str) -> str:
         """As `packet-generator new` takes it, on one line."""
         rate = f"rate {self.rate} " if self.rate else ""
+        packets = f"size {self.size}-{self.size} data {{ {self.data} }}"
+        if self.capture is not None:
+            packets = f"pcap {self.capture}"
         return (
-            f"packet-generator new {{ name {name} limit 64 {rate}size {self.size}-{self.size} maxframe {self.frame}"
-            f" worker {self.worker} interface {self.interface} node ethernet-input data {{ {self.data} }} }}"
+            f"packet-generator new {{ name {name} limit 64 {rate}maxframe {self.frame} worker {self.worker}"
+            f" interface {self.interface} node ethernet-input {packets} }}"
         )
 
 
@@ -85,6 +90,7 @@ class RealVpp:
     def add_streams(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
             self.configure(stream.describe(f"s{self._streams}"))
+            assert f"s{self._streams}" in self.ask("show packet-generator"), self._where()
             self._streams += 1
 
     def play(self, count: int) -> None:

@@ -77,14 +77,16 @@ def _make_transport(kind: str, number: int, flow: int, payload_bytes: int) -> by
     return struct.pack(">HHHH", 10000 + flow, 53, 8 + payload_bytes, 0)
 
 
-def write_pcap(path: str | Path, frames: Iterator[bytes] | Sequence[bytes], gap_ns: int = 1000) -> int:
-    """Writes frames as an Ethernet capture with ns time stamps gap_ns apart. Returns how many."""
-    count = 0
+def write_pcap(
+    path: str | Path, frames: Iterator[bytes] | Sequence[bytes], gap_ns: int = 1000, unit_ns: int = 1
+) -> int:
+    """Writes frames as an Ethernet capture with time stamps gap_ns apart, in ns or us. Returns how many."""
+    count, magic = 0, {1: 0xA1B23C4D, 1000: 0xA1B2C3D4}[unit_ns]
     with open(path, "wb", buffering=1 << 20) as file:
-        file.write(struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, SNAPLEN_MAX, 1))
+        file.write(struct.pack("<IHHiIII", magic, 2, 4, 0, 0, SNAPLEN_MAX, 1))
         for count, frame in enumerate(frames, 1):
             seconds, ns = divmod(count * gap_ns, 10**9)
-            file.write(struct.pack("<IIII", START_UNIX_S + seconds, ns, len(frame), len(frame)) + frame)
+            file.write(struct.pack("<IIII", START_UNIX_S + seconds, ns // unit_ns, len(frame), len(frame)) + frame)
     return count
 
 
