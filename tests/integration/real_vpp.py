@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rooms import need_unshare
+
 PREFIX = os.environ.get("NFPROBE_VPP", "")
 MISSING = "NFPROBE_VPP is not set: the prefix of an installed VPP (bin/vpp, bin/vppctl, lib/.../vpp_plugins)"
-PLUGINS = ("acl", "nat", "memif", "ping")
+PLUGINS = ("acl", "nat", "memif", "ping", "af_packet")
 START_S, SETTLE_S, QUIET_S = 60.0, 60.0, 0.3
 # One row of `show runtime`: name, state, calls, vectors, suspends, clocks, vectors per call.
 _ROW = re.compile(r"^(\S+) +(?:active|polling|disabled|interrupt wa|event wait|done|any wait|time wait) +(\d+) +(\d+) ")
@@ -63,14 +65,17 @@ class RealVpp:
     Args:
         folder: for its sockets and files; its path is short, as those of sockets must be.
         workers: threads beside the main one, of which there may be as many as processors beside the first.
+        prepare: shell commands that are run before it, in its network namespace, which is its own then.
     """
 
-    def __init__(self, folder: Path, spawn: Callable[..., Any], workers: int = 0) -> None:
+    def __init__(self, folder: Path, spawn: Callable[..., Any], workers: int = 0, prepare: str = "") -> None:
         self.folder = folder
         self._prefix = Path(PREFIX)
         self._streams = 0
         (folder / "startup.conf").write_text(self._make_configuration(workers))
-        words = (self._prefix / "bin" / "vpp", "-c", folder / "startup.conf")
+        words: tuple[object, ...] = (self._prefix / "bin" / "vpp", "-c", folder / "startup.conf")
+        if prepare:
+            words = (*need_unshare("--net"), "sh", "-c", f'{prepare} && exec "$@"', "sh", *words)
         with (folder / "log").open("wb") as log:
             self.process = spawn(*words, stdout=log, stderr=log)
         self.pid = self.process.pid
