@@ -99,15 +99,18 @@ class Population:
 
     Attributes:
         latency_ticks: as old as they were when the calls that handed them on ended.
+        own_ticks: the same since their batch began.
         weights: so many packets each.
-        thread: of each.
+        thread, batch: of each.
         chosen: whether each identified packet is one of these batches'.
         drawn: whether its batch was drawn for the sample.
     """
 
     latency_ticks: npt.NDArray[np.int64]
+    own_ticks: npt.NDArray[np.int64]
     weights: npt.NDArray[np.int64]
     thread: npt.NDArray[np.uint32]
+    batch: npt.NDArray[np.uint32]
     chosen: npt.NDArray[np.bool_]
     drawn: npt.NDArray[np.bool_]
 
@@ -124,14 +127,17 @@ def find_population(columns: Columns) -> Population | None:
     calls = calls[(flags[calls["batch"]] & BatchFlag.CHOSEN) != 0]
     batches = columns.batches[calls["batch"]]
     start = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
-    latency = calls["end_ticks"].astype(np.int64) - start.astype(np.int64)
+    end = calls["end_ticks"].astype(np.int64)
+    latency, own = end - start.astype(np.int64), end - batches["start_ticks"].astype(np.int64)
     weights = (calls["value"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
     kept = (latency > 0) & (weights > 0)
     of_batch = flags[columns.packets["batch"]]
     return Population(
         latency[kept],
+        own[kept],
         weights[kept],
         calls["thread"][kept],
+        calls["batch"][kept],
         (of_batch & BatchFlag.CHOSEN) != 0,
         (of_batch & BatchFlag.DRAWN) != 0,
     )

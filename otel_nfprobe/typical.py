@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.columns import NONE, UNKNOWN, BatchFlag, CallFlag, Columns, latency_ticks
+from otel_nfprobe.sampling import find_population
 
 BATCHES_PER_TAKE = 512
 BATCHES_KEPT = 8192
@@ -159,19 +160,38 @@ class BatchSample:
         self._polls = _keep(self._polls, (polls["end_ticks"] - polls["start_ticks"]).astype(np.int64), GAPS_KEPT)
 
     def _add_packets(self, columns: Columns, chosen: NDArray[np.intp]) -> None:
-        packets = columns.packets
-        if not len(packets):
-            return
         wanted = np.zeros(len(columns.batches), bool)
         wanted[chosen] = True
-        placed = packets["batch"] < len(columns.batches)
-        rows = np.flatnonzero(placed & (packets["disposition"] != UNKNOWN) & (packets["done_ticks"] > 0))
-        rows = rows[wanted[packets["batch"][rows]]]
-        latency = latency_ticks(columns)[rows].astype(np.int64)
-        start = columns.batches["start_ticks"][packets["batch"][rows]]
-        own = packets["done_ticks"][rows].astype(np.int64) - start.astype(np.int64)
+        # Where only late packets are identified, what is usual is said by the calls that handed on all of them.
+        population = find_population(columns)
+        if population is not None:
+            rows = _draw(np.where(wanted[population.batch], population.weights, 0), PACKETS_KEPT // 4)
+            latency, own = population.latency_ticks[rows], population.own_ticks[rows]
+        else:
+            latency, own = _find_latencies(columns, wanted)
         self._latencies = _keep(self._latencies, latency, PACKETS_KEPT)
         self._own = _keep(self._own, own, PACKETS_KEPT)
+
+
+def _draw(weights: NDArray[np.int64], most: int) -> NDArray[np.intp]:
+    """Rows, each as often as its weight says, or in proportion to it where these are more than so many."""
+    ends = np.cumsum(weights)
+    total = int(ends[-1]) if len(ends) else 0
+    places = np.arange(min(total, most)) * (total / max(1, min(total, most)))
+    return np.searchsorted(ends, places, side="right")
+
+
+def _find_latencies(columns: Columns, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the packets of these batches, and the same since their batch began."""
+    packets = columns.packets
+    if not len(packets):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    placed = packets["batch"] < len(columns.batches)
+    rows = np.flatnonzero(placed & (packets["disposition"] != UNKNOWN) & (packets["done_ticks"] > 0))
+    rows = rows[wanted[packets["batch"][rows]]]
+    latency = latency_ticks(columns)[rows].astype(np.int64)
+    start = columns.batches["start_ticks"][packets["batch"][rows]]
+    return latency, packets["done_ticks"][rows].astype(np.int64) - start.astype(np.int64)
 
 
 def _keep(kept: NDArray[np.int64], fresh: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two wires (veth pairs) in a network namespace: frames go into one and are awaited at the end of the other.
 
-`nsenter --net=/proc/PID/ns/net python wires.py IN OUT PLAYED WRITTEN` plays a capture file there, and writes what comes.
+`nsenter --net=/proc/PID/ns/net python wires.py IN OUT PLAYED WRITTEN` plays a capture file there and writes what comes.
 """
 
 from __future__ import annotations

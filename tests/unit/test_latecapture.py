@@ -17,6 +17,7 @@ from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
 from otel_nfprobe.session import LATE_NEVER, SAMPLE_ALL, Session
 from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.typical import BatchSample
 
 NOTE, ORIGIN, LATE, DRAWN = 31, 30, 1, 2
 UNPLACED = (0, 0xFFFFFFFF)
@@ -168,6 +169,23 @@ def test_population_and_selection() -> None:
     selected, reasons = sampler.select(latency, randomness, population)
     assert selected.tolist() == [0, 2]  # drawn by its batch, and the slowest of a thousand
     assert reasons.tolist() == [REASON_SAMPLE, REASON_SLOWEST]
+
+
+def test_what_is_usual_is_so_of_all_packets() -> None:
+    """Though only the slowest ones are identified."""
+    columns = columns_of([100] * 90 + [900] * 10, [4] * 100)
+    columns.packets = columns.packets[columns.packets["batch"] >= 90]
+    assert len(columns.packets) == 10
+    sample = BatchSample()
+    sample.add(columns)
+    assert (sample.typical().latency_ticks, sample.typical().own_ticks) == (100, 100)
+
+
+def test_a_target_that_says_that_it_has_handed_on_billions_of_packets() -> None:
+    columns, sample = columns_of([100, 200, 900] * 20, [4] * 60), BatchSample()
+    columns.calls["value"] = np.where(columns.calls["value"] != 0, 0xFFFFFFFF, 0)
+    sample.add(columns)
+    assert sample.typical().latency_ticks == 200
 
 
 def test_calls_outside_of_batches_are_no_population() -> None:
