@@ -106,6 +106,12 @@ class RealVpp:
         self.settle()
         self.ask("packet-generator disable")
 
+    def keep_playing(self) -> None:
+        """Each stream makes packets until the generator is disabled."""
+        for number in range(self._streams):
+            self.ask(f"packet-generator configure s{number} limit 0")
+        self.ask("packet-generator enable")
+
     def settle(self) -> None:
         """Waits until no stream is enabled and no vector is counted any more."""
         wait_for(lambda: not re.search(r"\bYes\b", self.ask("show packet-generator")), SETTLE_S, self._where)
