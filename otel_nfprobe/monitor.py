@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -376,6 +377,7 @@ class Monitor:
         """Restores the target, drains what is left, ends the helper thread. Never raises for a target that is gone."""
         try:
             if not self._has_ended():
+                self._end_turns()
                 self._disarm()
                 self.drain.run_until(time.monotonic() + GRACE_S)
                 self.counting.close()
@@ -397,6 +399,12 @@ class Monitor:
         self.profile.finish(self._parts)
         if not self.target_ended:
             self.session.leave()
+
+    def _end_turns(self) -> None:
+        # What is received while probes are taken out would not be seen to leave.
+        with suppress(NfprobeError):  # of a helper thread that does not answer the next lines tell
+            self.session.end_turns()
+            self.drain.run_until(time.monotonic() + GRACE_S)
 
     def _disarm(self) -> None:
         self.follower.forget_closed()

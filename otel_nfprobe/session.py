@@ -195,6 +195,10 @@ class Session:
         for place in range(len(self.header.counted_polls)):
             self.header.counted_polls[place] = counts[place] if place < len(counts) else 0
 
+    def end_turns(self) -> None:
+        """Lets every thread record what it works on to the end, and nothing after that."""
+        self.ask(lib.NFP_COMMAND_END_TURNS)
+
     def close_gates(self) -> None:
         """Makes every probe silent."""
         self.ask(lib.NFP_COMMAND_CLOSE)

@@ -62,7 +62,7 @@ static inline void nfp_put_handed(struct nfp_record *slot, uint32_t function, co
 	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
-// x86_64/thunk.S calls these five. `selector` is function id | program index << 24.
+// x86_64/thunk.S calls these. `selector` is function id | program index << 24.
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector);
 void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame);
@@ -71,6 +71,11 @@ void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame 
 void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector);
 void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector);
+// ending.c: the same once turns are to end.
+void nfp_ending_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+                             uint32_t selector);
+void nfp_ending_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+                             uint32_t selector);
 
 // capture.c: the same for every program and gate.
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "arena.h"
 #include "boot.h"
+#include "ending.h"
 #include "jit.h"
 #include "late.h"
 #include "library.h"
@@ -274,10 +275,14 @@ static int carry_out(struct nfp_session_header *header)
 		return nfp_jit_register(header->argument[0], header->argument[1]);
 	case NFP_COMMAND_OPEN: {
 		int result = header->buffers_bytes ? make_owners() : 0;
+		nfp_turns_go_on();
 		if (result == 0)
 			set_gates((uint32_t)header->argument[0]);
 		return result;
 	}
+	case NFP_COMMAND_END_TURNS:
+		nfp_turns_end();
+		return 0;
 	case NFP_COMMAND_CLOSE:
 	case NFP_COMMAND_LEAVE:
 		set_gates(0);

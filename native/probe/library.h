@@ -93,7 +93,7 @@ long nfp_ring_map(uint32_t index);
 // x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
     nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[],
-    nfp_shares_thunk[];
+    nfp_shares_thunk[], nfp_ending_receive_exit_thunk[], nfp_ending_counted_exit_thunk[];
 
 // Takes `count` slots where there is room, and asks for as many cache lines ahead (ring.h).
 static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t count)

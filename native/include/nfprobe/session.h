@@ -87,6 +87,7 @@ enum nfp_command {
 	NFP_COMMAND_REGISTER_FRAMES = 2, // argument: address of unwind rows in an arena. result: 0 or -errno
 	NFP_COMMAND_OPEN = 3, // argument: gate bits
 	NFP_COMMAND_CLOSE = 4,
+	NFP_COMMAND_END_TURNS = 19, // threads record their turns to the end, and no other ones
 	NFP_COMMAND_LEAVE = 5, // close gates and end the helper thread
 	NFP_COMMAND_SYNC_CORE = 6, // argument: enum nfp_sync. result: 0 or -errno
 	NFP_COMMAND_MAP_FILE = 9, // argument: address, bytes; message: path. result: 0 or -errno
@@ -391,6 +392,8 @@ struct nfp_thread {
 	uint64_t tokens; // native/probe/room.h
 	// What calls of nodes say their frames' shares by, while a turn has several batches; else 0 (native/probe/share.c).
 	void *shares;
+	uint64_t
+	    ending; // `cursor` behind the last receive call, once turns are to end (native/probe/ending.c)
 	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
 	_Alignas(64) uint64_t
 	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
