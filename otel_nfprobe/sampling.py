@@ -99,7 +99,7 @@ class Population:
 
     Attributes:
         latency_ticks: as old as they were when the calls that handed them on ended.
-        own_ticks: the same since their batch began.
+        own_ticks: the same since their batch began; of packets taken over, since they were received.
         weights: so many packets each.
         thread, batch: of each.
         chosen: whether each identified packet is one of these batches'.
@@ -128,7 +128,9 @@ def find_population(columns: Columns) -> Population | None:
     batches = columns.batches[calls["batch"]]
     start = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
     end = calls["end_ticks"].astype(np.int64)
-    latency, own = end - start.astype(np.int64), end - batches["start_ticks"].astype(np.int64)
+    taken_over = (batches["flags"] & BatchFlag.TAKEN_OVER) != 0
+    latency = end - start.astype(np.int64)
+    own = end - np.where(taken_over, start, batches["start_ticks"]).astype(np.int64)
     weights = (calls["value"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
     kept = (latency > 0) & (weights > 0)
     of_batch = flags[columns.packets["batch"]]

@@ -107,10 +107,12 @@ class ThreadTable:
 
     def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Packets that each thread has received, and those that it has handed on; asked for often."""
-        names = ("received_packets", "transmitted_packets", "dropped_packets", "punted_packets")
-        columns = (self._rows[name][:used] for name in names)
-        received, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
-        return received, sum(handed_on, np.zeros(len(received), np.int64))
+        names = ("received", "taken_over", "handed_over", "transmitted", "dropped", "punted")
+        columns = (self._rows[f"{name}_packets"][:used] for name in names)
+        received, taken, put, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
+        if put.any():  # where it is seen, who has received a packet is known wherever it is
+            received = received + taken
+        return received, sum(handed_on, put)
 
     def copying(self, used: int) -> list[int]:
         """Entries of threads that copy headers before each call; asked for often."""

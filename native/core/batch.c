@@ -244,7 +244,12 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		stream->tree.enclosing = stream->tree.count;
 		pipeline->counts.batches++;
 		pipeline->hands_over |= takes_over;
-		pending->batch.flags |= stream->chooses && !takes_over ? NFP_BATCH_CHOSEN : 0;
+		pending->batch.flags |=
+		    (takes_over ? stream->poll.queue & NFP_QUEUE_RECEIVED : stream->chooses)
+		        ? NFP_BATCH_CHOSEN
+			: 0;
+		if (takes_over)
+			nfp_handover_add(stream, pending);
 		if (stream->recent.items)
 			nfp_recent_add(&stream->recent, pending);
 	}

@@ -11,7 +11,12 @@
 // A batch waits while fewer have been received after it. Where packets are named by pointers none that is older than
 // NFP_LATE_POINTERS of native/probe/late.h says where it came from; where they are named by numbers a turn has full frames of
 // several queues.
-enum { CHOSEN_HISTORY_PACKETS = 4096, QUEUED_ROUNDS_MAX = 64 };
+enum {
+	CHOSEN_HISTORY_PACKETS = 4096,
+	QUEUED_ROUNDS_MIN = 2,
+	QUEUED_ROUNDS_MAX = 256, // a second or two
+	QUEUED_BATCHES_MAX = NFP_RECENT_BATCHES - 24,
+};
 
 int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
 {
@@ -38,27 +43,48 @@ void nfp_handed_cut(struct nfp_stream *stream, uint32_t first)
 }
 
 int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                    uint32_t chosen)
+                    uint32_t chosen, const struct nfp_event *event)
 {
-	const struct nfp_chosen *item = &stream->chosen.items[chosen];
-	struct nfp_pending *pending = nfp_recent_find(stream, item->origin_ticks);
+	struct nfp_chosen *item = &stream->chosen.items[chosen];
 	pipeline->counts.identified++;
-	if (!pending || item->packet.index >= pending->batch.size ||
+	item->packet.done_ticks = stream->last_ticks;
+	item->packet.done_function = open->function;
+	item->packet.done_digest = item->packet.digest;
+	item->packet.disposition = nfp_role_disposition(open->role);
+	if (item->went
+	        ? nfp_handover_chosen(pipeline, stream, event, item)
+		: nfp_chosen_place(pipeline, nfp_recent_find(stream, item->origin_ticks), &item->packet))
+		return 1;
+	pipeline->counts.unplaced++;
+	return 0;
+}
+
+int nfp_chosen_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                     const struct nfp_packet *packet)
+{
+	if (!pending || packet->index >= pending->batch.size ||
 	    pending->packets.count >= pending->batch.size ||
-	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1)) {
-		pipeline->counts.unplaced++;
+	    !NFP_ARRAY_RESERVE(&pending->packets, pending->packets.count + 1))
 		return 0;
-	}
-	struct nfp_packet *packet = &pending->packets.items[pending->packets.count++];
-	*packet = item->packet;
-	packet->receive_ticks = pending->receive_ticks;
-	packet->done_ticks = stream->last_ticks;
-	packet->done_function = open->function;
-	packet->done_digest = packet->digest;
-	packet->disposition = nfp_role_disposition(open->role);
+	pending->packets.items[pending->packets.count] = *packet;
+	pending->packets.items[pending->packets.count++].receive_ticks = pending->receive_ticks;
 	nfp_count_done(pipeline, pending, packet->disposition, 1);
 	pipeline->pending_packets++;
 	return 1;
+}
+
+void nfp_chosen_taken(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	struct nfp_chosen *item = &stream->chosen.items[stream->chosen.count - 1];
+	if (nfp_record_kind(record) == NFP_PACKET_VIA) {
+		if (item->via_count < NFP_VIAS_MAX)
+			item->via[item->via_count++] = record->word;
+		return;
+	}
+	item->went = 1;
+	item->taken_ticks = record->word >> 16;
+	item->origin_thread = record->word & 0xffff;
+	item->taken_index = record->rsp;
 }
 
 void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -103,18 +129,69 @@ static int is_received(const struct nfp_pending *pending)
 	return pending->kind == NFP_PENDING_BURST && !(pending->batch.flags & NFP_BATCH_TAKEN_OVER);
 }
 
+static struct nfp_queues find_queues(const struct nfp_pipeline *pipeline)
+{
+	struct nfp_queues found = {pipeline->taken_ended, UINT64_MAX};
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		const struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream || !stream->takes.count)
+			continue;
+		const struct nfp_pending *last = stream->batch;
+		if (last && last->batch.flags & NFP_BATCH_TAKEN_OVER && last->handed >= last->batch.size)
+			found.taken += last->batch.size;
+		if (stream->last_ticks < found.reached_ticks)
+			found.reached_ticks = stream->last_ticks;
+	}
+	return found;
+}
+
+void nfp_queues_look(struct nfp_pipeline *pipeline, int all)
+{
+	if (!pipeline->sees_handovers)
+		return;
+	struct nfp_queues found = find_queues(pipeline);
+	pipeline->queues = all ? found : pipeline->queues_read;
+	pipeline->queues_read = found;
+}
+
+static void mark_queues(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                        struct nfp_pending *pending)
+{
+	pending->queued_mark = pipeline->counts.handed_over + 1;
+	pending->queued_ticks = stream->last_ticks;
+}
+
+// Whether all that had been put into queues then was taken out. Which packets were taken out is not known: so all threads
+// that do so must have gone on since, or the queues be empty.
+static int is_taken(const struct nfp_pipeline *pipeline, const struct nfp_pending *pending)
+{
+	const struct nfp_queues *queues = &pipeline->queues;
+	return queues->taken + 1 >= pending->queued_mark && (queues->taken >= pipeline->counts.handed_over ||
+	                                                     queues->reached_ticks >= pending->queued_ticks);
+}
+
 // Its packets may have been put into queues: it waits until as many packets as had been put there were taken out, by batches
-// that have ended.
-static int waits_for_queues(const struct nfp_pipeline *pipeline, struct nfp_pending *pending)
+// that have ended, and what these have said was read; and once more, for those that were put into another one then. No
+// longer than it can be found by its time (recent.c).
+int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                    struct nfp_pending *pending)
 {
 	if (!pipeline->sees_handovers)
 		return 0;
 	if (!pending->queued_mark) {
-		pending->queued_mark = pipeline->counts.handed_over + 1;
+		mark_queues(pipeline, stream, pending);
 		pending->queued_round = pipeline->round;
+		pending->queued_again = 0;
 	}
-	return pipeline->taken_ended + 1 < pending->queued_mark &&
-	       pipeline->round - pending->queued_round < QUEUED_ROUNDS_MAX;
+	uint64_t rounds = pipeline->round - pending->queued_round;
+	if (rounds >= QUEUED_ROUNDS_MAX || stream->ended_total + 1 - pending->number >= QUEUED_BATCHES_MAX)
+		return 0;
+	if (rounds < QUEUED_ROUNDS_MIN || !is_taken(pipeline, pending))
+		return 1;
+	if (pending->queued_again++ || pipeline->queues.taken >= pipeline->counts.handed_over)
+		return 0;
+	mark_queues(pipeline, stream, pending);
+	return 1;
 }
 
 int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -124,9 +201,9 @@ int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *str
 		return 0;
 	if (stream->handed_total >= stream->received_total ||
 	    stream->received_total - pending->received_total >= CHOSEN_HISTORY_PACKETS)
-		return waits_for_queues(pipeline, pending);
+		return nfp_queues_wait(pipeline, stream, pending);
 	return pending->round == pipeline->round || stream->handed_total < turn_total(stream, pending) ||
-	       waits_for_queues(pipeline, pending);
+	       nfp_queues_wait(pipeline, stream, pending);
 }
 
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)

@@ -156,7 +156,7 @@ enum nfp_handover_flags { NFP_HANDOVER_AGAIN = 1 };
 struct nfp_handover {
 	uint32_t packet; // index in the packets array
 	uint32_t batch;  // index in the batches array; with NFP_HANDOVER_AGAIN: in again_batches
-	uint32_t index;  // position in the burst that took it over
+	uint32_t index;  // position in the burst that took it over, or NFP_NONE
 	uint32_t flags;  // enum nfp_handover_flags
 };
 

@@ -181,7 +181,8 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 		struct nfp_pending *pending = *link;
 		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;
 		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
-		            nfp_handovers_wait(pipeline, pending) || nfp_share_waits(stream, pending);
+		            nfp_handovers_wait(pipeline, pending) || nfp_share_waits(stream, pending) ||
+		            nfp_handover_may_name(pipeline, stream, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
 			link = &pending->next;
 			left++;

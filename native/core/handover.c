@@ -28,6 +28,7 @@ void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *str
 		                accepted ? asked - accepted : asked - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
+	stream->hands_over = 1;
 	nfp_chosen_count(stream, asked);
 	if (stream->batch)
 		stream->batch->handed += asked;
@@ -103,6 +104,140 @@ void nfp_handover_note(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 		packet->done_function = NFP_NONE;
 		packet->done_ticks = packet->done_digest = 0;
 	}
+}
+
+// ---- of chosen packets: the batch that took one over is named when it leaves ------------------------------------------
+
+void nfp_handover_add(struct nfp_stream *stream, struct nfp_pending *pending)
+{
+	struct nfp_recent *takes = &stream->takes;
+	if (!takes->items)
+		takes->items = calloc(NFP_RECENT_BATCHES, sizeof(*takes->items));
+	if (takes->items)
+		takes->items[takes->count++ % NFP_RECENT_BATCHES] =
+		    (struct nfp_recent_batch){pending->batch.start_ticks, pending->batch.id, pending};
+}
+
+// What was delivered has no number any more.
+static struct nfp_pending *find_taker(const struct nfp_stream *stream, uint64_t ticks, uint32_t index)
+{
+	const struct nfp_recent *takes = &stream->takes;
+	uint64_t start_ticks = nfp_whole_ticks(stream, ticks);
+	uint64_t number = ticks ? nfp_recent_search(takes, start_ticks) : takes->count;
+	if (number == takes->count)
+		return NULL;
+	const struct nfp_recent_batch *take = &takes->items[number % NFP_RECENT_BATCHES];
+	int is_here = take->start_ticks == start_ticks && take->pending->batch.id == take->id &&
+	              !take->pending->given_take;
+	return is_here && index < take->pending->batch.size ? take->pending : NULL;
+}
+
+static struct nfp_traveller *make_traveller(struct nfp_pipeline *pipeline)
+{
+	struct nfp_traveller *items = pipeline->travellers.items;
+	if (pipeline->idle_traveller) {
+		struct nfp_traveller *idle = &items[pipeline->idle_traveller - 1];
+		pipeline->idle_traveller = idle->next;
+		return idle;
+	}
+	if (!NFP_ARRAY_RESERVE(&pipeline->travellers, pipeline->travellers.count + 1))
+		return NULL;
+	return &pipeline->travellers.items[pipeline->travellers.count++];
+}
+
+static void forget_traveller(struct nfp_pipeline *pipeline, uint32_t index)
+{
+	pipeline->travellers.items[index].next = pipeline->idle_traveller;
+	pipeline->idle_traveller = index + 1;
+}
+
+int nfp_handover_chosen(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                        const struct nfp_event *event, const struct nfp_chosen *chosen)
+{
+	struct nfp_pending *taker = find_taker(stream, chosen->taken_ticks, chosen->taken_index);
+	struct nfp_traveller *traveller = make_traveller(pipeline);
+	if (!traveller)
+		return 0;
+	traveller->chosen = *chosen;
+	uint32_t index = (uint32_t)(traveller - pipeline->travellers.items);
+	struct nfp_event own = *event;
+	own.kind = NFP_EVENT_CHOSEN;
+	own.slot = taker ? taker->slot : NFP_NONE;
+	own.index = index;
+	if (!nfp_event_append(pipeline, stream, own)) {
+		forget_traveller(pipeline, index);
+		return 0;
+	}
+	if (taker)
+		taker->held++;
+	return 1;
+}
+
+static struct nfp_pending *find_via(const struct nfp_pipeline *pipeline, uint64_t via)
+{
+	uint32_t thread = via & 0xffff;
+	const struct nfp_stream *stream = thread < NFP_THREAD_COUNT ? pipeline->streams[thread] : NULL;
+	return stream ? find_taker(stream, via >> 16, 0) : NULL;
+}
+
+// The last packet of `pending` went on in a batch that is held by it.
+static void note_chosen(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                        const struct nfp_pending *taker, uint32_t index)
+{
+	struct nfp_event event = {.ticks = taker->receive_ticks, .slot = taker->slot, .index = index};
+	nfp_handover_note(pipeline, pending, pending->packets.count - 1, &event);
+}
+
+// What it went on in may not have been read yet.
+static int may_find_more(const struct nfp_pipeline *pipeline, const struct nfp_event *event,
+                         const struct nfp_chosen *chosen)
+{
+	uint32_t found = 0;
+	for (uint32_t i = 0; i < chosen->via_count; i++)
+		found += find_via(pipeline, chosen->via[i]) != NULL;
+	return found < chosen->via_count && !event->tries && !pipeline->finishing;
+}
+
+int nfp_handover_place(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	const struct nfp_chosen *chosen = &pipeline->travellers.items[event->index].chosen;
+	struct nfp_stream *stream =
+	    chosen->origin_thread < NFP_THREAD_COUNT ? pipeline->streams[chosen->origin_thread] : NULL;
+	struct nfp_pending *pending = stream ? nfp_recent_find(stream, chosen->origin_ticks) : NULL;
+	if (!pending || pending->given_take || pending->receive_ticks > event->ticks ||
+	    may_find_more(pipeline, event, chosen) || !nfp_chosen_place(pipeline, pending, &chosen->packet))
+		return 0;
+	for (uint32_t i = 0; i < chosen->via_count; i++) {
+		struct nfp_pending *taker = find_via(pipeline, chosen->via[i]);
+		if (!taker)
+			continue;
+		taker->held++;
+		note_chosen(pipeline, pending, taker, NFP_NONE);
+	}
+	if (event->slot != NFP_NONE)
+		note_chosen(pipeline, pending, pipeline->slots.items[event->slot], chosen->taken_index);
+	forget_traveller(pipeline, event->index);
+	return 1;
+}
+
+void nfp_handover_give_up(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	const struct nfp_packet *packet = &pipeline->travellers.items[event->index].chosen.packet;
+	nfp_count_done(pipeline, NULL, packet->disposition, 1);
+	pipeline->counts.unplaced++;
+	if (event->slot != NFP_NONE)
+		nfp_handover_leave(pipeline, event->slot);
+	forget_traveller(pipeline, event->index);
+}
+
+int nfp_handover_may_name(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                          struct nfp_pending *pending)
+{
+	const uint32_t both = NFP_BATCH_TAKEN_OVER | NFP_BATCH_CHOSEN;
+	if ((pending->batch.flags & both) != both)
+		return 0;
+	return pending->round == pipeline->round || (stream->batch && stream->batch->turn == pending->turn) ||
+	       (stream->hands_over && nfp_queues_wait(pipeline, stream, pending));
 }
 
 // Those that have ended stay so until they are let go: they are not looked at again.

@@ -12,6 +12,7 @@ void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, in
 			stream->ended_settled =
 			    until_ticks == UINT64_MAX ? stream->ended_total : stream->ended_taken;
 	}
+	nfp_queues_look(pipeline, until_ticks == UINT64_MAX);
 	nfp_batches_deliver(pipeline, all);
 }
 

@@ -70,7 +70,8 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	int of_message = kind == NFP_PACKET_TOPIC || kind == NFP_PACKET_TEXT;
 	if (stream->describing == NFP_DESCRIBING_NONE || kind <= NFP_PACKET ||
 	    (kind > NFP_PACKET_DST6_LOW && !of_message && kind != NFP_PACKET_ORIGIN &&
-	     kind != NFP_PACKET_NUMBERS && kind != NFP_PACKET_NEXT))
+	     kind != NFP_PACKET_NUMBERS && kind != NFP_PACKET_NEXT && kind != NFP_PACKET_TAKEN &&
+	     kind != NFP_PACKET_VIA))
 		return 0;
 	if (stream->describing == NFP_DESCRIBING_TEXT)
 		nfp_hold_fact(pipeline, stream, record);
@@ -79,6 +80,9 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		                 &stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_RECEIVED)
 		nfp_packet_put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
+	else if (stream->describing == NFP_DESCRIBING_CHOSEN &&
+	         (kind == NFP_PACKET_TAKEN || kind == NFP_PACKET_VIA))
+		nfp_chosen_taken(stream, record);
 	else if (stream->describing == NFP_DESCRIBING_CHOSEN)
 		nfp_packet_put_fact(&stream->chosen.items[stream->chosen.count - 1].packet, record);
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ORIGIN)
@@ -251,7 +255,8 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		if (packet->position >= accepted)
 			continue;
 		if (packet->chosen != NFP_NONE)
-			described += (uint64_t)nfp_chosen_done(pipeline, stream, open, packet->chosen);
+			described +=
+			    (uint64_t)nfp_chosen_done(pipeline, stream, open, packet->chosen, &event);
 		else if (nfp_event_append(pipeline, stream, event))
 			described++;
 	}

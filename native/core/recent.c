@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The batches that a thread has begun last, by the entry of their receive call, for packets that say which one they came
-// from. Who names a batch has received it a few hundred packets ago at most (NFP_LATE_POINTERS of native/probe/late.h), so
-// that few are remembered, and finding one takes as many steps however many are waiting. Called by chosen.c and
-// batch.c; see stream.h.
+// from. Who names a batch has received it a few hundred packets ago at most (NFP_LATE_POINTERS of native/probe/late.h); what
+// another thread has sent is looked for when that thread's records are read, too. Called by chosen.c, handover.c, share.c
+// and batch.c; see stream.h.
 #include "stream.h"
 #include <string.h>
 
@@ -49,11 +49,8 @@ static int begin(struct nfp_stream *stream)
 	return 1;
 }
 
-struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks)
+uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks)
 {
-	struct nfp_recent *recent = &stream->recent;
-	if (!start_ticks || (!recent->items && !begin(stream)))
-		return NULL;
 	uint64_t low = oldest(recent), high = recent->count;
 	while (low < high) {
 		uint64_t middle = low + (high - low) / 2;
@@ -62,6 +59,15 @@ struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ti
 		else
 			high = middle;
 	}
+	return low;
+}
+
+struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks)
+{
+	struct nfp_recent *recent = &stream->recent;
+	if (!start_ticks || (!recent->items && !begin(stream)))
+		return NULL;
+	uint64_t low = nfp_recent_search(recent, start_ticks);
 	if (low == recent->count || at(recent, low)->start_ticks != start_ticks)
 		return NULL;
 	// What was delivered has no number any more, and its memory may be another batch's.

@@ -171,7 +171,9 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	}
 	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
 	int stays = takes_over || event->kind == NFP_EVENT_REFUSED;
+	int is_chosen = event->kind == NFP_EVENT_CHOSEN;
 	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event)
+	    : is_chosen                   ? nfp_handover_place(pipeline, event)
 	    : stays                       ? settle_stay(pipeline, event)
 	                                  : settle_done(pipeline, event))
 		return;
@@ -180,7 +182,9 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	int tried = event->tries && !pipeline->taking_part;
 	if (tried || pipeline->finishing || later->count >= NFP_EVENTS_MAX ||
 	    !NFP_ARRAY_RESERVE(later, later->count + 1)) {
-		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !stays;
+		pipeline->counts.generated += event->kind != NFP_EVENT_FREE && !stays && !is_chosen;
+		if (is_chosen)
+			nfp_handover_give_up(pipeline, event);
 		if (takes_over)
 			nfp_handover_leave(pipeline, event->slot);
 		return;

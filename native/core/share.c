@@ -24,14 +24,6 @@ void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record)
 	    (struct nfp_share){.ticks = record->word >> 16, .packets = record->word & 0xffff};
 }
 
-// The record has 48 bits of the time.
-static uint64_t whole_ticks(const struct nfp_stream *stream, uint64_t ticks)
-{
-	const uint64_t span = 1ull << 48;
-	uint64_t whole = (stream->last_ticks & ~(span - 1)) | ticks;
-	return whole > stream->last_ticks && whole >= span ? whole - span : whole;
-}
-
 // Calls of a batch stand in the order of their start.
 static int takes(const struct nfp_log *log, uint64_t start_ticks)
 {
@@ -50,7 +42,7 @@ static uint32_t find_batches(struct nfp_stream *stream, uint64_t start_ticks)
 	uint32_t packets = 0;
 	for (uint32_t i = 0; i < shares->count; i++) {
 		struct nfp_share *share = &shares->items[i];
-		share->pending = nfp_recent_find(stream, whole_ticks(stream, share->ticks));
+		share->pending = nfp_recent_find(stream, nfp_whole_ticks(stream, share->ticks));
 		if (share->pending &&
 		    (share->pending->given_take || !takes(&share->pending->log, start_ticks)))
 			share->pending = NULL;

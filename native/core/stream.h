@@ -64,6 +64,8 @@ struct nfp_pending {
 	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
 	uint64_t queued_mark,
 	    queued_round; // for how many packets that were put into queues it waits, since when (chosen.c)
+	uint32_t queued_again; // it waits for the second time
+	uint64_t queued_ticks; // and the latest time of its thread then
 	enum nfp_pending_kind kind;
 	uint32_t undone; // described packets that may still be transmitted or dropped
 	struct {
@@ -100,6 +102,7 @@ enum nfp_event_kind {
 	NFP_EVENT_SEND, // of a message: there may be more
 	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
 	NFP_EVENT_REFUSED, // by a queue of another thread, and dropped, unless it is taken over
+	NFP_EVENT_CHOSEN, // a chosen packet that went from thread to thread; it is in nfp_pipeline.travellers
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
 };
 
@@ -134,15 +137,31 @@ struct nfp_handed {
 	uint32_t number; // done_number of the packet
 };
 
+enum { NFP_VIAS_MAX = 3 };
 // A packet that is described when it is handed on (chosen.c).
 struct nfp_chosen {
 	struct nfp_packet packet;
 	uint64_t origin_ticks; // entry of its receive call; 0: not known
+	// Of one that went from thread to thread (handover.c):
+	uint64_t taken_ticks; // entry of the call that took it over, the lower 48 bits; 0: not known
+	uint32_t taken_index; // position there
+	uint32_t origin_thread; // that received it
+	uint32_t went;
+	uint32_t
+	    via_count; // calls that took it over in between: the lower 48 bits of their entries << 16 | thread
+	uint64_t via[NFP_VIAS_MAX];
+};
+
+// One whose batch another thread's records name, which may not have been read yet.
+struct nfp_traveller {
+	struct nfp_chosen chosen;
+	uint32_t next; // of those that are not used, its place + 1
 };
 
 enum { NFP_HOLDS_MAX = 256 }; // that are kept
 // What a thread's packets may name (recent.c).
-enum { NFP_RECENT_BATCHES = 1024 };
+enum { NFP_RECENT_BATCHES = 1 << 16 }; // of one packet each they are what is read at once
+
 struct nfp_recent_batch {
 	uint64_t start_ticks; // entry of the receive call
 	uint64_t id;
@@ -212,6 +231,7 @@ struct nfp_stream {
 		uint32_t capacity;
 	} chosen; // of the transmit calls that are open
 	struct nfp_recent recent;
+	struct nfp_recent takes; // the same of batches that have taken their packets over
 	uint64_t received_total, handed_total; // packets; what is given up counts as handed on
 	uint64_t turn; // grows whenever packets are handed on
 	struct nfp_shares shares;
@@ -220,6 +240,7 @@ struct nfp_stream {
 		uint64_t received_total;
 		uint32_t known;
 	} turn_end; // packets up to the last batch of a turn, while batches are delivered (chosen.c)
+	uint32_t hands_over; // it has put packets into queues of other threads
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
 		uint64_t length;
@@ -243,6 +264,12 @@ struct nfp_stream {
 	uint64_t ended_seen, ended_left; // when batches were delivered last: ended_total, and how many stayed
 };
 
+// How far those have come that take packets over.
+struct nfp_queues {
+	uint64_t taken; // packets of batches that have ended, or handed all on
+	uint64_t reached_ticks; // which all threads that do so have reached
+};
+
 struct nfp_pipeline {
 	struct {
 		uint8_t *items;
@@ -262,6 +289,12 @@ struct nfp_pipeline {
 	struct nfp_topics topics;
 	struct nfp_events unmatched; // handed on, their receive was not seen yet
 	struct nfp_events still_unmatched;
+	struct {
+		struct nfp_traveller *items;
+		uint32_t count;
+		uint32_t capacity;
+	} travellers;
+	uint32_t idle_traveller; // its place + 1; 0: none
 	uint64_t pending_batches, pending_calls, pending_packets, events;
 	uint64_t next_batch_id, round, given; // given: takes, those of parts included
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
@@ -269,6 +302,7 @@ struct nfp_pipeline {
 	int hands_over; // packets were taken over
 	int sees_handovers; // ... and what puts them into queues is seen, too
 	uint64_t taken_ended; // packets of all batches that took theirs over and have ended
+	struct nfp_queues queues, queues_read; // whose records are settled, and read (chosen.c)
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -410,19 +444,39 @@ void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *rec
 int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record);
 // A chosen packet was handed on by the open call. 0: which batch it came with is not known.
 int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                    uint32_t chosen);
+                    uint32_t chosen, const struct nfp_event *event);
+// It went from thread to thread.
+void nfp_chosen_taken(struct nfp_stream *stream, const struct nfp_record *record);
 void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      const struct nfp_record *record);
 void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
 int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                      struct nfp_pending *pending);
+// Whether packets of the batch may stand in queues, or be in batches whose records say so later.
+int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                    struct nfp_pending *pending);
+// How far the threads have come that take packets over: to be called before these two.
+// all: what their records say was settled up to now, and not only what was read before the last take.
+void nfp_queues_look(struct nfp_pipeline *pipeline, int all);
 // The batch is delivered.
 void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
+// Puts a chosen packet into its batch. 0: it cannot be one of it.
+int nfp_chosen_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                     const struct nfp_packet *packet);
 // The packets that were handed to open calls, from `first` on, are forgotten.
 void nfp_handed_cut(struct nfp_stream *stream, uint32_t first);
 // recent.c
 void nfp_recent_add(struct nfp_recent *recent, struct nfp_pending *pending);
+// The number of the first one that was not entered before then; `count`: there is none.
+uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks);
+// A time of which a record has the lower 48 bits.
+static inline uint64_t nfp_whole_ticks(const struct nfp_stream *stream, uint64_t ticks)
+{
+	const uint64_t span = 1ull << 48;
+	uint64_t whole = (stream->last_ticks & ~(span - 1)) | (ticks & (span - 1));
+	return whole > stream->last_ticks && whole >= span ? whole - span : whole;
+}
 // The batch whose receive call was entered then, and which has not been delivered; or NULL.
 struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
 // message.c
@@ -468,6 +522,18 @@ void nfp_handover_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Nothing more will come of what holds the batch in this slot.
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
+// A chosen packet that went from thread to thread is handed on by an open call of `stream`. 0: no memory.
+int nfp_handover_chosen(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                        const struct nfp_event *event, const struct nfp_chosen *chosen);
+// It is put into its batch, and goes on in that which took it over. 0: that is not known, or not yet.
+int nfp_handover_place(struct nfp_pipeline *pipeline, const struct nfp_event *event);
+// It is only counted.
+void nfp_handover_give_up(struct nfp_pipeline *pipeline, const struct nfp_event *event);
+// Whether packets may still say that they went on in a batch that has ended.
+int nfp_handover_may_name(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
+                          struct nfp_pending *pending);
+// A batch that takes packets over begins.
+void nfp_handover_add(struct nfp_stream *stream, struct nfp_pending *pending);
 // Whether packets of the batch are in batches that have not ended.
 int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Those of a batch whose packets stand in the columns from `first_packet` on.

@@ -25,6 +25,7 @@ static void stream_destroy(struct nfp_stream *stream)
 	free(stream->handed.items);
 	free(stream->chosen.items);
 	free(stream->recent.items);
+	free(stream->takes.items);
 	free(stream->events.items);
 	free(stream);
 }
@@ -58,6 +59,7 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	nfp_topics_deinit(&pipeline->topics);
 	free(pipeline->remap.items);
 	nfp_counted_deinit(&pipeline->counted);
+	free(pipeline->travellers.items);
 	free(pipeline->moved.items);
 	free(pipeline);
 }

@@ -278,6 +278,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
 	marks |= nfp_queue_batch(thread, queue, frame->tsc);
+	if (takes_over && burst.numbers && program->queue_argument != NFP_ABSENT &&
+	    thread->gate & NFP_GATE_LATE)
+		marks = nfp_handoff_take(thread, burst, frame->tsc, marks);
 	if (count < asked)
 		nfp_queue_emptied(thread, queue, frame->tsc);
 	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked};
@@ -335,6 +338,21 @@ static int enter_next(struct nfp_thread *thread, const struct nfp_program *progr
 	return numbers && nfp_late_enter_next(thread, program, numbers, count, nfp_low_rsp(frame), ticks);
 }
 
+// Before they are put into queues of other threads.
+static void pin_packets(struct nfp_thread *thread, const struct nfp_program *program,
+                        const struct nfp_frame *frame, uint32_t count)
+{
+	uint64_t numbers = argument(frame, program->pointers_argument);
+	uint32_t described = nfp_smaller(count, program->packets_max);
+	if (!thread || !numbers || program->verdict ||
+	    !nfp_is_readable(numbers, described * sizeof(uint32_t)))
+		return;
+	nfp_owner_tag_newest(thread); // who takes them over looks them up, perhaps before the call ends
+	nfp_handoff_pin(thread, (struct nfp_burst){.count = described,
+	                                           .number_shift = program->number_shift,
+	                                           .numbers = (const uint32_t *)(uintptr_t)numbers});
+}
+
 void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
                            uint32_t selector)
 {
@@ -345,6 +363,8 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	if (program->role == NFP_ROLE_HAND_OVER) {
 		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
 		frame->arguments[0] = *(&frame->return_address + 1);
+		if (thread->gate & NFP_GATE_LATE)
+			pin_packets(nfp_thread_ready(thread, NFP_LOST_PACKET), program, frame, count);
 		return;
 	}
 	if (program->count_width) {
@@ -396,7 +416,6 @@ static void hand_over(struct nfp_thread *thread, uint32_t function, const struct
 	uint64_t numbers = argument(frame, program->pointers_argument);
 	uint32_t described = nfp_smaller(asked, program->packets_max);
 	thread->shared->handed_over_packets += count;
-	nfp_owner_tag_newest(thread); // who takes them over looks them up
 	if (count >= asked)
 		return;
 	thread->shared->dropped_packets += asked - count;

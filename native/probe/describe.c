@@ -79,13 +79,19 @@ void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp
 	uint64_t next = program->role == NFP_ROLE_RECEIVE || origin ? 0 : view->next;
 	uint32_t unit = origin || program->role == NFP_ROLE_RECEIVE ? judge_stamp(program, view) : NO_STAMP;
 	uint32_t slots = 2 + (facts.ip_version == 4) + 4 * (facts.ip_version == 6) + (unit != NO_STAMP) +
-	                 (origin != 0) + (view->numbers != 0) + (next != 0);
+	                 (origin != 0) + (view->numbers != 0) + (next != 0) +
+	                 (nfp_origin_is_taken(origin, thread) ? 1 + origin->via_count : 0);
 	struct packet_writer writer = {nfp_reserve(thread, slots, NFP_LOST_PACKET), function};
 	if (!writer.slot)
 		return;
 	put(&writer, NFP_PACKET, view->buffer, nfp_smaller(view->length, 0xffff) | index << 16);
 	if (origin)
 		put(&writer, NFP_PACKET_ORIGIN, origin->start_ticks, origin->index);
+	for (uint32_t i = 0; nfp_origin_is_taken(origin, thread) && i < origin->via_count; i++)
+		put(&writer, NFP_PACKET_VIA, origin->via[i].ticks << 16 | origin->via[i].thread, 0);
+	if (nfp_origin_is_taken(origin, thread))
+		put(&writer, NFP_PACKET_TAKEN, origin->taken_ticks << 16 | origin->thread,
+		    origin->taken_index);
 	put(&writer, NFP_PACKET_ID, facts.digest,
 	    facts.ip_id | (uint32_t)facts.protocol << 16 | (uint32_t)facts.ip_version << 24 |
 	        (uint32_t)facts.flags << NFP_PACKET_MARKS_SHIFT);

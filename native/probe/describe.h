@@ -16,11 +16,30 @@ struct nfp_view {
 	uint64_t next; // its second buffer; 0: it has none, or this is not looked at
 };
 
+// A call that took a packet over which was handed over again.
+enum { NFP_VIAS_MAX = 3 };
+struct nfp_via {
+	uint64_t ticks; // its entry
+	uint32_t thread;
+};
+
 // Which packet of which receive call it was.
 struct nfp_origin {
 	uint64_t start_ticks; // entry of that call; 0: not known
 	uint32_t index; // position in the burst, or NFP_NO_POSITION
+	uint32_t thread; // that made it, by its index
+	uint32_t taken_index; // position in the burst of ...
+	uint64_t
+	    taken_ticks; // ... the call of this thread that took the packet over: its entry; 0: none is known
+	uint32_t via_count;
+	struct nfp_via via[NFP_VIAS_MAX];
 };
+
+// Whether the packet went from thread to thread.
+static inline int nfp_origin_is_taken(const struct nfp_origin *origin, const struct nfp_thread *thread)
+{
+	return origin && origin->start_ticks && (origin->taken_ticks || origin->thread != thread->index);
+}
 
 static inline uint32_t nfp_smaller(uint32_t a, uint32_t b)
 {

@@ -95,24 +95,30 @@ static void *make_late(void) // pages that are never touched cost nothing
 	            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// The table of who has received which buffer (owner.c), for as many as the header says; zeros. An earlier one stays
-// mapped: a thread may be inside a probe.
+// A table of so many numbers at least; zeros. An earlier one stays mapped: a thread may be inside a probe.
+static int make_table(uint64_t wanted, uint32_t **table, uint64_t *count)
+{
+	if (*count)
+		madvise(*table, *count * sizeof(uint32_t), MADV_DONTNEED);
+	if (wanted <= *count)
+		return 0;
+	void *entries = mmap(FAR_FROM_CODE, wanted * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+	                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (entries == MAP_FAILED)
+		return -ENOMEM;
+	*table = entries;
+	// Partners: count_entries (owner.c) and entry_of (handoff.c), which may run still for the session before.
+	__atomic_store_n(count, wanted, __ATOMIC_RELEASE);
+	return 0;
+}
+
+// The tables of who has received which buffer (owner.c), and of those that were handed over (handoff.c), for as many as the
+// header says.
 static int make_owners(void)
 {
-	uint64_t wanted = nfp_owners_needed(nfp_library.header->buffers_bytes),
-	         there = nfp_library.owners_count;
-	if (there)
-		madvise(nfp_library.owners, there * sizeof(uint32_t), MADV_DONTNEED);
-	if (wanted <= there)
-		return 0;
-	void *owners = mmap(FAR_FROM_CODE, wanted * sizeof(uint32_t), PROT_READ | PROT_WRITE,
-	                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (owners == MAP_FAILED)
-		return -ENOMEM;
-	nfp_library.owners = owners;
-	// Partner: entry_of (owner.c), which may run still for the session before.
-	__atomic_store_n(&nfp_library.owners_count, wanted, __ATOMIC_RELEASE);
-	return 0;
+	uint64_t wanted = nfp_owners_needed(nfp_library.header->buffers_bytes);
+	int result = make_table(wanted, &nfp_library.owners, &nfp_library.owners_count);
+	return result ? result : make_table(wanted, &nfp_library.pins, &nfp_library.pins_count);
 }
 
 // In a forked child the blocks that its thread may use have become zeros.

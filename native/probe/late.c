@@ -122,10 +122,13 @@ static struct nfp_late_batch *find_batch(struct nfp_late *late, uint64_t positio
 static uint64_t spent_since(struct nfp_late *late, uint64_t ticks)
 {
 	uint64_t oldest = late->batches > NFP_LATE_BATCHES ? late->batches - NFP_LATE_BATCHES : 0;
-	uint64_t number = late->batches - 1;
+	uint64_t number = late->batches - 1, taken = nfp_handoff_spent(late, ticks);
+	if (!late->batches)
+		return taken == UINT64_MAX ? 0 : taken;
 	while (number > oldest && nfp_late_batch_at(late, number)->start_ticks > ticks)
 		number--;
-	return late->spent_ticks - nfp_late_batch_at(late, number)->spent_ticks;
+	uint64_t received = late->spent_ticks - nfp_late_batch_at(late, number)->spent_ticks;
+	return received < taken ? received : taken;
 }
 
 static int deserves(struct nfp_late *late, const struct nfp_late_batch *batch, uint64_t ticks,
@@ -158,27 +161,31 @@ static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *fir
 	return found != 0;
 }
 
-// The batch that a numbered buffer came with, if this thread received it: the monitor has batches thread by thread.
-static struct nfp_late_batch *find_own(struct nfp_late *late, uint32_t packet, uint32_t *position)
+// The batch that a numbered buffer came with: of this thread, or a copy of another's that has handed the packet over.
+static struct nfp_late_batch *find_owner(struct nfp_late *late, uint32_t packet, uint32_t *position,
+                                         struct nfp_handed_over *other)
 {
 	if (late->array) {
 		*position = late->left + packet;
 		return nfp_late_batch_at(late, late->whole - 1);
 	}
 	struct nfp_late_batch *batch = nfp_owner_find(late, packet, position);
-	return batch >= late->batch && batch < late->batch + NFP_LATE_BATCHES ? batch : NULL;
+	if (batch && nfp_late_is_own(late, batch))
+		return batch;
+	return nfp_handoff_find(late, packet, position, other);
 }
 
 // The same as may_deserve, of numbered buffers.
 static int may_numbered_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_ticks)
 {
-	const struct nfp_late_batch *last = NULL;
+	struct nfp_handed_over other;
+	uint64_t last = 0;
 	uint32_t position, is_whole = nfp_owner_of_all(late) != NULL;
 	for (uint32_t i = 0; i < (is_whole ? 1 : late->count); i++) {
-		const struct nfp_late_batch *batch = find_own(late, i, &position);
-		if (batch && batch != last && deserves(late, batch, ticks, late_ticks))
+		const struct nfp_late_batch *batch = find_owner(late, i, &position, &other);
+		if (batch && batch->start_ticks != last && deserves(late, batch, ticks, late_ticks))
 			return 1;
-		last = batch;
+		last = batch ? batch->start_ticks : 0;
 	}
 	return 0;
 }
@@ -188,12 +195,12 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 {
 	if (!late_ticks)
 		return 1;
+	if (late->number_shift && !late->whole)
+		return may_numbered_deserve(late, ticks, late_ticks);
 	if (!late->batches)
 		return 0;
 	if (late->whole)
 		return deserves(late, nfp_late_batch_at(late, late->whole - 1), ticks, late_ticks);
-	if (late->number_shift)
-		return may_numbered_deserve(late, ticks, late_ticks);
 	uint64_t first = 0, last = 0;
 	if (!find_span(late, oldest_position(late), &first, &last))
 		return 0;
@@ -207,24 +214,42 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 	return 0;
 }
 
-// Which batch of this thread the packet came with: the last one that held its buffer.
-static struct nfp_late_batch *find_origin(struct nfp_late *late, uint32_t packet, struct nfp_origin *origin)
+// The same as find_origin, of numbered buffers.
+static struct nfp_late_batch *find_numbered_origin(struct nfp_thread *thread, uint32_t packet,
+                                                   struct nfp_origin *origin, struct nfp_handed_over *other)
 {
+	struct nfp_late *late = nfp_late_of(thread);
+	struct nfp_late_batch *owner = find_owner(late, packet, &origin->index, other);
+	if (!owner)
+		return NULL;
+	origin->start_ticks = owner->start_ticks;
+	origin->thread = owner == &other->batch ? other->thread : thread->index;
+	if (!late->array)
+		nfp_handoff_complete(late, packet, origin);
+	return owner;
+}
+
+// Which batch the packet came with: the last one that held its buffer.
+static struct nfp_late_batch *find_origin(struct nfp_thread *thread, uint32_t packet,
+                                          struct nfp_origin *origin, struct nfp_handed_over *other)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	*origin = (struct nfp_origin){.thread = thread->index};
 	if (late->number_shift) {
-		struct nfp_late_batch *owner = find_own(late, packet, &origin->index);
-		*origin = (struct nfp_origin){owner ? owner->start_ticks : 0,
-		                              owner ? origin->index : NFP_NO_POSITION};
+		struct nfp_late_batch *owner = find_numbered_origin(thread, packet, origin, other);
+		origin->index = owner ? origin->index : NFP_NO_POSITION;
 		return owner;
 	}
 	uint64_t position = late->batches ? nfp_late_find_below(late, late->held[packet], late->received,
 	                                                        oldest_position(late))
 	                                  : NOWHERE;
 	if (position == NOWHERE) {
-		*origin = (struct nfp_origin){0, NFP_NO_POSITION};
+		origin->index = NFP_NO_POSITION;
 		return 0;
 	}
 	struct nfp_late_batch *batch = find_batch(late, position);
-	*origin = (struct nfp_origin){batch->start_ticks, (uint32_t)(position - batch->first)};
+	origin->start_ticks = batch->start_ticks;
+	origin->index = (uint32_t)(position - batch->first);
 	return batch;
 }
 
@@ -255,7 +280,8 @@ static void look(struct nfp_thread *thread, uint32_t function, const struct nfp_
 	thread->shared->unheld_packets += count > readable ? count - readable : 0;
 	for (uint32_t i = 0; i < nfp_smaller(count, readable); i++) {
 		struct nfp_origin origin;
-		struct nfp_late_batch *batch = find_origin(late, i, &origin);
+		struct nfp_handed_over other;
+		struct nfp_late_batch *batch = find_origin(thread, i, &origin, &other);
 		if (!late_ticks || (batch && deserves(late, batch, ticks, late_ticks)))
 			identify(thread, function, program, i, &origin);
 	}
@@ -273,6 +299,8 @@ static void numbered_exit(struct nfp_thread *thread, uint32_t function, const st
 	}
 	look(thread, function, program, ticks, count);
 	nfp_owner_leave(late);
+	if (!late->array)
+		nfp_handoff_leave(late);
 }
 
 void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,

@@ -12,6 +12,9 @@ enum {
 	NFP_LATE_COPY_BYTES = 192,
 	NFP_LATE_NUMBERS = 4094, // packets of one receive call that are named by numbers
 	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
+	NFP_LATE_PINS = 1024, // batches that were handed over last; a power of two
+	NFP_LATE_TAKES = 64, // calls that took packets over last; a power of two
+	NFP_LATE_TAKEN = 4096, // numbers of such packets; a power of two
 };
 
 // The packets of one call.
@@ -41,6 +44,31 @@ struct nfp_late_frame {
 	uint64_t frame;
 	uint32_t packets;
 	uint32_t node; // that it is for
+};
+
+// A batch, packets of which were handed over to another thread (handoff.c). `number` is 0 while it is written.
+struct nfp_late_pin {
+	uint64_t number;
+	uint64_t start_ticks, age_start_ticks;
+	uint64_t handed_ticks; // entry of the call that put packets into queues
+	uint32_t count, drawn;
+	uint32_t thread; // that received it
+	uint32_t via_count; // other threads that handed it over
+	struct nfp_via via[NFP_VIAS_MAX];
+};
+
+// A call that took packets over.
+struct nfp_late_take {
+	uint64_t start_ticks;
+	uint64_t spent_ticks; // of nfp_late, when it ended
+	uint64_t first; // position of its first number among all that were taken
+	uint32_t count;
+};
+
+// The batch of another thread.
+struct nfp_handed_over {
+	struct nfp_late_batch batch;
+	uint32_t thread;
 };
 
 // Headers as they were at the entry of a call.
@@ -106,6 +134,12 @@ struct nfp_late {
 	uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
 	uint64_t named[NFP_LATE_NUMBERS]; // buffers of one call
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
+	// Of packets that go from thread to thread (handoff.c):
+	uint64_t pins, takes, taken; // ever
+	uint64_t taken_next; // position where the next packet that leaves is looked for
+	struct nfp_late_pin pin[NFP_LATE_PINS];
+	struct nfp_late_take take[NFP_LATE_TAKES];
+	uint32_t taken_numbers[NFP_LATE_TAKEN];
 };
 
 // Forgets what was received and learnt: another session or another thread begins with this block and thread table entry.
@@ -126,6 +160,7 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->turn_first = 0;
 	thread->shares = 0;
 	late->taken_queue = UINT64_MAX;
+	late->takes = late->taken = late->taken_next = 0; // pins go on: others may hold their numbers
 }
 
 static inline struct nfp_late *nfp_late_of(const struct nfp_thread *thread)
@@ -142,6 +177,11 @@ static inline uint64_t nfp_late_oldest_kept(const struct nfp_late *late)
 static inline struct nfp_late_batch *nfp_late_batch_at(struct nfp_late *late, uint64_t number)
 {
 	return &late->batch[number % NFP_LATE_BATCHES];
+}
+
+static inline int nfp_late_is_own(const struct nfp_late *late, const struct nfp_late_batch *batch)
+{
+	return batch >= late->batch && batch < late->batch + NFP_LATE_BATCHES;
 }
 
 static inline uint64_t nfp_late_pointer_at(const struct nfp_late *late, uint64_t position)
@@ -321,6 +361,22 @@ void nfp_owner_inherit(const struct nfp_late *late, uint32_t packet, uint32_t ne
 void nfp_owner_leave(struct nfp_late *late);
 // How many batches of the thread have begun after that of a buffer; UINT32_MAX: it is not known, or another thread's.
 uint32_t nfp_owner_age(const struct nfp_thread *thread, uint32_t number, uint32_t shift);
+
+// handoff.c. Numbered packets are about to be put into queues of other threads.
+void nfp_handoff_pin(struct nfp_thread *thread, struct nfp_burst burst);
+// They were taken out by a call that was entered at `start_ticks`. Sets the thread's batch_earliest where that is known, and
+// returns the marks of the POLL_QUEUE record.
+uint32_t nfp_handoff_take(struct nfp_thread *thread, struct nfp_burst burst, uint64_t start_ticks,
+                          uint32_t marks);
+// The batch of another thread that a packet of the call came with; NULL: it is not known.
+struct nfp_late_batch *nfp_handoff_find(const struct nfp_late *late, uint32_t packet, uint32_t *position,
+                                        struct nfp_handed_over *out);
+// Fills in by which call of this thread a packet was taken over.
+void nfp_handoff_complete(struct nfp_late *late, uint32_t packet, struct nfp_origin *origin);
+// What the thread has spent on identifying packets since then; UINT64_MAX: it has taken none over.
+uint64_t nfp_handoff_spent(const struct nfp_late *late, uint64_t ticks);
+// The call's packets have left.
+void nfp_handoff_leave(const struct nfp_late *late);
 
 // share.c, of numbered buffers. A receive call has ended, and its packets are looked for now.
 void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program);

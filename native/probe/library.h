@@ -18,6 +18,8 @@ struct nfp_library {
 	struct nfp_late *late; // NFP_THREAD_COUNT, see late.h
 	uint32_t *owners; // of the buffers that are named by numbers (owner.c)
 	uint64_t owners_count;
+	uint32_t *pins; // of those that were handed over from thread to thread (handoff.c)
+	uint64_t pins_count;
 	uint64_t
 	    rings[NFP_THREAD_COUNT]; // where the first lap of a mapped ring is written, by thread table index
 	// Blocks of sessions with another ring size. A thread that still points to one takes the slow path, which

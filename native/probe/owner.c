@@ -144,7 +144,8 @@ void nfp_owner_leave(struct nfp_late *late)
 		return;
 	}
 	struct nfp_late_batch *whole = nfp_owner_of_all(late);
-	if (whole && late->count == whole->count)
+	// A batch of another thread, which may be noting its next one in the same place, is not written to.
+	if (whole && late->count == whole->count && nfp_late_is_own(late, whole))
 		whole->gone = 1;
 	else
 		set_tags(late->handed, late->count, late->number_shift, 0, 0);

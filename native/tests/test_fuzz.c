@@ -24,7 +24,7 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 {
 	static const uint32_t kinds[] = {0,  0,  0,  0,  1,  1,  1,  1,  2,  3,  3,  4,  4,  5,  6,
 	                                 8,  8,  8,  8,  9,  10, 11, 12, 13, 14, 15, 16, 24, 25, 27,
-	                                 28, 30, 30, 32, 32, 32, 33, 34, 16, 7,  7,  31, 17};
+	                                 28, 23, 29, 30, 30, 32, 32, 32, 33, 34, 16, 7,  7,  31, 17};
 	static uint64_t polled; // when the last receive call was entered
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
@@ -47,6 +47,9 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 		    (random >> 40) & 1 ? (0x1000 + (random >> 41) % 9 * 64) << 16 : (random >> 32) % 5;
 	if (kind == NFP_PACKET_NEXT)
 		record.word = 0x1000 + (random >> 32) % 9 * 64;
+	if (kind == NFP_PACKET_TAKEN || kind == NFP_PACKET_VIA)
+		record = (struct nfp_record){polled << 16 | (random >> 36) % 3, record.tag,
+		                             (uint32_t)((random >> 32) % 5)};
 	if (kind == NFP_PACKET_TOPIC)
 		record.rsp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
@@ -118,6 +121,12 @@ static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	then(&sequence, NFP_PACKET, giver, buffer, 60);
 	then(&sequence, NFP_PACKET_ORIGIN, 0, random >> 33 & 7 ? origin : random,
 	     (uint32_t)(random >> 36) % 3);
+	if (random >> 38 & 1)
+		then(&sequence, random >> 39 & 1 ? NFP_PACKET_VIA : NFP_PACKET_TAKEN, 0,
+		     origin << 16 | (random >> 44) % 3, (uint32_t)(random >> 46) % 3);
+	if (random >> 48 & 1)
+		then(&sequence, NFP_PACKET_TAKEN, 0, (*ticks - (random >> 49 & 7)) << 16 | (random >> 52) % 3,
+		     0);
 	then(&sequence, NFP_PACKET_ID, 0, buffer * 3, 4 << 24);
 	for (uint64_t i = 0; i < (random >> 40) % 4; i++)
 		then(&sequence, NFP_SHARE, giver, (origin - (random >> 42) % 3 * 10) << 16 | (i + random % 3),

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 from probed import Talker
 from test_testpmd import wait_until_armed
-from test_vpp_packets import COUNT, LATE, Traffic, placed
+from test_vpp_packets import COUNT, LATE, LENGTHS, Traffic, placed
+from traffic import make_frames
 from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
@@ -25,7 +27,11 @@ from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, with_again
+from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, concatenate, with_again
+from otel_nfprobe.latecapture import UPDATE_S
+from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.replay import read_facts, replay
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -33,6 +39,7 @@ pytestmark = pytest.mark.integration
 MODES = (("--packets", "all"), LATE, ("--packets", "none"))
 ALL = MODES[0]
 BEFORE = 100  # packets that were received before
+STEPS, STEP, SLOW_US = 100, 400, 400_000
 LAYOUTS = {"26.06": (), "22.02": ("-DDEQUEUE_IN_TABLE",)}
 Start = Callable[..., Traffic]
 
@@ -47,10 +54,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def start(programs: dict[str, Path], spawn: Callable[..., Any], tmp_path: Path) -> Start:
     """A double that does this, whose nodes have all been called."""
 
-    def start_it(what: str, layout: str = "26.06") -> Traffic:
+    def start_it(what: str, layout: str = "26.06", frames: Sequence[bytes] | None = None) -> Traffic:
         double = Talker(spawn(programs[layout], stdin=subprocess.PIPE))
         assert double.ask(what) == f"{what} 1"
-        return Traffic(double, tmp_path)
+        return Traffic(double, tmp_path, frames)
 
     return start_it
 
@@ -146,6 +153,43 @@ def test_ways(start: Start, nfprobe: Any, tmp_path: Path) -> None:
         assert packet["receive_ticks"] <= batch["end_ticks"]
         assert batch["start_ticks"] < packet["done_ticks"]
         assert row["index"] < batch["size"]
+
+
+def test_what_is_late_on_the_second_worker(start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """With the default thresholds it is identified, in the batches of all threads that it was in, and the call of the
+    second worker that was slow is why: those packets are late that were in it, and those that waited in the queue."""
+    traffic, recording = start("handoff", frames=make_frames(STEPS * STEP, lengths=LENGTHS)), tmp_path / "vpp.nfprobe"
+    words = ("--ring-size", "64MiB", "--record", str(recording), "--json")
+    monitor = nfprobe.start("attach", traffic.double.pid, *words)
+    wait_until_armed(nfprobe, traffic.double.pid, monitor)
+    for _ in range(STEPS - 1):
+        traffic.double.ask(str(STEP))
+        time.sleep(UPDATE_S / 2)  # thresholds follow meanwhile
+    traffic.double.ask(f"slow {SLOW_US}")
+    traffic.double.ask(str(STEP))
+    summary = nfprobe.end(monitor)
+    assert summary["identified"]["unplaced"] == 0
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        columns = concatenate(list(replay(reader, facts, pipeline)))
+        assert (pipeline.counts().unplaced, pipeline.counts().invalid) == (0, 0)
+    packets = placed(columns)
+    number = {digest: packet for packet, digest in enumerate(traffic.digests(0))}
+    found = [number[digest] for digest in packets["digest"].tolist()]
+    assert ways(columns) == [way_of(BEFORE + packet) for packet in found]
+    assert all(count == 1 for count in Counter(found).values())
+    firsts = [packet - index for packet, index in zip(found, packets["index"].tolist(), strict=True)]
+    assert (
+        len(set(zip(packets["batch"].tolist(), firsts, strict=True))) == len(set(firsts)) == len(set(packets["batch"]))
+    )
+    late = {packet for packet in range((STEPS - 1) * STEP, STEPS * STEP) if 1 in way_of(BEFORE + packet)}
+    assert late <= set(found)
+    document = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
+    (cause,) = document["packets"]["causes"]
+    assert cause["kind"] in ("own", "queue")
+    assert "ip4-full-reassembly" in cause["function"]
+    assert cause["max_excess_ns"] > 900 * SLOW_US
 
 
 @pytest.mark.parametrize("mode", MODES)

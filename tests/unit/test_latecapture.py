@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from synthetic_records import DR, ROLES, RX, TX, Row, entry, leave, poll, record, records, run, value
 
 from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CALL, DROPPED, TRANSMITTED, BatchFlag, CallFlag, Columns
+from otel_nfprobe.columns import CALL, DROPPED, THREAD, TRANSMITTED, BatchFlag, CallFlag, Columns
 from otel_nfprobe.latecapture import LateCapture, LateWish
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
 from otel_nfprobe.session import LATE_NEVER, SAMPLE_ALL, Session
 from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.threadids import ThreadIds
+from otel_nfprobe.threadtable import ThreadTable
 from otel_nfprobe.typical import BatchSample
 
 NOTE, ORIGIN, LATE, DRAWN = 31, 30, 1, 2
@@ -259,6 +261,17 @@ def sentences_of(*counts: tuple[int, int, int]) -> list[str]:
     clock = types.SimpleNamespace(find_ticks=lambda ns: ns)
     late = LateCapture(cast(Session, Threads(*counts)), LateWish(), cast(Clock, clock))
     return [*late.find_handed_over(), *late.find_handed_over()]
+
+
+def test_what_is_seen_to_be_handed_over_is_no_surplus() -> None:
+    rows = np.zeros(2, THREAD)
+    rows["received_packets"], rows["transmitted_packets"] = (100, 0), (40, 60)
+    rows["taken_over_packets"] = 0, 60
+    received, handed_on = ThreadTable(rows, ThreadIds(7)).packet_balance(2)
+    assert (received.tolist(), handed_on.tolist()) == ([100, 0], [40, 60])
+    rows["handed_over_packets"] = 60, 0
+    received, handed_on = ThreadTable(rows, ThreadIds(7)).packet_balance(2)
+    assert received.tolist() == handed_on.tolist() == [100, 60]
 
 
 def test_handing_from_thread_to_thread_is_told_once() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 from otel_nfprobe._core import lib
-from synthetic_records import ROLES, RX, TX, Row, burst, hand_on, poll, receiver, record, records
+from synthetic_records import ROLES, RX, TX, Row, burst, entry, hand_on, leave, poll, receiver, record, records, value
 
 from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, HandoverFlag, concatenate, with_again
 from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.sampling import find_population
 
 TAKE = len(ROLES)
 SECOND = 1  # thread that takes packets over
@@ -127,3 +128,117 @@ def test_many_batches_wait_for_packets_in_a_ring() -> None:
     rounds: list[Round] = [(first, []), ([], []), ([], take_over([0x1], 29_000)), ([], second), ([], []), ([], [])]
     columns = concatenate(run([([], take_over([0x1], 50)), *rounds])[0])
     assert [len(way) for way in ways(columns).values()] == [1] * 200
+
+
+HAND, TAKEN, VIA, ORIGIN, RECEIVED_MARK = TAKE + 1, 29, 23, 30, 1 << 29
+
+
+def chosen(buffer: int, origin: tuple[int, int], thread: int, taken: tuple[int, int], via: int = 0) -> list[Row]:
+    """A packet that is described when it leaves: its receive call, who made that, and the call that took it over."""
+    vias = [record(VIA, TX, via << 16 | SECOND, 0)] if via else []
+    rows = [record(8, TX, buffer, 64), record(ORIGIN, TX, *origin), *vias]
+    return [*rows, record(TAKEN, TX, taken[0] << 16 | thread, taken[1]), record(9, TX, buffer * 3, 0)]
+
+
+def take_unnamed(start: int, count: int, earliest: int) -> list[Row]:
+    begin, end = poll(TAKE, start, start + 10, 700, count)
+    return [begin, record(16, TAKE, earliest, RECEIVED_MARK), end]
+
+
+def send(start: int, count: int, described: list[Row]) -> list[Row]:
+    return [
+        entry(TX, start, 600),
+        *described,
+        value(TX, count | count << 32, 600),
+        leave(TX, start + 10, 600),
+    ]
+
+
+def put(start: int, count: int) -> list[Row]:
+    return [entry(HAND, start, 600), value(HAND, count | count << 32, 600), leave(HAND, start + 10, 600)]
+
+
+def receive_late(start: int, count: int) -> list[Row]:
+    return [*poll(RX, start, start + 10, 800, count), record(31, RX, 0, 1)]
+
+
+def run_late(rounds: list[Round]) -> tuple[Columns, PipelineCounts]:
+    roles = np.append(ROLES, np.array([lib.NFP_ROLE_TAKE_OVER, lib.NFP_ROLE_HAND_OVER], np.uint8))
+    with Pipeline(roles) as pipeline:
+        takes = []
+        for rows in rounds:
+            for thread, some in enumerate(rows):
+                pipeline.feed(thread, records(some))
+            takes.append(pipeline.take())
+        pipeline.finish()
+        takes.append(pipeline.take())
+        return concatenate(takes), pipeline.counts()
+
+
+def test_a_chosen_packet_names_the_thread_that_received_it() -> None:
+    """However the rounds of the monitor lie: what it names may be read later, and waits where it was read before."""
+    first = [*receive_late(100, 2), *put(120, 2)]
+    second = [*take_unnamed(200, 2, 90), *send(220, 2, chosen(0x10, (100, 1), 0, (200, 0)))]
+    for rounds in (
+        [(first, second)],
+        [(first, []), ([], second)],
+        [(first, []), *[([], [])] * 100, ([], second)],
+        [([], second), (first, [])],
+    ):
+        columns, counts = run_late(rounds)
+        assert ways(columns) == {0x10: [(2, 0)]}
+        assert (counts.identified, counts.unplaced, counts.taken_over) == (1, 0, 1)
+        assert (counts.received, counts.transmitted, counts.unknown) == (2, 2, 0)
+        packet, batches = columns.packets[0], columns.batches
+        assert (batches["start_ticks"][packet["batch"]], packet["index"], packet["done_ticks"]) == (100, 1, 230)
+        (taker,) = batches[(batches["flags"] & BatchFlag.TAKEN_OVER) != 0]
+        assert taker["flags"] & BatchFlag.CHOSEN
+        assert taker["earliest_ticks"] == 90
+
+
+def test_a_chosen_packet_that_came_back_names_both_threads() -> None:
+    first = [*receive_late(100, 1), *put(120, 1)]
+    second = [*take_unnamed(200, 1, 100), *put(220, 1)]
+    back = [*take_unnamed(300, 1, 100), *send(320, 1, chosen(0x10, (100, 0), 0, (300, 0), via=200))]
+    for rounds in ([([*first, *back], second)], [(first, second), (back, [])]):
+        columns, counts = run_late(rounds)
+        whole = with_again(columns)
+        assert whole.batches["start_ticks"][whole.handovers["batch"]].tolist() == [200, 300]
+        assert (counts.identified, counts.unplaced, counts.taken_over) == (1, 0, 2)
+
+
+def test_chosen_packets_of_thousands_of_small_batches_that_are_read_at_once() -> None:
+    """A thread may hand packets to itself: it receives them, and takes them over in the turn after."""
+    rows: list[Row] = []
+    for start in range(1000, 1_000_000, 200):
+        rows += [*receive_late(start, 1), *put(start + 20, 1), *take_unnamed(start + 100, 1, start)]
+        rows += send(start + 120, 1, chosen(0x10, (start, 0), 0, (start + 100, 0)))
+    _, counts = run_late([(rows, [])])
+    assert (counts.received, counts.transmitted) == (4995, 4995)
+    assert (counts.identified, counts.unplaced, counts.unknown) == (4995, 0, 0)
+
+
+def test_a_chosen_packet_that_names_nonsense_is_only_counted() -> None:
+    first, none = [*receive_late(100, 2), *put(120, 2)], (200, 0)
+    for described in (
+        chosen(0x10, (101, 0), 0, none),  # no such call
+        chosen(0x10, (100, 0), 1, none),  # of the other thread
+        chosen(0x10, (100, 2), 0, none),  # behind its end
+        chosen(0x10, (100, 0), 0xFFFF, none),
+    ):
+        columns, counts = run_late([(first, [*take_unnamed(200, 2, 90), *send(220, 2, described)])])
+        assert (len(columns.packets), len(columns.handovers)) == (0, 0)
+        assert (counts.identified, counts.unplaced, counts.transmitted, counts.unknown) == (1, 1, 2, 0)
+    for taken in ((0, 0), (199, 0), (200, 2)):  # by which call it was taken over is not known
+        described = chosen(0x10, (100, 0), 0, taken)
+        columns, counts = run_late([(first, [*take_unnamed(200, 2, 90), *send(220, 2, described)])])
+        assert ways(columns) == {0x10: []}
+        assert counts.unplaced == 0
+
+
+def test_packets_of_a_late_take_over_are_as_old_as_they_were_received() -> None:
+    """The thresholds follow them, too."""
+    rounds = [([*receive_late(100, 2), *put(120, 2)], [*take_unnamed(200, 2, 90), *send(220, 2, [])])]
+    population = find_population(run_late(rounds)[0])
+    assert population is not None
+    assert (population.latency_ticks.tolist(), population.weights.tolist()) == ([140], [2])

@@ -63,12 +63,19 @@
 #define NFP_POLL_QUEUE 16 // time stamp counter             queue, 22 bits | NFP_QUEUE_* marks
 
 #define NFP_QUEUE_BITS 22
+#define NFP_QUEUE_RECEIVED                                                                                   \
+	(1u                                                                                                  \
+	 << 29) // its packets were taken over: since when they can have waited to be received (native/probe/handoff.c)
 #define NFP_QUEUE_UNDETAILED                                                                                 \
 	(1u << 30) // the inner functions of the batch are not timed (native/probe/detail.c)
 #define NFP_QUEUE_SATURATED (1u << 31) // the queue was not seen empty: since when they waited is not known
 
 // Where not every packet is identified (native/probe/late.c):
 #define NFP_PACKET_ORIGIN 30 // entry of its receive call; 0: not known   position in the received burst
+// Behind PACKET_ORIGIN, of a packet that went from thread to thread:
+#define NFP_PACKET_TAKEN                                                                                     \
+	29 // entry of the call that took it over, 0: not known | << 16: thread that received it   position there
+#define NFP_PACKET_VIA 23 // the same, of calls that took it over in between             0
 #define NFP_BATCH_NOTE 31 // 0                                         NFP_NOTE_* of the batch that begins
 #define NFP_NOTE_LATE 1 // its packets are described when they are handed on, and not all of them
 #define NFP_NOTE_DRAWN 2 // it was drawn for the sample: all of them are

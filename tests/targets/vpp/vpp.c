@@ -28,6 +28,7 @@
 //   hostile    what the second worker has taken over is nonsense until the call has returned, of six kinds by turns
 //   run, stop  the first worker waits for packets in between, instead of ending when there are none
 //   hold US N LINE  the main thread holds the workers for so long while N packets arrive, in a command
+//   slow US    the second worker is slow in one call: until the first one has received all, and for so long after that
 //   queues     answers how many packets were handed over, dropped at queues and taken over, of all threads
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
@@ -306,6 +307,9 @@ int main(void)
 		else if (!strncmp(line, "hold ", 5)) {
 			hold(line + 5);
 			puts("held");
+		} else if (!strncmp(line, "slow ", 5)) {
+			slow_us = (uint32_t)strtoul(line + 5, NULL, 10);
+			puts("slow");
 		} else if (!strcmp(line, "queues"))
 			printf("%u handed over %u dropped %u taken over\n", queue_counts.handed_over,
 			       queue_counts.dropped, queue_counts.taken_over);

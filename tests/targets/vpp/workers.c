@@ -3,6 +3,7 @@
 #include "buffers.h"
 #include "nodes.h"
 #include "queues.h"
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 int hands_off;
 static volatile uint64_t held_us, held_packets;
+uint32_t slow_us;
 
 enum { FIRST_QUEUE, BACK_QUEUE, QUEUES };
 static const uint32_t queue_nodes[QUEUES] = {IP4_REASSEMBLY, IP4_LOOKUP};
@@ -134,11 +136,25 @@ __attribute__((noipa)) uint64_t back_handoff(vlib_main_t *vm, vlib_node_runtime_
 	return hand_over(vm, node, frame, BACK_QUEUE, threads);
 }
 
+// Until the first worker has received all that it is to receive, and for so long after that.
+static void be_slow(void)
+{
+	uint32_t us = __atomic_exchange_n(&slow_us, 0, __ATOMIC_SEQ_CST);
+	struct timespec time = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+	if (!us)
+		return;
+	while (__atomic_load_n(&all_mains[1]->left, __ATOMIC_SEQ_CST))
+		sched_yield();
+	nanosleep(&time, NULL);
+}
+
 // The second worker gives some packets back.
 __attribute__((noipa)) uint64_t ip4_reassembly(vlib_main_t *vm, vlib_node_runtime_t *node,
                                                vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
+	if (vm->thread_index == 2)
+		be_slow();
 	for (uint32_t i = 0; i < frame->n_vectors; i++) {
 		uint32_t number = vectors(frame)[i];
 		int goes_back = vm->thread_index == 2 && buffer_at(number)->packet % 5 == 0;
