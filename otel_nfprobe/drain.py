@@ -440,6 +440,7 @@ def _counters(counts: Sequence[ThreadCounts]) -> list[ThreadCounters]:
         ThreadCounters(
             *(c.index, c.empty_polls, c.empty_ticks, c.batches, c.received),
             *(c.transmit_calls, c.transmitted, c.refused, c.dropped, c.lost),
+            *(c.punted, c.handed_over, c.taken_over),
         )
         for c in counts
     ]

@@ -254,10 +254,13 @@ class ThreadCounters(_message.Message):
         "dropped_packets",
         "empty_polls",
         "empty_ticks",
+        "handed_over_packets",
         "index",
         "lost",
+        "punted_packets",
         "received_packets",
         "refused_packets",
+        "taken_over_packets",
         "transmit_calls",
         "transmitted_packets",
     ]
@@ -265,20 +268,26 @@ class ThreadCounters(_message.Message):
     DROPPED_PACKETS_FIELD_NUMBER: _ClassVar[int]
     EMPTY_POLLS_FIELD_NUMBER: _ClassVar[int]
     EMPTY_TICKS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_PACKETS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    PUNTED_PACKETS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_PACKETS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PACKETS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_PACKETS_FIELD_NUMBER: _ClassVar[int]
     TRANSMITTED_PACKETS_FIELD_NUMBER: _ClassVar[int]
     TRANSMIT_CALLS_FIELD_NUMBER: _ClassVar[int]
     batches: int
     dropped_packets: int
     empty_polls: int
     empty_ticks: int
+    handed_over_packets: int
     index: int
     lost: _containers.RepeatedScalarFieldContainer[int]
+    punted_packets: int
     received_packets: int
     refused_packets: int
+    taken_over_packets: int
     transmit_calls: int
     transmitted_packets: int
     def __init__(
@@ -293,6 +302,9 @@ class ThreadCounters(_message.Message):
         refused_packets: _Optional[int] = ...,
         dropped_packets: _Optional[int] = ...,
         lost: _Optional[_Iterable[int]] = ...,
+        punted_packets: _Optional[int] = ...,
+        handed_over_packets: _Optional[int] = ...,
+        taken_over_packets: _Optional[int] = ...,
     ) -> None: ...
 
 class Threads(_message.Message):

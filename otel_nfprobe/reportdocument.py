@@ -143,6 +143,8 @@ def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
                 "empty_polls": counters.empty_polls,
                 "batches": counters.batches,
                 "packets": counters.received_packets,
+                "handed_over": counters.handed_over_packets,
+                "taken_over": counters.taken_over_packets,
             }
         threads.append(entry)
     return threads

@@ -67,6 +67,9 @@ class ThreadCounters:
     refused_packets: int = 0
     dropped_packets: int = 0
     lost: tuple[int, ...] = ()
+    punted_packets: int = 0
+    handed_over_packets: int = 0
+    taken_over_packets: int = 0
 
 
 def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
@@ -175,4 +178,7 @@ def _counters_of(item: Any) -> ThreadCounters:
         item.refused_packets,
         item.dropped_packets,
         tuple(item.lost),
+        item.punted_packets,
+        item.handed_over_packets,
+        item.taken_over_packets,
     )

@@ -108,6 +108,9 @@ def check_totals(
     assert sum(thread["packets"] for thread in threads) == COUNT
     assert sum(thread["handed_over"] for thread in threads) == grown[0] == counts.handed_over
     assert sum(thread["taken_over"] for thread in threads) == grown[2] == grown[0]
+    replayed = nfprobe.json("report", tmp_path / "vpp.nfprobe")["threads"]
+    assert [{key: thread[key] for key in one} for thread, one in zip(threads, replayed, strict=True)] == replayed
+    assert sum(thread["taken_over"] for thread in replayed) == grown[2]
     assert not any(summary["records"]["lost"].values())
     assert (counts.stray_packets, counts.invalid, counts.generated) == (0, 0, 0)
     assert summary["functions"]["switched_off"] == {}
