@@ -21,11 +21,35 @@ from rooms import need_unshare
 PREFIX = os.environ.get("NFPROBE_VPP", "")
 MISSING = "NFPROBE_VPP is not set: the prefix of an installed VPP (bin/vpp, bin/vppctl, lib/.../vpp_plugins)"
 PLUGINS = ("acl", "nat", "memif", "ping", "af_packet")
+WARM_UP = 600  # packets, so that each node has run before nfprobe comes
 START_S, SETTLE_S, QUIET_S = 60.0, 60.0, 0.3
 # One row of `show runtime`: name, state, calls, vectors, suspends, clocks, vectors per call.
 _ROW = re.compile(r"^(\S+) +(?:active|polling|disabled|interrupt wa|event wait|done|any wait|time wait) +(\d+) +(\d+) ")
 _COUNTER = re.compile(r"(rx packets|tx packets|drops|punt|tx-error) +(\d+)")
 Counts = dict[str, tuple[int, int]]  # calls and vectors of each node
+# Two interfaces of the generator, with a neighbour each.
+TWO = """
+    create packet-generator interface pg0
+    create packet-generator interface pg1
+    set interface mac address pg0 02:00:00:00:00:01
+    set interface mac address pg1 02:00:00:00:00:02
+    set interface ip address pg0 10.0.0.1/24
+    set interface ip address pg1 10.1.0.1/24
+    set interface state pg0 up
+    set interface state pg1 up
+    set ip neighbor pg1 10.1.0.2 02:00:00:00:00:99
+    set ip neighbor pg0 10.0.0.2 02:00:00:00:00:aa
+"""
+
+
+def packet(destination: str, protocol: str = "UDP", source: str = "10.0.0.2", options: str = "") -> str:
+    """Its headers, in the generator's words."""
+    ports = "UDP: 1000 -> 2000 " if protocol == "UDP" else ""
+    ethernet = "IP4: 02:00:00:00:00:aa -> 02:00:00:00:00:01"
+    return f"{ethernet} {protocol}: {source} -> {destination} {options}{ports}incrementing 30"
+
+
+ROUTED = packet("10.1.0.2")
 
 
 @dataclass(frozen=True)

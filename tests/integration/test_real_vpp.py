@@ -12,26 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vpp import MISSING, PREFIX, RealVpp, Stream
+from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
 from test_testpmd import wait_until_armed
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 
 MODES = ("all", "slow", "none")
-WARM_UP = 600  # so that each node has run before nfprobe comes
 COUNT = 20_000  # of each stream
-TWO = """
-    create packet-generator interface pg0
-    create packet-generator interface pg1
-    set interface mac address pg0 02:00:00:00:00:01
-    set interface mac address pg1 02:00:00:00:00:02
-    set interface ip address pg0 10.0.0.1/24
-    set interface ip address pg1 10.1.0.1/24
-    set interface state pg0 up
-    set interface state pg1 up
-    set ip neighbor pg1 10.1.0.2 02:00:00:00:00:99
-    set ip neighbor pg0 10.0.0.2 02:00:00:00:00:aa
-"""
 BRIDGE = """
     create packet-generator interface pg0
     create packet-generator interface pg1
@@ -88,13 +75,6 @@ INPUTS = ("pg-input", "memif-input")  # nodes that receive
 HANDS_ON = re.compile(r"(loop|pipe)\d+-tx|adj-midchain-tx")  # those of interfaces without a device, and of tunnels
 
 
-def packet(destination: str, protocol: str = "UDP", source: str = "10.0.0.2", options: str = "") -> str:
-    ports = "UDP: 1000 -> 2000 " if protocol == "UDP" else ""
-    ethernet = "IP4: 02:00:00:00:00:aa -> 02:00:00:00:00:01"
-    return f"{ethernet} {protocol}: {source} -> {destination} {options}{ports}incrementing 30"
-
-
-ROUTED = packet("10.1.0.2")
 THROUGH = packet("10.4.0.2")
 REPLICATED = "IP4: 02:00:00:00:00:aa -> 01:00:5e:01:01:01 UDP: 10.0.0.2 -> 239.1.1.1 UDP: 1000 -> 2000 incrementing 30"
 FLOODED = "IP4: 02:00:00:00:00:aa -> 02:00:00:00:00:77 UDP: 10.0.0.2 -> 10.1.0.2 UDP: 1000 -> 2000 incrementing 30"

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 from culprit import start_hog
-from real_vpp import MISSING, PREFIX, RealVpp, Stream
+from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
 from test_culprit import attributes_of
-from test_real_vpp import ROUTED, TWO, WARM_UP, packet
 from test_testpmd import wait_until_armed
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))

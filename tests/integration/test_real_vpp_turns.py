@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vpp import MISSING, PREFIX, RealVpp, Stream
-from test_real_vpp import ROUTED, TWO, WARM_UP
+from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 

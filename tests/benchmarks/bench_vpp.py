@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What probes cost a real VPP: CPU time of its thread for a packet, without probes, with `--packets none` and `slow`.
+
+Target: the VPP that NFPROBE_VPP names (tests/integration/real_vpp.py), one thread, its packet generator as fast as it
+can; it forwards, or an ACL of 1,000 rules, all of which are looked at, comes before that. The three take turns of a
+second; differences are of turns beside each other, medians over the rounds. The functions are those that `nfprobe
+attach` chooses, but for those outside of the graph's nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from measured_session import Session, attached
+from rounds import Spread, find_cpus, make_parser, spread, write_figures
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
+
+from otel_nfprobe.adapters.base import FREE, choose_adapter
+from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.latecapture import NONE, SLOW
+from otel_nfprobe.target import Target
+
+OFF = "off"
+MODES = (OFF, NONE, SLOW)
+RULES = ", ".join([*(f"deny src 192.168.{rule // 250}.{rule % 250}/32" for rule in range(999)), "permit"])
+FORWARD, ACL = "forwarding", "ACL, 1,000 rules"
+SETTINGS = ((FORWARD, 256), (ACL, 256), (FORWARD, 1))  # and packets in a frame
+RING_BYTES = 16 << 20
+SETTLE_S, TURN_S, TURN_SHORT_S = 0.3, 1.0, 0.1
+ROUNDS, ROUNDS_SHORT = 8, 1
+Wait = Callable[[float], None]
+
+
+def spawn(*words: object, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([str(word) for word in words], **options)  # type: ignore[call-overload, no-any-return]
+
+
+def start(folder: Path, setting: str, frame: int) -> RealVpp:
+    """A VPP that forwards from here on."""
+    vpp = RealVpp(folder, spawn)
+    vpp.configure(TWO)
+    if setting == ACL:
+        (folder / "acl").write_text(f"set acl-plugin acl {RULES}\n")  # too long for a line of vppctl
+        vpp.ask(f"exec {folder / 'acl'}")
+        vpp.configure("set acl-plugin interface pg0 input acl 0")
+    vpp.add_streams([Stream(ROUTED, frame=frame)])
+    vpp.play(WARM_UP)
+    vpp.keep_playing()
+    return vpp
+
+
+def count_received(vpp: RealVpp) -> int:
+    found = re.search(r"rx packets +(\d+)", vpp.ask("show interface pg0"))
+    assert found is not None
+    return int(found[1])
+
+
+def read_cpu_ns(vpp: RealVpp) -> int:
+    return int(Path(f"/proc/{vpp.pid}/task/{vpp.pid}/schedstat").read_text().split()[0])
+
+
+def measure(vpp: RealVpp, target: Target, choice: Choice, mode: str, turn_s: float) -> float:
+    """CPU time for a packet in one turn, in ns."""
+
+    def turn(wait: Wait) -> float:
+        packets, spent_ns = count_received(vpp), read_cpu_ns(vpp)
+        wait(turn_s)
+        return (read_cpu_ns(vpp) - spent_ns) / max(1, count_received(vpp) - packets)
+
+    if mode == OFF:
+        return turn(time.sleep)
+    with attached(target, choice, Session(RING_BYTES, mode), lambda said: None) as monitor:
+        monitor.run(SETTLE_S, lambda: None)
+        return turn(lambda seconds: monitor.drain.run_until(time.monotonic() + seconds))
+
+
+def describe(name: str, found: Spread, off_ns: float) -> str:
+    quartiles = f"({found.low:+.2f} .. {found.high:+.2f})"
+    return f"  {name:15} {found.median:+8.2f} ns a packet {quartiles}, {found.median / off_ns:+.1%}"
+
+
+def run(setting: str, frame: int, rounds: int, turn_s: float, cpus: tuple[int, int]) -> dict[str, Spread]:
+    """Prints and returns the figures of one setting."""
+    with tempfile.TemporaryDirectory(prefix="vpp") as folder:
+        os.sched_setaffinity(0, set(cpus))  # VPP takes the last one
+        vpp = start(Path(folder), setting, frame)
+        try:
+            os.sched_setaffinity(0, {cpus[0]})
+            target = Target(vpp.pid)
+            choice = choose(target, choose_adapter("vpp", target), [], [])
+            choice.leave_out(FREE)
+            found = np.array([[measure(vpp, target, choice, mode, turn_s) for mode in MODES] for _ in range(rounds)])
+        finally:
+            vpp.process.kill()
+            vpp.process.wait()
+    off, none, slow = found.T
+    added = {NONE: none - off, "slow, over none": slow - none, SLOW: slow - off}
+    figures = {OFF: spread(off)} | {name: spread(values) for name, values in added.items()}
+    usual_ns = figures[OFF].median
+    print(f"{setting}, {frame} a frame: {usual_ns:.1f} ns a packet, {len(choice.requests())} functions")
+    for name in added:
+        print(describe(name, figures[name], usual_ns))
+    return figures
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    arguments = parser.parse_args()
+    if not PREFIX:
+        print(f"skipped: {MISSING}")
+        return
+    cpus = find_cpus(arguments.short)
+    rounds, turn_s = (ROUNDS_SHORT, TURN_SHORT_S) if arguments.short else (ROUNDS, TURN_S)
+    figures = {f"{setting}, {frame}": run(setting, frame, rounds, turn_s, cpus) for setting, frame in SETTINGS}
+    write_figures(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()
