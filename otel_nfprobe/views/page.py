@@ -12,6 +12,8 @@ from html import escape
 from pathlib import PurePath
 from typing import Any
 
+from otel_nfprobe.dropreasons import drop_rows
+from otel_nfprobe.nodes import node_rows
 from otel_nfprobe.report import Report
 from otel_nfprobe.views.counters import counter_rows, describe_batches
 from otel_nfprobe.views.numbers import format_count, format_duration, format_size
@@ -27,12 +29,17 @@ HISTOGRAM_WIDTH = 960
 
 def render_page(report: Report) -> str:
     """The page as text; write it as UTF-8."""
-    title = f"{PurePath(report.header.executable).name or 'unknown program'}, pid {report.header.pid}"
+    header, packets = report.header, report.document["packets"]
+    name = PurePath(header.executable).name or "unknown program"
+    title = f"{name} {header.resource.get('service.version', '')}".rstrip() + f", pid {header.pid}"
+    reasons = drop_rows(packets.get("drop_reasons") or (), packets["dropped"])
     body = [
         _render_head(report, title),
         _render_tiles(report.document),
         _render_slowest(report),
+        _render_rows("Why packets were dropped", list(reasons)),
         _render_functions(report.document["functions"]),
+        _render_rows("Graph nodes", node_rows(report.document.get("nodes") or ())),
         _render_counters(report.document),
         _render_batches(report.document["batches"]),
         _render_foot(report),
@@ -127,9 +134,9 @@ def _render_functions(functions: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _render_counters(document: dict[str, Any]) -> str:
-    rows = counter_rows(document["functions"])
-    if not rows:
+def _render_rows(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table, its head first; nothing where there is no more than a head."""
+    if len(rows) < 2:
         return ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0][1:])
     body = "".join(
@@ -137,9 +144,14 @@ def _render_counters(document: dict[str, Any]) -> str:
         for row in rows[1:]
     )
     return (
-        '<h2>Counters per call</h2><div class="scroll"><table><thead><tr><th scope="col">function</th>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div><p>{escape(describe_batches(document['batches']))}</p>"
+        f'<h2>{escape(title)}</h2><div class="scroll"><table><thead><tr><th scope="col">{escape(rows[0][0])}</th>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _render_counters(document: dict[str, Any]) -> str:
+    table = _render_rows("Counters per call", counter_rows(document["functions"]))
+    return table and f"{table}<p>{escape(describe_batches(document['batches']))}</p>"
 
 
 def _render_batches(batches: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -304,6 +306,22 @@ def test_names_of_the_target_are_escaped(report: Report) -> None:
     assert "fw_transmit&lt;a &amp; b&gt;" in text
     assert "fw_transmit<a" not in text
     assert "edge &lt;1&gt;" in text
+
+
+def test_the_page_says_what_the_table_says_of_nodes_drops_and_the_version(report: Report) -> None:
+    """All of it may be what a target has made up."""
+    header = replace(report.header, resource={"service.version": "26.06<b>"})
+    packets = report.document["packets"] | {"dropped": 9, "drop_reasons": [{"reason": "ip4 <deny>", "packets": 7}]}
+    costs = {"calls": 3, "vectors": 6, "vectors_per_call": 2.0, "clocks_per_vector": 50.5, "ns_per_vector": None}
+    document = report.document | {"packets": packets, "nodes": [{"name": "ip4<lookup", **costs}]}
+    told = replace(report, header=header, document=document)
+    page, table = render_page(told), render_table(told)
+    for words in ("26.06<b>", "ip4 <deny>", "packets that were not identified", "ip4<lookup", "50.5"):
+        assert escape(words) in page
+        assert words in table
+        assert words == escape(words) or words not in page
+    assert "Graph nodes" in page
+    assert "Graph nodes" not in render_page(report)
 
 
 def test_the_table_names_the_call(report: Report) -> None:
