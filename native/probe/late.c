@@ -17,14 +17,13 @@
 enum { MISSES_MAX = 2 }; // packets of a call that are looked for in vain before the rest is left alone
 
 #define NOWHERE NFP_LATE_NOWHERE
-#define WEYL 0x9e3779b97f4a7c15ull
 
 // ---- which batches ----------------------------------------------------------------------------------------
 
-// Whether a batch is drawn: by a hash of its number, so that each one is equally likely, whatever repeats in the NF.
-static uint32_t is_drawn(const struct nfp_thread *thread, uint64_t number)
+// Whether the next batch is drawn: by splitmix64, so that each one is equally likely, whatever repeats in the NF.
+static uint32_t is_drawn(const struct nfp_thread *thread, struct nfp_late *late)
 {
-	uint64_t hash = nfp_late_of(thread)->key ^ (number + ((uint64_t)thread->index << 40)) * WEYL;
+	uint64_t hash = late->draw_state += NFP_WEYL;
 	hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ull;
 	hash = (hash ^ hash >> 27) * 0x94d049bb133111ebull;
 	return hash >> 32 < __atomic_load_n(&thread->shared->late.sample, __ATOMIC_RELAXED);
@@ -65,7 +64,7 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	uint32_t count = nfp_smaller(burst.count, burst.number_shift ? NFP_LATE_NUMBERS : NFP_LATE_POINTERS);
-	uint32_t drawn = is_drawn(thread, late->batches);
+	uint32_t drawn = is_drawn(thread, late);
 	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
 	batch->start_ticks = start_ticks;
 	batch->age_start_ticks = thread->batch_earliest;

@@ -17,6 +17,10 @@ enum {
 	NFP_LATE_TAKEN = 4096, // numbers of such packets; a power of two
 };
 
+// What the state of splitmix64 grows by for each number (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+// OOPSLA 2014).
+#define NFP_WEYL 0x9e3779b97f4a7c15ull
+
 // The packets of one call.
 struct nfp_burst {
 	uint64_t pointers; // address of their array, or the pointer of a single packet
@@ -94,9 +98,9 @@ enum nfp_late_order {
 struct nfp_late {
 	// One cache line that each batch needs.
 	uint64_t received; // pointers ever kept
-	uint64_t batches; // ever begun
+	uint64_t batches; // ever begun, but for those that were withdrawn (share.c)
 	uint64_t spent_ticks; // ever, on identifying packets
-	uint64_t key; // by which batches are drawn
+	uint64_t draw_state; // of splitmix64, by which batches are drawn
 	uint64_t
 	    array; // of the call's pointers or numbers, when they are those of `whole` and not kept once more; else 0
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
@@ -148,7 +152,7 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	struct nfp_late *late = &nfp_library.late[index];
 	thread->packets_entry = nfp_null_thread.packets_entry;
 	thread->handing = 0;
-	late->key = nfp_library.header->digest_key[0];
+	late->draw_state = nfp_library.header->digest_key[0] + ((uint64_t)index << 40) * NFP_WEYL;
 	late->received = late->batches = late->spent_ticks = 0;
 	late->array = late->whole = late->place = 0;
 	late->frame = late->count = late->copied = late->until_check = 0;
