@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Ways:
     summary: dict[str, Any]
     options: tuple[str, ...]
 
-    @property
+    @cached_property
     def came(self) -> list[int]:
         return self.traffic.digests(0)
 
