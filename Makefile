@@ -10,7 +10,7 @@ TESTS ?= tests/unit tests/fuzz tests/benchmarks tests/integration tests/stack
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test golden test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -40,6 +40,10 @@ test: build ## every test, real targets and backends included
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
 	native/tests/run.sh
 	$(BIN)/pytest -m 'not long' $(TESTS)
+
+golden: build ## pin anew what tests/golden compares
+	NFPROBE_GOLDEN=write $(BIN)/pytest -q tests/golden
+	git diff --stat -- tests/golden/expected
 
 test-long: build stack-build ## the longer runs
 	scripts/set-up test
