@@ -5,7 +5,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 # Those that need nothing first: a failure shows early.
-TESTS ?= tests/unit tests/fuzz tests/benchmarks tests/integration tests/stack
+TESTS ?= tests/unit tests/golden tests/fuzz tests/benchmarks tests/integration tests/stack
 
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
