@@ -26,6 +26,7 @@ from otel_nfprobe.ehframe import RBP, RSP, Row
 from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.plan import PLT_STUB, FunctionPlan
 from otel_nfprobe.plancache import KeptPlans
+from otel_nfprobe.slots import slots_leading_to
 from otel_nfprobe.strategies import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
@@ -335,8 +336,6 @@ def find_slots(target: Target, plans: Sequence[FunctionPlan]) -> list[FunctionPl
     Raises:
         NfprobeError: the target has ended.
     """
-    from otel_nfprobe.slots import slots_leading_to
-
     wanted = {plan.address: plan for plan in plans if plan.is_slot}
     found = []
     for slot in slots_leading_to(target, {address: plan.function for address, plan in wanted.items()}):

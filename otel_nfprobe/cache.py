@@ -20,7 +20,8 @@ import zlib
 from functools import cache as once
 from pathlib import Path
 
-from otel_nfprobe import __version__, _core
+import otel_nfprobe
+from otel_nfprobe import _core
 
 MAGIC = b"nfprobe\x01"
 FORMAT = 1  # raise it when what any kind of value means changes
@@ -96,8 +97,8 @@ def _key_line(kind: str, key: str) -> bytes:
 @once
 def _code_identity() -> str:
     """Changes with every version, and with every edit of a version that is worked on."""
-    digest = hashlib.sha256(__version__.encode())
-    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_core.__file__)]:
+    digest = hashlib.sha256(otel_nfprobe.__version__.encode())
+    for file in [*sorted(Path(otel_nfprobe.__file__).parent.rglob("*.py")), Path(_core.__file__)]:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

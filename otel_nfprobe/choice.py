@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, Adapter, FollowingAdapter, RoleFunction
+from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, VECTORS, Adapter, FollowingAdapter, RoleFunction
 from otel_nfprobe.analysis import (
     GOT_SLOT,
     IN_STACK_CALL,
@@ -26,7 +26,6 @@ from otel_nfprobe.collection import collection_paused
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.session import GATE_INNER, GATE_OUTER, NODE_PROGRAM, PROGRAM_COUNT
-from otel_nfprobe.sessionfacts import VECTORS
 from otel_nfprobe.snippet import Capture
 from otel_nfprobe.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
 from otel_nfprobe.symbols import Function, find_functions, function_at, use_archives

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.leftover import mapped_sessions
 from otel_nfprobe.target import has_ended, read_text
 
 if TYPE_CHECKING:
     from otel_nfprobe.monitor import Monitor
 
-SESSION_PATH = "/memfd:nfprobe-session"  # what /proc shows for mapped session memory
 FINISHED_KEPT = 16  # sessions on children that have ended: what these have forked may still come
 ENDED, REPLACED, SHARED, COPY = "ended", "replaced", "on its parent's memory", "copy"
 
@@ -97,12 +97,6 @@ def _program_of(pid: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def mapped_sessions(pid: int) -> set[int]:
-    """Inodes of the session memory that a process has mapped; empty when it has ended or runs another program."""
-    lines = (line.split(None, 5) for line in read_text(f"/proc/{pid}/maps").splitlines() if SESSION_PATH in line)
-    return {int(fields[4]) for fields in lines if fields[-1].startswith(SESSION_PATH)}
 
 
 def _runs_on_memory_of(source: Monitor, pid: int) -> bool:

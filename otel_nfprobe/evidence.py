@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arenafile import PREFIX
-from otel_nfprobe.copies import SESSION_PATH
 from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.leftover import SESSION_PATH
 from otel_nfprobe.modules import Module
 from otel_nfprobe.patchtable import PatchTable
 from otel_nfprobe.slots import changed_slots, is_lazy

@@ -26,6 +26,7 @@ from otel_nfprobe.counters.compensation import Compensation
 from otel_nfprobe.drain import SpanPath
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.recording import RecordingWriter
 from otel_nfprobe.trampoline import Probe, Trampolines
 
@@ -277,7 +278,7 @@ class Forks:
                     monitor.stopping.set()
                 if self._family.judge(pid) != COPY:  # by now; what it becomes later cannot be changed through `target`
                     raise NfprobeError(f"Process {pid} is no copy of the one that forked it any more.")
-                monitor.target.check()
+                check_target(monitor.target)
                 measured = self._measure(monitor)
                 measured.start()
                 with self._lock:

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 from otel_nfprobe._core import ffi
-from otel_nfprobe.copies import SESSION_PATH
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.leftover import SESSION_PATH
 from otel_nfprobe.patch import Patcher
 from otel_nfprobe.session import FIXED_BYTES, MAGIC, PROBE_COUNT, PROBE_TABLE_OFFSET, VERSION, Session
 from otel_nfprobe.target import Target

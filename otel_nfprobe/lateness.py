@@ -11,6 +11,8 @@ from otel_nfprobe.causes import JUDGED_MAX
 from otel_nfprobe.columns import UNKNOWN, BatchFlag, Columns, PacketFlag, latency_ticks
 from otel_nfprobe.statistics import Distribution, Statistics
 
+LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
+
 
 class LatenessStatistics(Statistics):
     """Statistics that know the largest latencies of packets with a stamp of their own, identified as they are slow.

@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from otel_nfprobe.copies import SESSION_PATH, mapped_sessions
 from otel_nfprobe.descriptors import look_at_session_file
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.session import FLOCK, Session
-from otel_nfprobe.target import Target
+from otel_nfprobe.target import Target, read_text
 
+SESSION_PATH = "/memfd:nfprobe-session"  # what /proc shows for mapped session memory
 F_OFD_GETLK = 36
 SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
 
@@ -41,6 +41,12 @@ def session_descriptors(pid: int) -> list[int]:
         except OSError:
             continue
     return sorted(found)[-SESSIONS_MAX:]
+
+
+def mapped_sessions(pid: int) -> set[int]:
+    """Inodes of the session memory that a process has mapped; empty when it has ended or runs another program."""
+    lines = (line.split(None, 5) for line in read_text(f"/proc/{pid}/maps").splitlines() if SESSION_PATH in line)
+    return {int(fields[4]) for fields in lines if fields[-1].startswith(SESSION_PATH)}
 
 
 def refuse_second(target: Target) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.adapters.base import VECTORS
 from otel_nfprobe.columns import CallFlag, Columns, Rows
 from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.sessionfacts import VECTORS, FunctionInfo
+from otel_nfprobe.sessionfacts import FunctionInfo
 
 NUMBER_SHIFT = 32  # of a node's number in the value of a call
 _KEY_SHIFT = 24  # function ids are smaller

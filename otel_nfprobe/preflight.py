@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Can this process be probed? Every refusal, each as one sentence, before anything in the process is touched.
 
-Called by `Target.check`. The only thing it opens for writing is /proc/PID/mem, which asks the kernel for the
+The only thing it opens for writing is /proc/PID/mem, which asks the kernel for the
 right to trace the process and changes nothing.
 """
 
@@ -11,7 +11,7 @@ import errno
 import os
 import platform
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from otel_nfprobe.descriptors import NO_PIDFD_GETFD, can_take
 from otel_nfprobe.elf import ElfImage, read_image
@@ -20,9 +20,7 @@ from otel_nfprobe.linkmap import LinkMap
 from otel_nfprobe.modules import MUSL_SYMBOL
 from otel_nfprobe.place import has_place, no_place
 from otel_nfprobe.seccomp import check_filters
-
-if TYPE_CHECKING:
-    from otel_nfprobe.target import Target
+from otel_nfprobe.target import Target, read_stat, read_status, read_text
 
 KERNEL_THREAD_FLAG = 0x00200000  # PF_KTHREAD in /proc/PID/stat
 SHELLS = (
@@ -50,9 +48,13 @@ YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def check_target(target: Target) -> list[str]:
-    """See Target.check."""
-    from otel_nfprobe.target import read_status
+    """Says whether the process can be probed. Changes nothing. Returns notes for a person.
 
+    Raises:
+        UsageError: it is no process any more.
+        NfprobeError: this user may not.
+        RefusedError: it cannot be probed.
+    """
     if platform.machine() != "x86_64":
         raise RefusedError(f"This machine is {platform.machine()}; nfprobe works on x86-64 only.")
     status = read_status(target.pid)
@@ -81,8 +83,6 @@ def _check_living(target: Target, status: dict[str, str]) -> list[str]:
 
 
 def _check_life(target: Target, status: dict[str, str]) -> None:
-    from otel_nfprobe.target import read_stat
-
     if not status:
         raise UsageError(f"No process has pid {target.pid}.", "pgrep -a NAME")
     state = status.get("State", "")[:1]
@@ -112,8 +112,6 @@ def _check_rights(target: Target) -> None:
 
 
 def _missing_right(target: Target) -> str:
-    from otel_nfprobe.target import read_status, read_text
-
     scope = read_text(YAMA_PATH).strip()
     if scope == "3":
         return f"{YAMA_PATH} is 3, which forbids it to everyone until a reboot"
@@ -129,8 +127,6 @@ def _missing_right(target: Target) -> str:
 
 def _find_tracer(target: Target, status: dict[str, str]) -> str:
     """Who traces the process; another nfprobe, which does so for moments only, is waited for."""
-    from otel_nfprobe.target import read_status, read_text
-
     tracer = status.get("TracerPid", "0")
     deadline = time.monotonic() + OWN_TRACER_PATIENCE_S
     while tracer != "0" and "nfprobe" in read_text(f"/proc/{tracer}/cmdline") and time.monotonic() < deadline:
@@ -140,8 +136,6 @@ def _find_tracer(target: Target, status: dict[str, str]) -> str:
 
 
 def _check_tracer(target: Target, status: dict[str, str]) -> None:
-    from otel_nfprobe.target import read_text
-
     tracer = _find_tracer(target, status)
     if tracer != "0":
         name = read_text(f"/proc/{tracer}/comm").strip() or "?"
@@ -212,8 +206,6 @@ def _script_of(arguments: list[str]) -> str | None:
 
 def _descendants(pid: int) -> list[tuple[int, str]]:
     """Processes below `pid`, nearest first, without kernel help that may be missing."""
-    from otel_nfprobe.target import read_status
-
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -259,8 +251,6 @@ class _Progress(NamedTuple):
 
 
 def _read_progress(pid: int) -> _Progress:
-    from otel_nfprobe.target import read_status
-
     # Of the first thread, which is the one that loads the libraries; a read of a disk is no interruptible sleep (D).
     status = read_status(pid)
     switches = status.get("voluntary_ctxt_switches", ""), status.get("nonvoluntary_ctxt_switches", "")

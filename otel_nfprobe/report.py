@@ -21,7 +21,7 @@ from otel_nfprobe.dropreasons import DropReasons
 from otel_nfprobe.flow import describe_flow
 from otel_nfprobe.flowfilter import FlowFilter
 from otel_nfprobe.holds import describe_hold
-from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.lateness import LATE_QUANTILE, LatenessStatistics
 from otel_nfprobe.nodes import NodeCounts
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingHeader, RecordingReader
@@ -36,7 +36,6 @@ from otel_nfprobe.typical import BatchSample
 from otel_nfprobe.values import CapturedValues
 
 SLOWEST = 5
-LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted", ABSORBED: "absorbed"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")

@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
 from otel_nfprobe.errors import RefusedError
+from otel_nfprobe.inject import candidates
+from otel_nfprobe.target import Target, read_task_status
 from otel_nfprobe.x86_64.calls import (
     CHECK_CALLS,
     COUNTER_CALLS,
@@ -25,9 +26,6 @@ from otel_nfprobe.x86_64.calls import (
     Need,
     injection_calls,
 )
-
-if TYPE_CHECKING:
-    from otel_nfprobe.target import Target
 
 MODE_STRICT, MODE_FILTER = "1", "2"
 INSTRUCTIONS_MAX = 32768  # the kernel's limit for all filters of a thread
@@ -181,8 +179,6 @@ def check_filters(target: Target, musl: bool) -> list[str]:
 
 
 def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, Verdict]]) -> None:
-    from otel_nfprobe.inject import candidates
-
     target.unfit_threads = set()
     wanted = [thread.tid for thread in candidates(target)]
     target.unfit_threads = set(unfit)
@@ -216,8 +212,6 @@ def _refuse(target: Target, forbidden: tuple[Call, Verdict] | None) -> None:
 
 
 def _filtered_threads(target: Target) -> list[int]:
-    from otel_nfprobe.target import read_task_status
-
     found = []
     # A filter that kills for restart_syscall must be found before a thread is stopped in its sleep.
     for thread in sorted(target.threads(), key=lambda thread: thread.system_call in SLEEPS):

@@ -18,7 +18,6 @@ from otel_nfprobe.session import PROBE_COUNT
 
 THREAD_COUNT = 1024
 FUNCTIONS_PER_BLOCK = 10_000
-VECTORS = "vectors"
 
 
 @dataclass(frozen=True)

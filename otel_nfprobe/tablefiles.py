@@ -22,12 +22,11 @@ from otel_nfprobe.causes import JUDGED_MAX
 from otel_nfprobe.columns import UNKNOWN, Columns, concatenate, latency_ticks
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.flowfilter import FlowFilter
-from otel_nfprobe.lateness import LatenessStatistics
+from otel_nfprobe.lateness import LATE_QUANTILE, LatenessStatistics
 from otel_nfprobe.outputfile import open_output
 from otel_nfprobe.pipeline import Pipeline
 from otel_nfprobe.recording import RecordingReader
 from otel_nfprobe.replay import RecordingFacts, read_facts, replay
-from otel_nfprobe.report import LATE_QUANTILE
 from otel_nfprobe.tables import SCHEMAS, TableMaker
 from otel_nfprobe.tail import find_causes
 from otel_nfprobe.typical import BatchSample, Typical

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A running process, looked at and never touched.
 
-Everything is read from /proc. `Target.check` says whether the process can be probed, before anything in it
-is changed. Called by every verb that takes a PID; inject.py and patch.py are the ones that write.
+Everything is read from /proc. preflight.py says whether the process can be probed, before anything in it is
+changed; inject.py and patch.py are the ones that write.
 """
 
 from __future__ import annotations
@@ -336,18 +336,6 @@ class Target:
                 ticks_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
                 return int(line.split()[1]) * 1_000_000_000 + self.started_ticks * ticks_ns
         return 0
-
-    def check(self) -> list[str]:
-        """Says whether the process can be probed. Changes nothing. Returns notes for a person.
-
-        Raises:
-            UsageError: it is no process any more.
-            NfprobeError: this user may not.
-            RefusedError: it cannot be probed.
-        """
-        from otel_nfprobe.preflight import check_target
-
-        return check_target(self)
 
 
 def read_status(pid: int) -> dict[str, str]:

@@ -1,32 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an adapter is: it says which functions of a target receive, transmit and drop packets, and where a
 call's packets and their headers are. Adapters read the target and never touch it.
-
-Found by the entry point group `otel_nfprobe_adapters`; the built-in ones need no installation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from typing import Protocol, runtime_checkable
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.errors import UsageError
 from otel_nfprobe.numbernames import NumberNames
 from otel_nfprobe.target import Target
 
-ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
-BUILT_IN = {
-    "broker": "otel_nfprobe.adapters.broker:BrokerAdapter",
-    "dpdk": "otel_nfprobe.adapters.dpdk:DpdkAdapter",
-    "generic": "otel_nfprobe.adapters.generic:GenericAdapter",
-    "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
-    "vpp": "otel_nfprobe.adapters.vpp:VppAdapter",
-}
-GENERIC = "generic"  # the one that `--batch-function` is for
 KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
 
 RECEIVE = int(lib.NFP_ROLE_RECEIVE)
@@ -58,6 +45,7 @@ WHEN_NONZERO = int(lib.NFP_WHEN_NONZERO)
 WHEN_ZERO = int(lib.NFP_WHEN_ZERO)
 WHEN_ALWAYS = int(lib.NFP_WHEN_ALWAYS)
 
+VECTORS = "vectors"  # what the calls of a VPP graph node count
 NO_OFFSET = 0xFFFF
 ABSENT = 255  # NFP_ABSENT: an argument that is not there
 CAPACITY = 254  # NFP_CAPACITY: as many as fit are asked for
@@ -76,7 +64,7 @@ class RoleFunction:
         program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
-        unit: VECTORS (sessionfacts.py) where that is what its calls count.
+        unit: VECTORS where that is what its calls count.
         takes_seventh: of HAND_OVER: as its prototype says it takes one argument from the stack, and no more.
     """
 
@@ -357,92 +345,3 @@ def _is_plain(program: Mapping[str, int]) -> bool:
     names = ("pointers_argument", "requested_argument") + ("queue_argument",) * (program["role"] == RECEIVE)
     others = ("pointers_single", "pointers_offset", "count_width", "checked", "when")
     return all(program[name] < ARGUMENTS for name in names) and not any(program[name] for name in others)
-
-
-def adapter_names() -> list[str]:
-    """Names of the installed adapters."""
-    return sorted({**BUILT_IN, **{entry.name: "" for entry in _entry_points()}})
-
-
-def load_adapter(name: str) -> Adapter:
-    """The installed adapter of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for entry in _entry_points():
-        if entry.name == name:
-            adapter: Adapter = entry.load()()
-            return adapter
-    if name not in BUILT_IN:
-        raise UsageError(
-            f"There is no adapter {name!r}; installed are {', '.join(adapter_names())}.",
-            "nfprobe attach PID --adapter FILE.yaml",
-        )
-    built_in: Adapter = metadata.EntryPoint(name, BUILT_IN[name], ENTRY_POINT_GROUP).load()()
-    return built_in
-
-
-def choose_adapter(text: str, target: Target, batch_function: str | None = None) -> Adapter | None:
-    """The adapter that `--adapter` asks for.
-
-    Args:
-        text: auto, none, an adapter's name, or the path of a description (FILE.yaml).
-        target: a checked target.
-        batch_function: what `--batch-function` names, for the adapter `generic`.
-
-    Returns:
-        None for `none`, and for `auto` when no installed adapter recognises the target.
-
-    Raises:
-        UsageError: no such adapter or file, or it does not fit the target.
-    """
-    if batch_function is not None or text == GENERIC:
-        return _make_generic(text, batch_function)
-    if text == "none":
-        return None
-    if text == "auto":
-        fitting = [adapter for adapter in _installed() if adapter.recognise(target) is not None]
-        return max(fitting, key=lambda adapter: getattr(adapter, "knows", KNOWS_PROGRAM), default=None)
-    if text.endswith((".yaml", ".yml")):
-        from otel_nfprobe.adapters.described import DescribedAdapter
-
-        adapter: Adapter = DescribedAdapter.from_file(text)
-    else:
-        adapter = load_adapter(text)
-    if adapter.recognise(target) is None:
-        raise UsageError(
-            f"Adapter {adapter.name} does not know process {target.pid} ({target.name}).",
-            f"nfprobe doctor {target.pid}",
-        )
-    return adapter
-
-
-def _make_generic(text: str, batch_function: str | None) -> Adapter:
-    if text not in (GENERIC, "auto"):
-        raise UsageError(
-            f"--batch-function is for the adapter {GENERIC}, and --adapter {text} was given.",
-            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
-        )
-    if not batch_function:
-        raise UsageError(
-            f"The adapter {GENERIC} must be told which function's calls begin batches.",
-            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
-        )
-    from otel_nfprobe.adapters.generic import GenericAdapter
-
-    adapter: Adapter = GenericAdapter(batch_function)
-    return adapter
-
-
-def _installed() -> Iterator[Adapter]:
-    for name in adapter_names():
-        try:
-            yield load_adapter(name)
-        except (ImportError, AttributeError) as error:
-            raise NfprobeError(f"The adapter {name} cannot be loaded: {error}.", "pip list") from error
-
-
-@cache
-def _entry_points() -> list[metadata.EntryPoint]:
-    return list(metadata.entry_points(group=ENTRY_POINT_GROUP))

@@ -29,6 +29,7 @@ from otel_nfprobe.adapters.base import (
     NO_OFFSET,
     RECEIVE,
     TRANSMIT,
+    VECTORS,
     WHEN_NONZERO,
     NumberedBuffers,
     RoleFunction,
@@ -58,7 +59,6 @@ from otel_nfprobe.adapters.vpp_version import read_version
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.modules import Module
 from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.sessionfacts import VECTORS
 from otel_nfprobe.snippet import assemble
 from otel_nfprobe.symbols import Function, function_at
 from otel_nfprobe.target import Target

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
@@ -21,6 +21,7 @@ from otel_nfprobe.destination import find_destination
 from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target, has_ended
 from otel_nfprobe.views.summary import format_summary
 
@@ -78,7 +79,7 @@ def _plan(arguments: argparse.Namespace, stopping: threading.Event) -> Monitor:
     target = Target(arguments.pid)
     if target.pid == os.getpid():
         raise RefusedError("nfprobe cannot probe itself.", "pgrep -a NAME")
-    target.check()
+    check_target(target)
     refuse_second(target)
     return plan(arguments, target, choose_adapter(arguments.adapter, target, arguments.batch_function), stopping)
 

@@ -62,7 +62,7 @@ def decide(text: str) -> tuple[CounterChoice, list[str]]:
     return choice, sentences
 
 
-def check_target(target: Target, choice: CounterChoice) -> None:
+def check_counting(target: Target, choice: CounterChoice) -> None:
     """Refuses counters that were asked for by name and that this target cannot have. It has been checked.
 
     Raises:

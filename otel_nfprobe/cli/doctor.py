@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from otel_nfprobe.adapters.base import adapter_names, choose_adapter
+from otel_nfprobe.adapters.installed import adapter_names, choose_adapter
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.inject import SAFE_SYSTEM_CALLS
 from otel_nfprobe.machine import describe_machine, describe_user
 from otel_nfprobe.namespaces import foreign_namespaces, root_directory
 from otel_nfprobe.place import sees_proc
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.printable import printable_value
 from otel_nfprobe.target import Target, Thread
 
@@ -50,7 +52,7 @@ def examine_target(target: Target) -> dict[str, Any]:
         "notes": [],
     }
     try:
-        facts["notes"] = target.check()
+        facts["notes"] = check_target(target)
         modules = target.modules()
         facts["modules"] = len(modules)
         facts["build_id"] = modules[0].build_id if modules else ""
@@ -92,8 +94,6 @@ def _describe_thread(thread: Thread) -> dict[str, Any]:
 
 def _blocked_thread(threads: list[Thread]) -> int | None:
     """The thread that the probe library would be loaded through, or None: then a busy one is waited for."""
-    from otel_nfprobe.inject import SAFE_SYSTEM_CALLS
-
     blocked = [thread for thread in threads if thread.system_call in SAFE_SYSTEM_CALLS]
     return min(blocked, key=lambda thread: SAFE_SYSTEM_CALLS.index(thread.system_call or 0)).tid if blocked else None
 

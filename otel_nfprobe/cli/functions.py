@@ -15,6 +15,7 @@ from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.names.demangle import demangle_all
 from otel_nfprobe.names.signatures import Signature, signatures_of
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
 from otel_nfprobe.target import Target
 
@@ -80,7 +81,7 @@ class FunctionsCommand:
 def _open(what: str) -> Target | None:
     if what.isdigit() and not os.path.exists(what):
         target = Target(int(what))
-        for note in target.check():
+        for note in check_target(target):
             tell(note)
         return target
     if not os.path.exists(what):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.budget import Budget
 from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.cli.counter_options import check_target
+from otel_nfprobe.cli.counter_options import check_counting
 from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
@@ -97,7 +97,7 @@ def plan(
     size, packets = arguments.ring_size, arguments.packets
     detail = Detail(arguments.slower_than, wish.slowest) if arguments.detail == AUTO else None
     monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
-    check_target(target, arguments.counter_choice)
+    check_counting(target, arguments.counter_choice)
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
     monitor.profile_hertz = arguments.profile or 0

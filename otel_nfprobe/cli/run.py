@@ -19,7 +19,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from otel_nfprobe.adapters.base import Adapter, choose_adapter
+from otel_nfprobe.adapters.base import Adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.cli.main import tell_error
 from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
@@ -27,6 +28,7 @@ from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.destination import Destination, find_destination
 from otel_nfprobe.errors import NfprobeError, UsageError
 from otel_nfprobe.launch import Launch
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target
 from otel_nfprobe.views.summary import format_summary
 
@@ -100,7 +102,7 @@ class _Run:
         Returns:
             The summary object, or None when the program ended before there was anything to probe.
         """
-        self.target.check()
+        check_target(self.target)
         adapter = choose_adapter(self.arguments.adapter, self.target, self.arguments.batch_function)
         if adapter is not None and not _roles_of(adapter, self.target):
             if (self.arguments.functions or self.arguments.capture) and self.arguments.adapter == "auto":
@@ -121,7 +123,7 @@ class _Run:
             if roles != found:
                 found, since = roles, time.monotonic()
             elif found and time.monotonic() - since >= ROLES_STABLE_S:
-                self.target.check()  # it may have changed its user or its system call filter
+                check_target(self.target)  # it may have changed its user or its system call filter
                 return True
             time.sleep(ROLES_LOOK_S if time.monotonic() - started < ROLES_SOON_S else ROLES_LATER_LOOK_S)
         next_command = f"nfprobe functions {self.launch.path}"

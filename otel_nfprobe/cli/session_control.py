@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from otel_nfprobe.cli.counter_options import check_target, decide
+from otel_nfprobe.cli.counter_options import check_counting, decide
 from otel_nfprobe.control import Answer, Control, Request
 from otel_nfprobe.counters.change import change_counters
 from otel_nfprobe.counters.choice import CounterChoice
@@ -36,7 +36,7 @@ class SessionControl:
         if not isinstance(names, str):
             raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
         choice, sentences = decide(names)
-        check_target(self._monitor.target, choice)
+        check_counting(self._monitor.target, choice)
         return _Wish(choice, sentences)
 
     def _act(self, wish: _Wish | None) -> Answer:

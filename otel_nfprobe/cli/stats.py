@@ -12,7 +12,7 @@ import numpy as np
 from otel_nfprobe.calibration import Cost, costs_by_id
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.attach import StopSignals
-from otel_nfprobe.cli.counter_options import add_counter_options, check_target, find_counters
+from otel_nfprobe.cli.counter_options import add_counter_options, check_counting, find_counters
 from otel_nfprobe.cli.kernel_stats import is_kernel, measure_kernel, refuse_options
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.measure import say
@@ -25,6 +25,7 @@ from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.leftover import refuse_second
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.summary import count_lost
@@ -71,9 +72,9 @@ class StatsCommand:
         chosen = find_counters(arguments)
         with StopSignals() as signals:
             target = Target(arguments.pid)
-            target.check()
+            check_target(target)
             refuse_second(target)
-            check_target(target, chosen)
+            check_counting(target, chosen)
             monitor = Monitor(
                 target, choose_one(arguments, target), arguments.ring_size, NONE, say, stopping=signals.stopping
             )

@@ -33,7 +33,8 @@ from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, wri
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe.adapters.base import FREE, choose_adapter
+from otel_nfprobe.adapters.base import FREE
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters

@@ -25,7 +25,8 @@ from rounds import Spread, find_cpus, make_parser, spread, write_figures
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
-from otel_nfprobe.adapters.base import FREE, choose_adapter
+from otel_nfprobe.adapters.base import FREE
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.latecapture import NONE, SLOW
 from otel_nfprobe.target import Target

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from ovs_dpdk import OvsDpdk
 from probed import wait_until
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.target import Target
 from otel_nfprobe.trial import Trial

@@ -30,6 +30,7 @@ from otel_nfprobe.clock import Clock
 from otel_nfprobe.errors import NfprobeError
 from otel_nfprobe.launch import Launch
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.session import Session
 from otel_nfprobe.target import Target
 
@@ -115,7 +116,7 @@ class Measured:
     def __init__(self, pid: int) -> None:
         self.said: list[str] = []
         target = Target(pid)
-        target.check()
+        check_target(target)
         program = os.path.basename(target.executable)
         choice = choose(target, None, [f"{program}:{name}" for name in PROBED], [])
         self.monitor = Monitor(target, choice, RING_BYTES, "none", self.said.append)

@@ -14,12 +14,13 @@ from types import TracebackType
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.choice import choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.columns import Columns, concatenate
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.pipeline import PipelineCounts
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.statistics import Statistics
 from otel_nfprobe.target import Target
 
@@ -133,7 +134,7 @@ class Probed:
         drained: bool = True,
     ) -> None:
         self.target = Target(pid)
-        self.target.check()
+        check_target(self.target)
         chosen = choose_adapter(str(adapter), self.target) if adapter else None
         self.choice = choose(self.target, chosen, globs, [], strategy)
         self.said: list[str] = []

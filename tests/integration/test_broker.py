@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from probed import Probed, wait_until
 
-from otel_nfprobe.adapters.base import choose_adapter, load_adapter
+from otel_nfprobe.adapters.installed import choose_adapter, load_adapter
 from otel_nfprobe.columns import TRANSMITTED, Columns, concatenate
 from otel_nfprobe.digest import siphash
 from otel_nfprobe.errors import RefusedError, UsageError

@@ -20,6 +20,7 @@ from firewall import DESCRIPTION, Firewall
 from rooms import Room
 from test_testpmd import wait_until_armed
 
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -76,5 +77,5 @@ def test_where_memory_cannot_be_checked(
     path = forbid_only(tmp_path / "filter", PROCESS_VM_READV, answer(errno.EPERM))
     target = Target(Room(spawn, [compile_target("where"), path]).pid)
     assert target.may_check_memory
-    target.check()
+    check_target(target)
     assert not target.may_check_memory

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from testpmd import Testpmd
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.calibration import NOTHING, RETURN
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.cli.counter_options import find_counters
@@ -22,6 +22,7 @@ from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.latecapture import NONE
 from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.summary import summarise
 from otel_nfprobe.target import Target
 
@@ -58,7 +59,7 @@ def test_auto_changes_nothing(start_testpmd: Callable[..., Testpmd], capsys: pyt
     testpmd = start_testpmd("net_null0")
     testpmd.command("start")
     target = Target(testpmd.pid)
-    target.check()
+    check_target(target)
     chosen = choose(target, choose_adapter("dpdk", target), [], [])
     plain = Session(target, chosen, ())
     counters = find_counters(argparse.Namespace(counters="auto"))

@@ -16,7 +16,8 @@ from dpdk_examples import wait_until_said
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters import dpdk
-from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction, choose_adapter
+from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.analysis import IN_STACK_CALL, plan_functions
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.modules import Module

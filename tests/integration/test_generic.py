@@ -15,9 +15,9 @@ import pytest
 from firewall import fails
 from probed import Probed, Talker
 
-from otel_nfprobe.adapters.base import choose_adapter
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.generic import GenericAdapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.columns import concatenate
 from otel_nfprobe.errors import UsageError
 from otel_nfprobe.pipeline import Pipeline

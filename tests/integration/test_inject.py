@@ -18,6 +18,7 @@ from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.inject import inject
 from otel_nfprobe.linkmap import LinkMap
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target, read_status
 
 pytestmark = pytest.mark.integration
@@ -29,7 +30,7 @@ HANG_S = 20.0
 def inject_and_leave(pid: int) -> tuple[float, int]:
     """Seconds until the session was there, and how long the chosen thread was stopped."""
     target = Target(pid)
-    target.check()
+    check_target(target)
     start = time.monotonic()
     injected = inject(target, 1 << 20)
     seconds = time.monotonic() - start
@@ -94,7 +95,7 @@ def test_a_program_that_is_still_being_linked(spawn: Callable[..., subprocess.Po
 
     reader = threading.Timer(0.3, read_on)
     reader.start()
-    target.check()
+    check_target(target)
     assert let_go.is_set()
     assert LinkMap(target).has_started()
     inject_and_leave(process.pid)

@@ -17,6 +17,7 @@ from otel_nfprobe._core import ffi, lib
 from probed import Talker, wait_until
 
 from otel_nfprobe import inject as injection
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target, Thread
 
 pytestmark = pytest.mark.integration
@@ -75,7 +76,7 @@ def test_attach_and_detach_end_no_call(waiting: Talker, nfprobe: Any) -> None:
 def test_injection_ends_no_call(waiting: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through each thread in turn that is in a call which injection takes."""
     target = Target(waiting.pid)
-    target.check()
+    check_target(target)
     threads = [thread for thread in injection.candidates(target) if thread.tid != waiting.pid]
     assert len(threads) > 20
     for thread in threads:
@@ -96,7 +97,7 @@ def test_a_signal_at_the_moment_of_a_stop_ends_the_call(
 ) -> None:
     """Its handler runs only inside the call, which must end each time: a program may wait for just that."""
     target = Target(waiting.pid)
-    target.check()
+    check_target(target)
     thread = next(thread for thread in target.threads() if thread.name == "signals")
     end = threading.Event()
     sender = threading.Thread(target=send_signals, args=(waiting.pid, end))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -232,7 +233,7 @@ def test_a_seccomp_filter_is_a_note(nfprobe: Any, spawn: Spawn, tmp_path: Path) 
     while "Seccomp:\t2" not in Path(f"/proc/{process.pid}/status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert "seccomp filter" in Target(process.pid).check()[0]
+    assert "seccomp filter" in check_target(Target(process.pid))[0]
     assert "seccomp filter" in nfprobe.json("doctor", process.pid)["target"]["notes"][0]
 
 
@@ -247,7 +248,7 @@ def test_without_rights(spawn: Spawn, tmp_path: Path) -> None:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            Target(process.pid).check()
+            check_target(Target(process.pid))
             os.write(writer, b"allowed")
         except NfprobeError as error:
             os.write(writer, f"{error.exit_status}|{error.sentence}|{error.next_command}".encode())

@@ -14,12 +14,13 @@ import pytest
 from probed import wait_until
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.clock import Clock
 from otel_nfprobe.modules import Module
 from otel_nfprobe.monitor import Monitor
 from otel_nfprobe.patch import text_digests
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -94,7 +95,7 @@ def choose_many(target: Target) -> Choice:
 
 def run_rounds(testpmd: Testpmd, rounds: int, many: bool = False) -> None:
     target = Target(testpmd.pid)
-    target.check()
+    check_target(target)
     modules = target.modules()
     choice = choose_many(target) if many else choose(target, choose_adapter("auto", target), SOME, [])
     text, slots = text_digests(target, modules), slot_values(target, modules)
@@ -145,7 +146,7 @@ def test_a_session_that_is_over_is_forgotten(spawn: Callable[..., subprocess.Pop
     process = spawn("sleep", 600)
     assert wait_until(lambda: "/libc.so" in Path(f"/proc/{process.pid}/maps").read_text())
     target = Target(process.pid)
-    target.check()
+    check_target(target)
     choice = choose(target, None, ["libc.so*:mem*"], [])
     gc.disable()
     try:

@@ -16,6 +16,7 @@ from otel_nfprobe._core import ffi, lib
 from probed import wait_until
 
 from otel_nfprobe.inject import inject
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target, has_ended
 
 pytestmark = pytest.mark.integration
@@ -33,7 +34,7 @@ def test_beside_a_thread_that_allocates(
         process = spawn(compile_target("allocating"))
         time.sleep(0.05 + 0.01 * (turn % 11))
         target = Target(process.pid)
-        target.check()
+        check_target(target)
         start = time.monotonic()
         injected = inject(target, 1 << 20)
         taken.append(time.monotonic() - start)
@@ -68,7 +69,7 @@ def test_a_thread_that_seldom_makes_a_harmless_call(
 ) -> None:
     process = spawn(compile_target("allocating"), "rarely")
     target = Target(process.pid)
-    target.check()
+    check_target(target)
     for _ in range(5):
         injected = inject(target, 1 << 20)
         assert injected.thread != process.pid

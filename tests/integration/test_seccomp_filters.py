@@ -17,10 +17,11 @@ from probed import Probed, wait_until
 from rooms import Room, compile_musl
 
 from otel_nfprobe.bpf import SystemCall
-from otel_nfprobe.cli.counter_options import check_target
+from otel_nfprobe.cli.counter_options import check_counting
 from otel_nfprobe.counters.choice import Counter, CounterChoice, choose_counters
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.errors import NfprobeError, RefusedError
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.seccomp import judge, read_filters
 from otel_nfprobe.target import Target
 from otel_nfprobe.x86_64.calls import COUNTER_CALLS, injection_calls
@@ -76,7 +77,7 @@ def test_a_refusal_names_the_call(
     room = Room(spawn, [where, allow_only(tmp_path / "empty", (), ALLOW), forbid_only(tmp_path / "f", number, action)])
     before = room.maps()
     with pytest.raises(RefusedError, match=says):
-        Target(room.pid).check()
+        check_target(Target(room.pid))
     assert room.maps() == before
     assert room.talker.is_listening()
 
@@ -108,7 +109,7 @@ def test_a_filter_that_cannot_be_read_is_a_note(where: Path, spawn: Spawn, tmp_p
     room = Room(spawn, [where, container_profile(tmp_path / "filter")])
 
     def check() -> str:
-        return " ".join(Target(room.pid).check())
+        return " ".join(check_target(Target(room.pid)))
 
     assert "cannot read (that takes CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
     room.call(3)
@@ -168,7 +169,7 @@ def test_counters_that_the_filter_forbids(where: Path, spawn: Spawn, tmp_path: P
         f"The counters cannot be handed to process {room.pid}: {reason}. Times only."
     ]
     target = Target(room.pid)
-    target.check()
+    check_target(target)
     with pytest.raises(NfprobeError, match=reason):
-        check_target(target, CounterChoice(counters=(Counter("cycles", (Event(0),)),)))
-    check_target(target, CounterChoice(auto=True, counters=(Counter("cycles", (Event(0),)),)))
+        check_counting(target, CounterChoice(counters=(Counter("cycles", (Event(0),)),)))
+    check_counting(target, CounterChoice(auto=True, counters=(Counter("cycles", (Event(0),)),)))

@@ -18,6 +18,7 @@ from rooms import Room, need_unshare, root_of
 
 from otel_nfprobe.errors import NfprobeError, RefusedError
 from otel_nfprobe.loadedlibrary import library_path
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.target import Target
 
 pytestmark = pytest.mark.integration
@@ -100,7 +101,7 @@ def test_a_link_in_the_root_directory_leads_nowhere(where: Path, spawn: Spawn, t
     script = f"mount --bind {root} {root}; mount -o remount,ro,bind {root}; exec chroot {root} /where"
     room = Room(spawn, [*need_unshare("--mount"), "sh", "-c", script])
     with pytest.raises(RefusedError):
-        Target(room.pid).check()
+        check_target(Target(room.pid))
     assert list(outside.iterdir()) == []
 
 
@@ -190,7 +191,7 @@ def test_one_capability_is_not_enough(for_all: Path, spawn: Spawn) -> None:
 
     def check() -> str:
         try:
-            Target(room.pid).check()
+            check_target(Target(room.pid))
         except NfprobeError as error:
             return error.sentence
         return "allowed"

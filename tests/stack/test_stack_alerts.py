@@ -23,7 +23,7 @@ from otel_nfprobe._core import lib
 from stack_services import Collector, Stack
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.adapters.base import choose_adapter
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.target import Target
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]

@@ -14,10 +14,11 @@ import pytest
 import yaml
 from otel_nfprobe._core import ffi
 
-from otel_nfprobe.adapters import base
-from otel_nfprobe.adapters.base import DROP, RECEIVE, TRANSMIT, Buffer, Burst, choose_adapter
+from otel_nfprobe.adapters import base, installed
+from otel_nfprobe.adapters.base import DROP, RECEIVE, TRANSMIT, Buffer, Burst
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import Table
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.errors import RefusedError, UsageError
 from otel_nfprobe.target import Target
 
@@ -244,7 +245,7 @@ class _Recognising:
 def test_auto_takes_the_one_that_knows_most(
     adapters: list[tuple[str, int | None]], chosen: str, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_installed", lambda: [_Recognising(*adapter) for adapter in adapters])
+    monkeypatch.setattr(installed, "_installed", lambda: [_Recognising(*adapter) for adapter in adapters])
     adapter = choose_adapter("auto", target)
     assert adapter is not None
     assert adapter.name == chosen

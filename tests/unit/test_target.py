@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.preflight import check_target
 from otel_nfprobe.symbols import exported_address, functions_of
 from otel_nfprobe.target import Target, parse_cpu_list
 
@@ -197,7 +198,7 @@ def test_an_ended_process(spawn: Spawn) -> None:
     process.wait()
     assert target.threads() == []
     with pytest.raises(UsageError, match="No process has pid"):
-        target.check()
+        check_target(target)
 
 
 def test_memory_that_is_not_there(spawn: Spawn) -> None:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which adapters are installed, and which one fits a target.
+
+Found by the entry point group `otel_nfprobe_adapters`; the built-in ones need no installation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+
+from otel_nfprobe.adapters.base import KNOWS_PROGRAM, Adapter
+from otel_nfprobe.adapters.generic import GenericAdapter
+from otel_nfprobe.errors import NfprobeError, UsageError
+from otel_nfprobe.target import Target
+
+ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
+BUILT_IN = {
+    "broker": "otel_nfprobe.adapters.broker:BrokerAdapter",
+    "dpdk": "otel_nfprobe.adapters.dpdk:DpdkAdapter",
+    "generic": "otel_nfprobe.adapters.generic:GenericAdapter",
+    "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
+    "vpp": "otel_nfprobe.adapters.vpp:VppAdapter",
+}
+GENERIC = "generic"  # the one that `--batch-function` is for
+
+
+def adapter_names() -> list[str]:
+    """Names of the installed adapters."""
+    return sorted({**BUILT_IN, **{entry.name: "" for entry in _entry_points()}})
+
+
+def load_adapter(name: str) -> Adapter:
+    """The installed adapter of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for entry in _entry_points():
+        if entry.name == name:
+            adapter: Adapter = entry.load()()
+            return adapter
+    if name not in BUILT_IN:
+        raise UsageError(
+            f"There is no adapter {name!r}; installed are {', '.join(adapter_names())}.",
+            "nfprobe attach PID --adapter FILE.yaml",
+        )
+    built_in: Adapter = metadata.EntryPoint(name, BUILT_IN[name], ENTRY_POINT_GROUP).load()()
+    return built_in
+
+
+def choose_adapter(text: str, target: Target, batch_function: str | None = None) -> Adapter | None:
+    """The adapter that `--adapter` asks for.
+
+    Args:
+        text: auto, none, an adapter's name, or the path of a description (FILE.yaml).
+        target: a checked target.
+        batch_function: what `--batch-function` names, for the adapter `generic`.
+
+    Returns:
+        None for `none`, and for `auto` when no installed adapter recognises the target.
+
+    Raises:
+        UsageError: no such adapter or file, or it does not fit the target.
+    """
+    if batch_function is not None or text == GENERIC:
+        return _make_generic(text, batch_function)
+    if text == "none":
+        return None
+    if text == "auto":
+        fitting = [adapter for adapter in _installed() if adapter.recognise(target) is not None]
+        return max(fitting, key=lambda adapter: getattr(adapter, "knows", KNOWS_PROGRAM), default=None)
+    if text.endswith((".yaml", ".yml")):
+        from otel_nfprobe.adapters.described import DescribedAdapter  # YAML takes long to load
+
+        adapter: Adapter = DescribedAdapter.from_file(text)
+    else:
+        adapter = load_adapter(text)
+    if adapter.recognise(target) is None:
+        raise UsageError(
+            f"Adapter {adapter.name} does not know process {target.pid} ({target.name}).",
+            f"nfprobe doctor {target.pid}",
+        )
+    return adapter
+
+
+def _make_generic(text: str, batch_function: str | None) -> Adapter:
+    if text not in (GENERIC, "auto"):
+        raise UsageError(
+            f"--batch-function is for the adapter {GENERIC}, and --adapter {text} was given.",
+            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
+        )
+    if not batch_function:
+        raise UsageError(
+            f"The adapter {GENERIC} must be told which function's calls begin batches.",
+            f"nfprobe attach PID --adapter {GENERIC} --batch-function MODULE:NAME",
+        )
+    adapter: Adapter = GenericAdapter(batch_function)
+    return adapter
+
+
+def _installed() -> Iterator[Adapter]:
+    for name in adapter_names():
+        try:
+            yield load_adapter(name)
+        except (ImportError, AttributeError) as error:
+            raise NfprobeError(f"The adapter {name} cannot be loaded: {error}.", "pip list") from error
+
+
+@cache
+def _entry_points() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=ENTRY_POINT_GROUP))
