@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The columns: calls, batches, packets as arrays of plain structures, the form in which data goes from the
-// C core to NumPy and to the OTLP encoder. otel_nfprobe/columns.py has the same dtypes; tests compare them.
+// C core to NumPy and to the OTLP encoder. otel_nfprobe/base/columns.py has the same dtypes; tests compare them.
 // All times are ticks of the time stamp counter.
 #ifndef NFPROBE_COLUMNS_H
 #define NFPROBE_COLUMNS_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which packets a filter of libpcap takes. Of a packet only its flow is kept, so the filter sees headers that are made
-// up from that: raw IP, without options. otel_nfprobe/flowfilter.py refuses filters that look at anything else.
+// up from that: raw IP, without options. otel_nfprobe/pipeline/flowfilter.py refuses filters that look at anything else.
 #ifndef NFPROBE_FLOW_FILTER_H
 #define NFPROBE_FLOW_FILTER_H
 #include "columns.h"

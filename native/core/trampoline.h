@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trampoline: a template (x86_64/template.S) with its fields filled in, followed by the displaced
 // instructions of the function, and the unwind rows that describe it. Pure: writes only the caller's
-// buffers. Called by otel_nfprobe/trampoline.py, which maps those buffers executable in the target.
+// buffers. Called by otel_nfprobe/probes/trampoline.py, which maps those buffers executable in the target.
 #ifndef NFPROBE_TRAMPOLINE_H
 #define NFPROBE_TRAMPOLINE_H
 #include <stdint.h>

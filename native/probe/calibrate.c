@@ -2,7 +2,7 @@
 // What a probe costs on this CPU, in this process: a function that does nothing is called through a real
 // trampoline, by the helper thread, into a ring of its own that nobody reads. The time between the two stamps
 // is what the function itself would be billed for; the rest of what is added is billed to its caller.
-// Called by helper.c; otel_nfprobe/calibration.py makes the code.
+// Called by helper.c; otel_nfprobe/probes/calibration.py makes the code.
 #include "calibrate.h"
 #include <errno.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LLVM's libunwind, and any unwinder that is linked into a program, has no list that code made at run time could be
 // added to: it asks the dynamic linker. In modules with such an unwinder the GOT slots of the two functions that it
-// asks lead here (otel_nfprobe/unwinders.py), where arenas are added to the answer. Otherwise exceptions that pass
+// asks lead here (otel_nfprobe/probes/unwinders.py), where arenas are added to the answer. Otherwise exceptions that pass
 // through a trampoline end the program.
 #define _GNU_SOURCE
 #include "finder.h"

@@ -2,7 +2,7 @@
 // The interface of gdb and lldb for just-in-time compilers (gdb manual, "JIT Compilation Interface"): a debugger
 // that attaches finds __jit_debug_descriptor by name and reads a list of ELF objects from the target's memory;
 // one that is attached already stops at __jit_debug_register_code. The objects describe the code in arenas
-// (otel_nfprobe/codemap.py).
+// (otel_nfprobe/probes/codemap.py).
 //
 // Objects are never taken away, because trampolines are not: threads sleep in them across a detach.
 #define _GNU_SOURCE

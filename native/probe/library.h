@@ -35,7 +35,7 @@ _Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "x86_64
 _Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "x86_64/thunk.S");
 
 extern struct nfp_library nfp_library;
-// Of threads that have written nothing yet. Its address is exported: otel_nfprobe/musl.py stores it.
+// Of threads that have written nothing yet. Its address is exported: otel_nfprobe/target/musl.py stores it.
 extern struct nfp_thread nfp_null_thread __attribute__((visibility("protected")));
 // Of threads of a forked child. Its gate stays closed until the child has a session of its own.
 extern struct nfp_thread nfp_silent_thread;

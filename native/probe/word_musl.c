@@ -8,7 +8,7 @@
 //
 // In a thread made earlier the word falls into what musl leaves unused for alignment, at least 16 bytes of
 // zeros. The monitor looks before the load whether that is so for every thread, and afterwards stores the
-// address of nfp_null_thread there (otel_nfprobe/musl.py); trampolines do not exist before that.
+// address of nfp_null_thread there (otel_nfprobe/target/musl.py); trampolines do not exist before that.
 #include "library.h"
 
 #define STATIC_BYTES_MAX (128 << 10) // less than the helper's stack, which is what lies below

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.numbernames import NumberNames
+from otel_nfprobe.target.target import Target
 
 KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
 

@@ -28,11 +28,11 @@ from otel_nfprobe.adapters.base import (
     WHEN_ALWAYS,
     RoleFunction,
 )
-from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.snippet import assemble
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.arch.snippet import assemble
+from otel_nfprobe.base.errors import RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.target.target import Target
 
 TOPIC_ARGUMENT = 1
 # What is captured at the entry, in terms of the calling convention: rdi, rsi, rdx, rcx are the first arguments.

@@ -38,9 +38,9 @@ from otel_nfprobe.adapters.base import (
     make_program,
 )
 from otel_nfprobe.adapters.generic import find_turn
-from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.symbols import find_functions
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.elf.symbols import find_functions
+from otel_nfprobe.target.target import Target
 
 ROLES = {"receive": RECEIVE, "take_over": TAKE_OVER, "transmit": TRANSMIT, "drop": DROP}
 POLLING = ("receive", "take_over")  # their calls return packets

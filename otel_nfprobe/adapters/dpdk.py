@@ -24,9 +24,9 @@ from otel_nfprobe.adapters.dpdk_free import free_roles
 from otel_nfprobe.adapters.dpdk_handover import handover_roles
 from otel_nfprobe.adapters.dpdk_stamps import stamp_note, with_stamp
 from otel_nfprobe.adapters.ethdev import MBUF, data_of, mbuf_note, module_at, port_roles
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.target.target import Target
 
 TABLE_SYMBOL = "rte_eth_fp_ops"
 LIBRARY_PREFIX = "librte_ethdev"

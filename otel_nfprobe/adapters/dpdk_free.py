@@ -21,10 +21,10 @@ from iced_x86 import RegisterExt as Registers
 
 from otel_nfprobe.adapters.base import ABSENT, COUNT_ARGUMENT, COUNT_FIXED, FREE, Burst, RoleFunction, make_program
 from otel_nfprobe.adapters.ethdev import MBUF
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import Function, functions_of
-from otel_nfprobe.target import Target
-from otel_nfprobe.x86_64.dataflow import infer
+from otel_nfprobe.arch.x86_64.dataflow import infer
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import Function, functions_of
+from otel_nfprobe.target.target import Target
 
 # void rte_pktmbuf_free(struct rte_mbuf *); void rte_pktmbuf_free_bulk(struct rte_mbuf **, unsigned int count)
 FREE_ONE, FREE_MANY = "rte_pktmbuf_free", "rte_pktmbuf_free_bulk"

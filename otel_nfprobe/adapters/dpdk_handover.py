@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from otel_nfprobe.adapters.base import TAKE_OVER, Burst, RoleFunction, make_program
 from otel_nfprobe.adapters.ethdev import MBUF, module_at
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.target.target import Target
 
 # unsigned int rte_reorder_drain(buffer, packets, count); int rte_distributor_returned_pkts(distributor, packets, count)
 CALLS = {

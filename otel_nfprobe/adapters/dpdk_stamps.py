@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from otel_nfprobe.adapters.base import NO_OFFSET, Buffer
 from otel_nfprobe.adapters.ethdev import data_of
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.target import Target
 
 FIELDS, FLAGS = b"RTE_MBUF_DYNFIELD", b"RTE_MBUF_DYNFLAG"
 STAMP, HAS_STAMP = b"rte_dynfield_timestamp", b"rte_dynflag_rx_timestamp"

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.adapters.base import RECEIVE, TRANSMIT, Buffer, Burst, RoleFunction, make_program
-from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.target.target import Target
 
 if TYPE_CHECKING:
     from otel_nfprobe.adapters.dpdk import Table

@@ -8,9 +8,9 @@ like slow packets. Chosen by `--batch-function`; it never recognises a program b
 from __future__ import annotations
 
 from otel_nfprobe.adapters.base import KNOWS_LIBRARY, TURN, RoleFunction
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.symbols import find_functions
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.elf.symbols import find_functions
+from otel_nfprobe.target.target import Target
 
 
 class GenericAdapter:

@@ -12,8 +12,8 @@ from importlib import metadata
 
 from otel_nfprobe.adapters.base import KNOWS_PROGRAM, Adapter
 from otel_nfprobe.adapters.generic import GenericAdapter
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.target.target import Target
 
 ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
 BUILT_IN = {

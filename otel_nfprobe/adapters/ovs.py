@@ -31,10 +31,10 @@ from otel_nfprobe.adapters.dpdk_free import free_roles
 from otel_nfprobe.adapters.dpdk_stamps import with_stamp
 from otel_nfprobe.adapters.ethdev import MBUF, mbuf_note, port_roles
 from otel_nfprobe.adapters.ovs_classes import PortKind, find_port_kinds
-from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at, functions_of
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at, functions_of
+from otel_nfprobe.target.target import Target
 
 PROGRAM = "ovs-vswitchd"
 SIGN = b"dpif_netdev"  # its userspace datapath's log module

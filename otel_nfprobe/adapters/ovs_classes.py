@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.modules import Module
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.target.target import Target
 
 DPDK = "dpdk"
 # Kinds whose packets pass only here. "dpdk" itself is seen in its drivers.

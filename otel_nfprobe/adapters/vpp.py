@@ -56,12 +56,12 @@ from otel_nfprobe.adapters.vpp_pending import find_pending
 from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, handles_packets, role_of
 from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
 from otel_nfprobe.adapters.vpp_version import read_version
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.snippet import assemble
-from otel_nfprobe.symbols import Function, function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.arch.snippet import assemble
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.numbernames import NumberNames
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import Function, function_at
+from otel_nfprobe.target.target import Target
 
 PROBED = (INTERNAL, INPUT)
 WITNESSES = 32  # functions that are asked where a frame has its number of vectors

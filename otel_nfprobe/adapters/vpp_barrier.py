@@ -22,7 +22,7 @@ from otel_nfprobe.adapters.base import (
     make_program,
 )
 from otel_nfprobe.adapters.vpp_graph import Graph, module_of
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 SYNC, RELEASED = "vlib_worker_thread_barrier_sync_int", "vlib_worker_thread_barrier_release"
 CLI = "vlib_cli_input"

@@ -24,8 +24,8 @@ from otel_nfprobe.adapters.base import (
 )
 from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Mapping, Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.target import Mapping, Target
 
 PAGE_BYTES = 4096
 MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped

@@ -25,7 +25,7 @@ from iced_x86 import (
     RegisterExt,
 )
 
-from otel_nfprobe.symbols import Function
+from otel_nfprobe.elf.symbols import Function
 
 HEADER_BYTES = 16  # of a frame, before its scalar and vector arguments
 CODE_BYTES = 1024  # of a function, from its start

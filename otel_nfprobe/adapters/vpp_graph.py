@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.ethdev import module_at
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.target.target import Target
 
 LIBRARY = "libvlib"
 MAIN_SYMBOL = "vlib_global_main"

@@ -31,10 +31,10 @@ from otel_nfprobe.adapters.base import (
 from otel_nfprobe.adapters.vpp_buffers import BUFFER, RECEIVED_MAX
 from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import Graph, module_of, read_vector
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.target.target import Target
 
 FUNCTIONS_SYMBOL, THREADS_SYMBOL = "vlib_buffer_func_main", "vlib_thread_main"
 PUTS = re.compile(r"vlib_buffer_enqueue_to_(single_)?thread_fn(_[a-z0-9_]+)?")  # its count is the sixth argument

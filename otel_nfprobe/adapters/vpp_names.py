@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES, NODE_BYTES, Graph, module_exporting, read_vector
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.target import Target
 
 VNET_LIBRARY, VNET_SYMBOL = "libvnet", "vnet_main"
 ERRORS_MAX = 1 << 16  # a buffer has 16 bits for their numbers

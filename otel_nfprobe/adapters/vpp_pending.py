@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from iced_x86 import Code, Decoder, FlowControl, Instruction, OpKind, Register
 
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES, module_of
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.symbols import Function, function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.symbols import Function, function_at
+from otel_nfprobe.target.target import Target
 
 SYMBOL = "vlib_put_next_frame"
 FRAMES_MAX = 4096  # pending at a time

@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 
 from otel_nfprobe.adapters.vpp_graph import THREADS_MAX, module_of
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.target import Target
 
 SYMBOL = "vlib_worker_threads"
 STRUCTURE_BYTES = range(192, 640, 64)  # whole cache lines; 256 as of 26.06

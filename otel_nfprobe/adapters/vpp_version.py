@@ -11,8 +11,8 @@ import re
 
 from otel_nfprobe.adapters.vpp_graph import LIBRARY, module_exporting
 from otel_nfprobe.adapters.vpp_names import TextReader
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.target import Target
 
 SYMBOL = "vlib_plugin_app_version"
 _VERSION = re.compile(r"\d+\.\d+[\w.~+-]{0,60}", re.ASCII)

@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from otel_nfprobe.agent.agent import Agent
-from otel_nfprobe.httplistener import HttpListener, Reply
+from otel_nfprobe.metrics.httplistener import HttpListener, Reply
 
 PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATE_S = 30.0  # without a look, beyond the interval

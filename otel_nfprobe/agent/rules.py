@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from otel_nfprobe.agent.processes import Process
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.metrics_listener import parse_address
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.metrics.metrics_listener import parse_address
 
 MATCHERS = ("process", "executable", "cgroup", "unit", "container")
 SHARE_OF_CORE = "5%"

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi
-from otel_nfprobe.arrivals import (
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.causes.arrivals import (
     CAPTURED,
     PAIRS_NEEDED,
     RECEIVED,
@@ -20,15 +21,14 @@ from otel_nfprobe.arrivals import (
     match_by_order,
     read_received,
 )
-from otel_nfprobe.capturefile import FACTS, describe_packets, open_capture
 from otel_nfprobe.cli.identity_options import add_digest_options, find_key
 from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.digest import LINK_INNER
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, replay
+from otel_nfprobe.pipeline.capturefile import FACTS, describe_packets, open_capture
+from otel_nfprobe.pipeline.digest import LINK_INNER
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, replay
 
 AUTO = "auto"
 PACKETS_MAX = 8_000_000  # of a session and of a capture: 650 MB; more are left out and counted as absent

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_nfprobe.adapters.installed import choose_adapter
+from otel_nfprobe.base.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_resource import find_resource
+from otel_nfprobe.cli.session_runner import Measurement, choose_by_trial, describe_probes, plan, say
 from otel_nfprobe.cli.session_spans import is_behind
-from otel_nfprobe.destination import find_destination
-from otel_nfprobe.errors import EndedError, NfprobeError, RefusedError, UsageError
-from otel_nfprobe.leftover import refuse_second
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target, has_ended
-from otel_nfprobe.views.summary import format_summary
+from otel_nfprobe.export.destination import find_destination
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.report.views.summary import format_summary
+from otel_nfprobe.target.leftover import refuse_second
+from otel_nfprobe.target.target import Target, has_ended
 
 TRIAL_S = 1.0
 

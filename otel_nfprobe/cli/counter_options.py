@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import tell
 from otel_nfprobe.counters.availability import find_refusal, find_software_refusal
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 
 def add_counter_options(group: Any) -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.base.printable import printable
 from otel_nfprobe.cli.main import print_json, tell
-from otel_nfprobe.control import Answer, AnswerError, ask
 from otel_nfprobe.counters.choice import NONE
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.leftover import find_held_session, find_monitor
-from otel_nfprobe.printable import printable
-from otel_nfprobe.target import Target
+from otel_nfprobe.shm.control import Answer, AnswerError, ask
+from otel_nfprobe.target.leftover import find_held_session, find_monitor
+from otel_nfprobe.target.target import Target
 
 USAGE = 2
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json, tell
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.evidence import find_standing
-from otel_nfprobe.leftover import find_monitor, open_leftover
-from otel_nfprobe.namespaces import namespace_ids
-from otel_nfprobe.patch import Patcher
-from otel_nfprobe.session import Session
-from otel_nfprobe.target import Target, has_ended
-from otel_nfprobe.turns import take_turn
+from otel_nfprobe.linux.namespaces import namespace_ids
+from otel_nfprobe.probes.evidence import find_standing
+from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.shm.session import Session
+from otel_nfprobe.target.leftover import find_monitor, open_leftover
+from otel_nfprobe.target.target import Target, has_ended
+from otel_nfprobe.target.turns import take_turn
 
 PLACES_TOLD_MAX = 5
 MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver

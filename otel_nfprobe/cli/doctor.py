@@ -7,15 +7,15 @@ import argparse
 from typing import Any
 
 from otel_nfprobe.adapters.installed import adapter_names, choose_adapter
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.printable import printable_value
+from otel_nfprobe.cli.machine import describe_machine, describe_user
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.inject import SAFE_SYSTEM_CALLS
-from otel_nfprobe.machine import describe_machine, describe_user
-from otel_nfprobe.namespaces import foreign_namespaces, root_directory
-from otel_nfprobe.place import sees_proc
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.printable import printable_value
-from otel_nfprobe.target import Target, Thread
+from otel_nfprobe.linux.namespaces import foreign_namespaces, root_directory
+from otel_nfprobe.probes.inject import SAFE_SYSTEM_CALLS
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.library_file import sees_proc
+from otel_nfprobe.target.target import Target, Thread
 
 
 class DoctorCommand:

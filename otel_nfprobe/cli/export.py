@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.export_spool import export_spool
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
@@ -26,26 +28,24 @@ from otel_nfprobe.cli.span_options import (
 )
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.configuration import find_configuration
-from otel_nfprobe.delivery import Transport
-from otel_nfprobe.destination import find_complaint, find_destination, open_destination
-from otel_nfprobe.endpoint import EXAMPLE, Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.explain import Explainer
-from otel_nfprobe.export_counters import ExportCounters
-from otel_nfprobe.latecapture import SLOW
-from otel_nfprobe.limiter import Limiter
-from otel_nfprobe.otlp import DROPPED_UNREACHABLE, Exporter
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader
-from otel_nfprobe.repeats import WINDOW_NS, Repeats
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay_steps
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.sampling import Sampler, format_trace_state
-from otel_nfprobe.sessionfacts import ThreadInfo
-from otel_nfprobe.span import SpanEncoder, find_session_id
-from otel_nfprobe.switches import SWITCH
+from otel_nfprobe.export.configuration import find_configuration
+from otel_nfprobe.export.delivery import Transport
+from otel_nfprobe.export.destination import find_complaint, find_destination, open_destination
+from otel_nfprobe.export.endpoint import EXAMPLE, Endpoint
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.limiter import Limiter
+from otel_nfprobe.export.otlp import DROPPED_UNREACHABLE, Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import SpanEncoder, find_session_id
+from otel_nfprobe.export.trace_builder import Explainer
+from otel_nfprobe.monitor.latecapture import SLOW
+from otel_nfprobe.pipeline.context_switches import SWITCH
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
+from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
+from otel_nfprobe.recording.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay_steps
+from otel_nfprobe.recording.sessionfacts import ThreadInfo
 
 # A person waits: better to say soon that nobody listens. The recording stays, and can be sent again.
 RETRY_TOTAL_S = 10.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import argparse
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json, tell
 from otel_nfprobe.cli.session_spans import describe_counters
 from otel_nfprobe.cli.spool_options import find_spool
-from otel_nfprobe.delivery import Transport
-from otel_nfprobe.endpoint import EXAMPLE, Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.export_counters import ExportCounters
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.spool import Spool
+from otel_nfprobe.export.delivery import Transport
+from otel_nfprobe.export.endpoint import EXAMPLE, Endpoint
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.spool import Spool
 
 
 def export_spool(arguments: argparse.Namespace, where: Endpoint | Transport, patience_s: float, close_s: float) -> int:

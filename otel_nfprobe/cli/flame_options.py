@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.flame import FlameWish
-from otel_nfprobe.replay import RecordingFacts
-from otel_nfprobe.samplecounts import find_name, is_known
+from otel_nfprobe.profiling.samplecounts import find_name, is_known
+from otel_nfprobe.recording.replay import RecordingFacts
+from otel_nfprobe.report.flame import FlameWish
 
 ALL, SLOW = "all", "slow"
 SAMPLES, TIME = "samples", "time"

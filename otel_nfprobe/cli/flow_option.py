@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_nfprobe.flowfilter import FlowFilter
+    from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
 
 def add_flow_option(group: argparse._ActionsContainer, does: str) -> None:
@@ -28,6 +28,6 @@ def find_flow(arguments: argparse.Namespace) -> FlowFilter | None:
     """
     if arguments.flow is None:
         return None
-    from otel_nfprobe.flowfilter import FlowFilter  # libpcap is spoken to only where it is needed
+    from otel_nfprobe.pipeline.flowfilter import FlowFilter  # libpcap is spoken to only where it is needed
 
     return FlowFilter(arguments.flow)

@@ -8,16 +8,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from otel_nfprobe.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.inlined import show_inlined
 from otel_nfprobe.cli.listing import print_columns, shown_names
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.names.demangle import demangle_all
-from otel_nfprobe.names.signatures import Signature, signatures_of
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.symbols import Named, Unframed, list_functions, modules_of, use_archives
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.names.demangle import demangle_all
+from otel_nfprobe.elf.symbols import Named, Unframed, list_functions, modules_of, use_archives
+from otel_nfprobe.probes.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.signatures import Signature, signatures_of
+from otel_nfprobe.target.target import Target
 
 HEADINGS = ("module", "offset", "size", "strategy", "name", "from", "reason")
 WIDTHS_MAX = (32, 18, 9, 16, 48, 10)

@@ -7,11 +7,11 @@ import argparse
 import os
 from collections.abc import Mapping
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.digest import DEFAULT_KEY
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.identity import Identity
-from otel_nfprobe.repeats import FOREVER_NS, WINDOW_NS
+from otel_nfprobe.pipeline.digest import DEFAULT_KEY
+from otel_nfprobe.pipeline.identity import Identity
+from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS
 
 KEY_VARIABLE = "NFPROBE_KEY"
 KEY_BYTES = 16

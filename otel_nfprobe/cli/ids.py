@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi
-from otel_nfprobe.capturefile import (
+from otel_nfprobe.base.columns import PacketFlag
+from otel_nfprobe.cli.identity_options import add_digest_options, find_key
+from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, tell
+from otel_nfprobe.pipeline.capturefile import (
     FACTS,
     FACTS_BYTES,
     SECOND_NS,
@@ -22,12 +25,9 @@ from otel_nfprobe.capturefile import (
     describe_packets,
     open_capture,
 )
-from otel_nfprobe.cli.identity_options import add_digest_options, find_key
-from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, tell
-from otel_nfprobe.columns import PacketFlag
-from otel_nfprobe.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
-from otel_nfprobe.flow import format_flow
-from otel_nfprobe.repeats import FOREVER_NS, Repeats
+from otel_nfprobe.pipeline.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
+from otel_nfprobe.pipeline.flow import format_flow
+from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats
 
 DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB
 FLOWS_MAX = 1 << 16  # whose words are remembered

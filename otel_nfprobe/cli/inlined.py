@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.listing import print_columns
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.names.demangle import demangle
-from otel_nfprobe.names.dwarf import open_dwarf
-from otel_nfprobe.names.inlined import Inlined, inlined_in
-from otel_nfprobe.pattern import Pattern
-from otel_nfprobe.symbols import Function, function_at
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.names.demangle import demangle
+from otel_nfprobe.elf.names.dwarf import open_dwarf
+from otel_nfprobe.elf.names.inlined import Inlined, inlined_in
+from otel_nfprobe.elf.pattern import Pattern
+from otel_nfprobe.elf.symbols import Function, function_at
 
 HEADINGS = ("module", "inlined", "bytes", "ranges", "into", "called at")
 WIDTHS_MAX = (32, 40, 8, 6, 40)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.cli.measure import say
-from otel_nfprobe.durations import Durations
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.cli.session_runner import say
 from otel_nfprobe.kernel.cost import KernelCost, measure_cost
 from otel_nfprobe.kernel.kernelprobe import KernelProbe, find_whose
-from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
-from otel_nfprobe.target import Target
+from otel_nfprobe.pipeline.durations import Durations
+from otel_nfprobe.shm.session import RING_BYTES_MAX, RING_BYTES_MIN
+from otel_nfprobe.target.target import Target
 
 PREFIX = "kernel:"
 PAUSE_S = 0.005  # a ring of 16 MiB holds 140 ms of 5 million calls a second

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from otel_nfprobe.names.demangle import demangle
-from otel_nfprobe.printable import printable
-from otel_nfprobe.symbols import IFUNC_RESOLVER, Named
+from otel_nfprobe.base.printable import printable
+from otel_nfprobe.elf.names.demangle import demangle
+from otel_nfprobe.elf.symbols import IFUNC_RESOLVER, Named
 
 ALIASES_SHOWN = 3
 

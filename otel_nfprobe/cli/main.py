@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
-from otel_nfprobe.collection import collection_paused
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.printable import PrintableStream, printable
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.base.gc_tuning import collection_paused
+from otel_nfprobe.base.printable import PrintableStream, printable
 
 EXIT_DONE = 0
 EXIT_NOT_DONE = 1

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.printable import printable
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.cli.tables import add_late_option, missing, warn, write
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.printable import printable
-from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.recording.recording import RecordingReader
 
 if TYPE_CHECKING:
     import duckdb

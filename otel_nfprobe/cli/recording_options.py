@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_seconds
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.flightrecorder import MAX_BYTES, FlightWriter
-from otel_nfprobe.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.recording.flightrecorder import MAX_BYTES, FlightWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 
 SIZE_MIN = 1 << 20
 SECONDS_MAX = 3600.0

@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.flame_options import (
     add_flame_options,
@@ -18,17 +20,15 @@ from otel_nfprobe.cli.flame_options import (
 )
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, tell
-from otel_nfprobe.columns import Rows
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.flame import fold, render_folded
-from otel_nfprobe.outputfile import open_output
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import SLOWEST, build_report
-from otel_nfprobe.samples import describe_samples
-from otel_nfprobe.views.jsonview import render_json
-from otel_nfprobe.views.page import render_page
-from otel_nfprobe.views.table import render_table
+from otel_nfprobe.profiling.samples import describe_samples
+from otel_nfprobe.recording.outputfile import open_output
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts
+from otel_nfprobe.report.flame import fold, render_folded
+from otel_nfprobe.report.report import SLOWEST, build_report
+from otel_nfprobe.report.views.jsonview import render_json
+from otel_nfprobe.report.views.page import render_page
+from otel_nfprobe.report.views.table import render_table
 
 FORMATS = {"table": render_table, "json": render_json, "html": render_page}
 FLAME = "flame"

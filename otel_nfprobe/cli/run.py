@@ -21,16 +21,16 @@ from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.adapters.installed import choose_adapter
+from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import tell_error
-from otel_nfprobe.cli.measure import Measurement, choose_by_trial, describe_probes, plan, print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_resource import find_resource
-from otel_nfprobe.destination import Destination, find_destination
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.launch import Launch
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target
-from otel_nfprobe.views.summary import format_summary
+from otel_nfprobe.cli.session_runner import Measurement, choose_by_trial, describe_probes, plan, print_line, say
+from otel_nfprobe.export.destination import Destination, find_destination
+from otel_nfprobe.probes.launch import Launch
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.report.views.summary import format_summary
+from otel_nfprobe.target.target import Target
 
 ROLES_STABLE_S = 0.25  # ports are started one after the other
 ROLES_LOOK_S = 0.02

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.counter_options import check_counting, decide
-from otel_nfprobe.control import Answer, Control, Request
-from otel_nfprobe.counters.change import change_counters
 from otel_nfprobe.counters.choice import CounterChoice
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.monitor import Monitor
+from otel_nfprobe.monitor.counterchange import change_counters
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.shm.control import Answer, Control, Request
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of one session: sent when they are due, shown when somebody asks. Called by measure.py."""
+"""The metrics of one session: sent when they are due, shown when somebody asks. Called by session_runner.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from otel_nfprobe.exemplars import ExemplarEncoder, ExemplarKeeper
-from otel_nfprobe.export_counters import ExportCounters
-from otel_nfprobe.metrics import MetricsMaker, SnapshotTaker
-from otel_nfprobe.metrics_listener import MetricsListener, parse_address
-from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
-from otel_nfprobe.metrics_settings import MetricsSettings, Temporality
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.metrics.exemplars import ExemplarEncoder, ExemplarKeeper
+from otel_nfprobe.metrics.metrics import MetricsMaker, SnapshotTaker
+from otel_nfprobe.metrics.metrics_listener import MetricsListener, parse_address
+from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
+from otel_nfprobe.metrics.metrics_settings import MetricsSettings, Temporality
+from otel_nfprobe.monitor.monitor import Monitor
 
 CLOSE_S = 10.0
 CLOSE_SOON_S = 1.0  # for a receiver that has just shown that it is not there

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import argparse
 
-from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.arch.snippet import read_capture
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
@@ -13,12 +14,11 @@ from otel_nfprobe.cli.recording_options import add_recording_options, check_reco
 from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, find_time_scale
 from otel_nfprobe.cli.spool_options import add_spool_options
 from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_hertz, parse_seconds
-from otel_nfprobe.detail import ALWAYS, AUTO, ONE_IN
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.latecapture import ALL, NONE, SLOW
-from otel_nfprobe.perfring import max_hertz
-from otel_nfprobe.session import RING_BYTES_MAX, RING_BYTES_MIN
-from otel_nfprobe.snippet import read_capture
+from otel_nfprobe.linux.perfring import max_hertz
+from otel_nfprobe.monitor.detail import ALWAYS, AUTO, ONE_IN
+from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
+from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.shm.session import RING_BYTES_MAX, RING_BYTES_MIN
 
 RING_BYTES = 16 << 20
 

@@ -8,9 +8,9 @@ import os
 from typing import Any
 
 from otel_nfprobe.adapters.base import VersionedAdapter
-from otel_nfprobe.configuration import find_configuration
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.resource import describe_target, make_resource_attributes
+from otel_nfprobe.export.configuration import find_configuration
+from otel_nfprobe.export.resource import describe_target, make_resource_attributes
+from otel_nfprobe.monitor.monitor import Monitor
 
 
 def find_resource(arguments: argparse.Namespace, monitor: Monitor) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of one session: who sends them, and what is said about those that were not delivered.
 
-Called by measure.py.
+Called by session_runner.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_nfprobe.cli.spool_options import find_spool, open_spool
-from otel_nfprobe.destination import Destination, NamedExporter, open_destination
-from otel_nfprobe.drain import SpanPath
-from otel_nfprobe.export_counters import ExportCounters
-from otel_nfprobe.limiter import SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND
-from otel_nfprobe.otlp import Exporter
+from otel_nfprobe.export.destination import Destination, NamedExporter, open_destination
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.limiter import SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.monitor.drain import SpanPath
 
 CLOSE_S = 10.0
 

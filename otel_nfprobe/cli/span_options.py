@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.timescale import FACTOR_MAX, TimeScale
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.export.timescale import FACTOR_MAX, TimeScale
 
 NESTED, LINKS = "nested", "links"
 

@@ -7,10 +7,10 @@ import argparse
 import os
 from pathlib import Path
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.units import parse_bytes, parse_seconds
-from otel_nfprobe.endpoint import Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.spool import MAX_AGE_S, MAX_BYTES, Spool, SpoolSettings, describe_endpoint, find_directory
+from otel_nfprobe.export.endpoint import Endpoint
+from otel_nfprobe.export.spool import MAX_AGE_S, MAX_BYTES, Spool, SpoolSettings, describe_endpoint, find_directory
 
 NONE = "none"
 

@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.calibration import Cost, costs_by_id
-from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import CallFlag, Columns
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.base.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.cli.attach import StopSignals
 from otel_nfprobe.cli.counter_options import add_counter_options, check_counting, find_counters
 from otel_nfprobe.cli.kernel_stats import is_kernel, measure_kernel, refuse_options
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
-from otel_nfprobe.cli.measure import say
 from otel_nfprobe.cli.session_options import RING_BYTES
+from otel_nfprobe.cli.session_runner import say
 from otel_nfprobe.cli.units import parse_bytes, parse_seconds
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CallFlag, Columns
-from otel_nfprobe.durations import Durations
-from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.latecapture import NONE
-from otel_nfprobe.leftover import refuse_second
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.statistics import Statistics
-from otel_nfprobe.strategies import ENTRY_ONLY, STRATEGIES
-from otel_nfprobe.summary import count_lost
-from otel_nfprobe.target import Target
-from otel_nfprobe.views.distribution import render_distribution
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.summary import count_lost
+from otel_nfprobe.pipeline.durations import Durations
+from otel_nfprobe.pipeline.statistics import Statistics
+from otel_nfprobe.probes.calibration import Cost, costs_by_id
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.report.views.distribution import render_distribution
+from otel_nfprobe.target.leftover import refuse_second
+from otel_nfprobe.target.target import Target
 
 SECONDS = 5.0
 ROWS = 24

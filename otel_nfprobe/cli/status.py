@@ -9,12 +9,11 @@ import os
 from typing import Any
 
 from otel_nfprobe._core import ffi
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.descriptors import look_at_session_file
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.leftover import find_monitor, session_descriptors
-from otel_nfprobe.monitor import TRIAL
-from otel_nfprobe.session import (
+from otel_nfprobe.linux.descriptors import look_at_session_file
+from otel_nfprobe.monitor.monitor import TRIAL
+from otel_nfprobe.shm.session import (
     FIXED_BYTES,
     LOST_CLASSES,
     PROBE_COUNT,
@@ -22,7 +21,8 @@ from otel_nfprobe.session import (
     THREAD_COUNT,
     THREAD_TABLE_OFFSET,
 )
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.leftover import find_monitor, session_descriptors
+from otel_nfprobe.target.target import Target
 
 EXIT_ARMED = 0
 EXIT_NONE = 1

@@ -7,15 +7,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.recording.recording import RecordingReader
 
 if TYPE_CHECKING:
-    from otel_nfprobe.flowfilter import FlowFilter
-    from otel_nfprobe.replay import RecordingFacts
+    from otel_nfprobe.pipeline.flowfilter import FlowFilter
+    from otel_nfprobe.recording.replay import RecordingFacts
 
 
 class TablesCommand:
@@ -60,7 +60,7 @@ def write(
 ) -> RecordingFacts:
     """Writes the tables of one recording."""
     try:
-        from otel_nfprobe.tablefiles import write_tables
+        from otel_nfprobe.recording.tablefiles import write_tables
     except ImportError as error:
         raise missing(verb, error) from None
     return write_tables(reader, folder, slower_than_ns, flow)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
 from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
-from otel_nfprobe.errors import UsageError
 
 COUNTERS_MAX = 6  # a probe reads no more
 AUTO = "auto"

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.arena import Arenas
-from otel_nfprobe.calibration import ALIGNMENT_BYTES, NOTHING, RETURN, ROOM_BYTES, write_probed
-from otel_nfprobe.columns import Rows, counter_cost_rows
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.session import PROGRAM_COUNT, Session
-from otel_nfprobe.template import NO_ARGUMENT
-from otel_nfprobe.trampoline import COPY_SHAPES, Probe
-from otel_nfprobe.x86_64.relocate import encode_jump
+from otel_nfprobe.arch.x86_64.relocate import encode_jump
+from otel_nfprobe.base.columns import Rows, counter_cost_rows
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.probes.arena import Arenas
+from otel_nfprobe.probes.calibration import ALIGNMENT_BYTES, NOTHING, RETURN, ROOM_BYTES, write_probed
+from otel_nfprobe.probes.template import NO_ARGUMENT
+from otel_nfprobe.probes.trampoline import COPY_SHAPES, Probe
+from otel_nfprobe.shm.session import PROGRAM_COUNT, Session
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
 BARE = NOTHING + RETURN  # the function that does nothing, without a probe

@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.names import TYPE_HARDWARE, TYPE_RAW, TYPE_SOFTWARE, find_generic
-from otel_nfprobe.errors import UsageError
 
 SYSFS = Path("/sys")
 _CORE = re.compile(r"cpu(_core|_atom|_lowpower)?\Z")

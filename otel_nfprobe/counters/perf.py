@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
-from otel_nfprobe.perfring import USE_CLOCK, open_event
+from otel_nfprobe.linux.perfring import USE_CLOCK, open_event
 
 ATTRIBUTE_BYTES = 112
 DISABLED, PINNED, EXCLUDE_USER, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1, 1 << 2, 1 << 4, 1 << 5, 1 << 6

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from otel_nfprobe.columns import NONE, Columns, Rows
+from otel_nfprobe.base.columns import NONE, Columns, Rows
 from otel_nfprobe.counters.bundles import add_counts, derive
 from otel_nfprobe.counters.sums import CountedFunction, CounterSums
 

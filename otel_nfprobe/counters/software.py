@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import Rows
+from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.perf import Kernel
-from otel_nfprobe.threadtable import Claim
+from otel_nfprobe.shm.threadtable import Claim
 
 INTERVAL_S = 0.1
 INTERVALS_MAX = 100_000  # older ones are forgotten, their sums are not

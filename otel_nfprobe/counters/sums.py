@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.columns import COUNTER_COST, NONE, CallFlag, Columns, CountersFlag, Rows
+from otel_nfprobe.base.columns import COUNTER_COST, NONE, CallFlag, Columns, CountersFlag, Rows
 from otel_nfprobe.counters.bundles import derive, per_packet
 from otel_nfprobe.counters.choice import COUNTERS_MAX, read_names
 

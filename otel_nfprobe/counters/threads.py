@@ -18,16 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.arena import Arenas
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.counters.availability import Surroundings, explain_thread
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.compensation import Compensation, calibrate_counters
 from otel_nfprobe.counters.perf import Kernel
-from otel_nfprobe.descriptors import take_channel
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.session import THREAD_COUNT, Session
-from otel_nfprobe.threadtable import Claim
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.linux.descriptors import take_channel
+from otel_nfprobe.probes.arena import Arenas
+from otel_nfprobe.shm.session import THREAD_COUNT, Session
+from otel_nfprobe.shm.threadtable import Claim
 
 HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, while it calibrates
 LOOK_S = 1.0  # how often groups are looked at for their error state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure; called by programs.py.
+"""Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure; called by capture_programs.py.
 
 An instruction is 8 bytes: operation, two registers, a distance, a constant. Jumps go forward, to a label.
 """

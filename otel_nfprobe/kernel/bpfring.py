@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from otel_nfprobe.columns import Rows
+from otel_nfprobe.base.columns import Rows
 
 BUSY = 1 << 31  # reserved, not yet written
 CALL = np.dtype([("length", "<u4"), ("page", "<u4"), ("duration_ns", "<u8"), ("thread", "<u8")])

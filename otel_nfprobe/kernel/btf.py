@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 MAGIC = 0xEB9F

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.kernel.kernelprobe import TRACEPOINTS, KernelProbe, find_whose
 
 FUNCTION = "__x64_sys_getppid"

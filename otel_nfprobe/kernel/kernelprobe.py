@@ -16,17 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from otel_nfprobe.columns import Rows
-from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.elf.pattern import near_names
 from otel_nfprobe.kernel import bpfcall
 from otel_nfprobe.kernel.bpfcall import When
 from otel_nfprobe.kernel.bpfring import BpfRing
 from otel_nfprobe.kernel.btf import read_functions
-from otel_nfprobe.kernel.kallsyms import KernelSymbol, read_symbols
 from otel_nfprobe.kernel.programs import COUNT_BYTES, CROWDED, ENTERED, LEFT, LOST, Maps, Whose, write_entry, write_exit
 from otel_nfprobe.kernel.systemcalls import find_number
-from otel_nfprobe.pattern import near_names
-from otel_nfprobe.target import read_status
+from otel_nfprobe.linux.kallsyms import KernelSymbol, read_symbols
+from otel_nfprobe.target.target import read_status
 
 FENTRY, TRACEPOINTS = "fentry", "tracepoints"
 OPEN_MAX = 16384  # calls that are under way at one moment

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 from vpp_double import build_double
 
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.latecapture import NONE
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.target.target import Target
 
 IDLE = """
 import hashlib

@@ -12,9 +12,9 @@ from bench_probe import MEASURE_S, Leaves, running_leaves
 from measured_session import Session, attached
 from rounds import NO_FIGURE, Spread, lost, make_parser, spread, write_figures
 
-from otel_nfprobe.choice import choose
-from otel_nfprobe.latecapture import NONE
-from otel_nfprobe.target import Target
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.target.target import Target
 
 LEVELS = 20
 RING_BYTES = 64 << 20

@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 from synthetic_columns import make_columns
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.heap import limit_heap
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.span import EncodedRequest, SpanEncoder
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
+from otel_nfprobe.monitor.malloc_tuning import limit_heap
 
 NAMES = ["pcap_rx", "macswap", "lookup", "pcap_tx"]
 PACKETS, PACKETS_SHORT = 200_000, 20_000

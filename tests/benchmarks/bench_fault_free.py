@@ -36,14 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from busy_testpmd import busy_testpmd
 from rounds import find_cpus, make_parser, write_figures
 
-from otel_nfprobe.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
-from otel_nfprobe.lateness import LatenessStatistics
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.rawclock import RawClock
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.tail import CauseKind, find_causes
-from otel_nfprobe.typical import BatchSample
+from otel_nfprobe.base.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.causes.baseline import BatchSample
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.lateness import LatenessStatistics
+from otel_nfprobe.linux.rawclock import RawClock
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 FIREWALL = ROOT / "examples" / "firewall"

@@ -27,10 +27,10 @@ from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, wri
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.latecapture import NONE, SLOW
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.latecapture import NONE, SLOW
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.target.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "forwarders.c"
 BATCH, BATCHES, ROUNDS = 32, 64, 4096  # as in the target

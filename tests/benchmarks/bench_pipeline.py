@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from synthetic_records import Row, entry, leave, poll, record, value
 from written_ring import WrittenRing
 
-from otel_nfprobe.columns import RECORD, Rows
-from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.base.columns import RECORD, Rows
+from otel_nfprobe.pipeline.pipeline import Pipeline
 
 PACKET, PACKET_ID, PACKET_V4, TIMED_LAST = 8, 9, 10, 3
 ENGINE, RECEIVE, TRANSMIT, WORK = 0, 1, 2, 3

@@ -23,11 +23,11 @@ from measured_session import BareChoice, Session, attached
 from rounds import NO_FIGURE, find_cpus, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.adapters.described import DescribedAdapter
-from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.detail import Detail
-from otel_nfprobe.latecapture import NONE, SLOW
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.detail import Detail
+from otel_nfprobe.monitor.latecapture import NONE, SLOW
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "poller.c"
 TURNS, ROUNDS = 1000, 256

@@ -22,7 +22,7 @@ from bench_pipeline import RING_BYTES, RING_BYTES_SHORT
 from bench_recording import varied_stream, write
 from rounds import make_parser, spread, write_figures
 
-from otel_nfprobe.columns import Rows
+from otel_nfprobe.base.columns import Rows
 
 RUNS = 5
 LAPS = 3  # of the stream of bench_recording.py: more than that does not fit into its queue at once

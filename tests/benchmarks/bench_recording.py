@@ -17,12 +17,12 @@ import numpy as np
 from bench_pipeline import RING_BYTES, RING_BYTES_SHORT, ROLES, STREAMS, stream
 from rounds import Spread, make_parser, spent_s, spread, write_figures
 
-from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.columns import Rows
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RECORDS, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.sessionfacts import FunctionInfo
+from otel_nfprobe.base.clock import ANCHOR
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RECORDS, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
 
 ROUND = 16384  # records of one drain
 RUNS = 5

@@ -12,11 +12,11 @@ from bench_probe import FAMILIES, MEASURE_S, RING_BYTES, Leaves, running_leaves
 from measured_session import Session, attached
 from rounds import NO_FIGURE, lost, make_parser, spread, write_figures
 
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.latecapture import NONE
-from otel_nfprobe.snippet import Capture, assemble
-from otel_nfprobe.target import Target
+from otel_nfprobe.arch.snippet import Capture, assemble
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.target.target import Target
 
 PLAIN = "no snippet"
 SNIPPETS = {

@@ -35,13 +35,13 @@ from traffic import make_frames, write_pcap
 
 from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.choice import Choice, choose
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
-from otel_nfprobe.latecapture import ALL, NONE, SLOW
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 BATCH = 32
 SETTLE_S = 0.05

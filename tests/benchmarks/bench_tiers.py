@@ -29,11 +29,11 @@ from rounds import make_parser, spread, write_figures
 from stack_services import EXAMPLES, Stack
 from synthetic_columns import make_columns, move_columns
 
-from otel_nfprobe.clock import Clock, sample_pair
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import SpanEncoder
 
 BASE = EXAMPLES / "collector.yaml"
 NAMES = ["pcap_rx", "macswap", "lookup", "pcap_tx"]

@@ -27,9 +27,9 @@ from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.latecapture import NONE, SLOW
-from otel_nfprobe.target import Target
+from otel_nfprobe.monitor.latecapture import NONE, SLOW
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 OFF = "off"
 MODES = (OFF, NONE, SLOW)

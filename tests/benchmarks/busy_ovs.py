@@ -22,9 +22,9 @@ from ovs_dpdk import OvsDpdk
 from probed import wait_until
 
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.target import Target
-from otel_nfprobe.trial import Trial
+from otel_nfprobe.monitor.trial import Trial
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 PACKETS_FIRST = 1_000_000  # until the polling thread has had more of the processor than the thread that set it up
 TRIAL_S = 2.0

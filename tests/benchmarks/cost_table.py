@@ -14,7 +14,7 @@ from typing import Any
 
 from figure_tables import KINDS, NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
 
-from otel_nfprobe.strategies import STRATEGIES
+from otel_nfprobe.base.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"

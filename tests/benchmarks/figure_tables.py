@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_nfprobe.strategies import STRATEGIES
+from otel_nfprobe.base.strategies import STRATEGIES
 
 Figures = dict[str, Any]  # of all benchmarks by their names: what they have written
 NOTHING_KEPT = "no round that counts: in each something was lost, or it was not quiet"

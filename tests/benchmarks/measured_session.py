@@ -13,22 +13,22 @@ from pathlib import Path
 
 from otel_nfprobe._core import lib
 
-from otel_nfprobe.analysis import FunctionPlan
-from otel_nfprobe.choice import Choice
-from otel_nfprobe.clock import Clock
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.counters.choice import Counter
-from otel_nfprobe.detail import Detail
-from otel_nfprobe.drain import SpanPath
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.latecapture import LateWish
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.recording import RecordingHeader, RecordingWriter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.sampling import Sampler
-from otel_nfprobe.span import SpanEncoder
-from otel_nfprobe.target import Target
-from otel_nfprobe.trampoline import ProbeRequest
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.monitor.detail import Detail
+from otel_nfprobe.monitor.drain import SpanPath
+from otel_nfprobe.monitor.latecapture import LateWish
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.pipeline.sampling import Sampler
+from otel_nfprobe.probes.analysis import FunctionPlan
+from otel_nfprobe.probes.probe_selection import Choice
+from otel_nfprobe.probes.trampoline import ProbeRequest
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.target.target import Target
 
 STATISTICS, RECORDING, EXPORT = "statistics", "recording", "export"
 CLOSE_S = 5.0  # for what the exporter has not sent yet

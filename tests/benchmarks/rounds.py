@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.summary import count_lost
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.summary import count_lost
 
 NO_FIGURE = float("nan")
 

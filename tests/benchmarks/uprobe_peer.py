@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from otel_nfprobe.elf import ElfImage
+from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.kernel import bpfcall
 from otel_nfprobe.kernel.assembler import Assembler
 from otel_nfprobe.kernel.programs import NOW_NS
-from otel_nfprobe.perfring import open_event
+from otel_nfprobe.linux.perfring import open_event
 
 SOURCE = Path("/sys/bus/event_source/devices/uprobe")
 ATTRIBUTE_BYTES = 112

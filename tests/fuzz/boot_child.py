@@ -25,11 +25,11 @@ from typing import Any, cast
 
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe import inject
-from otel_nfprobe.descriptors import ADD_SEALS, KEPT_SIZE, SESSION_NAME
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.session import MAGIC, RING_BYTES_MIN, RING_OFFSET, THREAD_COUNT, VERSION
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.linux.descriptors import ADD_SEALS, KEPT_SIZE, SESSION_NAME
+from otel_nfprobe.probes import inject
+from otel_nfprobe.shm.session import MAGIC, RING_BYTES_MIN, RING_OFFSET, THREAD_COUNT, VERSION
+from otel_nfprobe.target.target import Target
 
 STAGES = range(-1, 9)
 LIKELY_STAGES = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from iced_x86 import Code, Decoder, Instruction, Mnemonic, OpKind, Register, RegisterExt
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe.x86_64 import scan
+from otel_nfprobe.arch.x86_64 import scan
 
 ADDRESS = 0x400000
 _GENERAL = (

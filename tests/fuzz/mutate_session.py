@@ -10,7 +10,7 @@ from typing import Any
 
 from otel_nfprobe._core import ffi
 
-from otel_nfprobe.session import (
+from otel_nfprobe.shm.session import (
     ARENA_OFFSET,
     FIXED_BYTES,
     PROBE_COUNT,

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from mutate import Layout, mutate
 
-from otel_nfprobe import elf
-from otel_nfprobe.analysis import STRATEGIES, plan_functions
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import main as main_of_nfprobe
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import functions_of
+from otel_nfprobe.elf import elf
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import functions_of
+from otel_nfprobe.probes.analysis import STRATEGIES, plan_functions
 
 CASE_SECONDS = 10  # of processor time; a good file takes one
 MEMORY_BYTES = 4 << 30

@@ -19,12 +19,12 @@ import struct
 import sys
 from pathlib import Path
 
-from otel_nfprobe.analysis import FunctionPlan, plan_functions, relocate_displaced
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import functions_of
-from otel_nfprobe.x86_64.body import build_body, encode_exit, find_exits
-from otel_nfprobe.x86_64.branches import scan_module
+from otel_nfprobe.arch.x86_64.body import build_body, encode_exit, find_exits
+from otel_nfprobe.arch.x86_64.branches import scan_module
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import functions_of
+from otel_nfprobe.probes.analysis import FunctionPlan, plan_functions, relocate_displaced
 
 ROOM_BYTES = 1 << 20
 COUNTS_BYTES = 4096  # at the beginning of the room: saved rax, then entries and exits of each function

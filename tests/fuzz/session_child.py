@@ -31,19 +31,19 @@ from typing import Any, cast
 from mutate_session import SharedMemory, known_tids
 from otel_nfprobe._core import lib
 
-from otel_nfprobe.arena import Arenas
-from otel_nfprobe.arenatable import read_arenas
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.status import _states
-from otel_nfprobe.copies import _runs_on_memory_of
-from otel_nfprobe.ended import EndedThreads
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.evidence import find_doubts
-from otel_nfprobe.inherited import _inherited, _stands
-from otel_nfprobe.patch import Patcher
-from otel_nfprobe.session import ARENA_BYTES, ARENA_OFFSET, PROBE_COUNT, THREAD_COUNT, Session
-from otel_nfprobe.target import Target
-from otel_nfprobe.threadcounts import COUNT_MAX
-from otel_nfprobe.verdicts import find_verdicts
+from otel_nfprobe.monitor.fork_tracker import _runs_on_memory_of
+from otel_nfprobe.probes.arena import Arenas
+from otel_nfprobe.probes.arenatable import read_arenas
+from otel_nfprobe.probes.descriptor_errors import find_verdicts
+from otel_nfprobe.probes.evidence import find_doubts
+from otel_nfprobe.probes.inherited import _inherited, _stands
+from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.shm.session import ARENA_BYTES, ARENA_OFFSET, PROBE_COUNT, THREAD_COUNT, Session
+from otel_nfprobe.shm.thread_reaper import EndedThreads
+from otel_nfprobe.shm.threadcounts import COUNT_MAX
+from otel_nfprobe.target.target import Target
 
 CASE_SECONDS = 30  # of processor time; most take a hundredth of one, a full probe table one
 MEMORY_BYTES = 4 << 30  # of addresses; rings of 64 MiB and tables of 72 are among them

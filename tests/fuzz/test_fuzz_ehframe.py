@@ -15,8 +15,8 @@ import pytest
 from mutate import Layout, mutate_frames
 from seeds import seeds
 
-from otel_nfprobe.cursor import FrameError
-from otel_nfprobe.ehframe import ENTRY_BYTES, EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
+from otel_nfprobe.elf.cursor import FrameError
+from otel_nfprobe.elf.ehframe import ENTRY_BYTES, EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 ADDRESS = 0x1A000

@@ -18,10 +18,10 @@ import pytest
 from mutate import Layout, mutate
 from seeds import FIRST, SECONDS, seeds
 
-from otel_nfprobe.elfparser import HEAD, RELOCATIONS, SYMBOLS, ElfParser
-from otel_nfprobe.elfplain import read_plain
-from otel_nfprobe.elftables import read_head, read_relocations, read_symbols
-from otel_nfprobe.filecontent import Content
+from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS, ElfParser
+from otel_nfprobe.elf.elfplain import read_plain
+from otel_nfprobe.elf.elftables import read_head, read_relocations, read_symbols
+from otel_nfprobe.elf.filecontent import Content
 
 READERS: dict[bytes, Callable[..., Any]] = {HEAD: read_head, SYMBOLS: read_symbols, RELOCATIONS: read_relocations}
 CHILD = Path(__file__).with_name("reading_child.py")

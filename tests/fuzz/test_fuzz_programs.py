@@ -19,7 +19,7 @@ from probed import Probed, Talker
 from random_c import random_program
 from seeds import seeds
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 
 pytestmark = pytest.mark.integration
 

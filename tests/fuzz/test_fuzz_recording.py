@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from synthetic_recording import BATCHES, write_recording
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.recording import RECORDS, RecordingReader
-from otel_nfprobe.samplecounts import CountedSamples, SampleCounts
-from otel_nfprobe.samples import SAMPLE
+from otel_nfprobe.profiling.samplecounts import CountedSamples, SampleCounts
+from otel_nfprobe.profiling.samples import SAMPLE
+from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 
 CHILD = Path(__file__).with_name("recording_child.py")
 EVERYDAY, EVERYDAY_SECONDS = 120, 30

@@ -16,7 +16,7 @@ import pytest
 from random_assembly import random_assembly
 from seeds import seeds
 
-from otel_nfprobe.x86_64.relocate import relocate
+from otel_nfprobe.arch.x86_64.relocate import relocate
 
 CHILD = Path(__file__).with_name("relocation_child.py")
 PATIENCE_S = 120

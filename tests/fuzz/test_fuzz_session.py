@@ -19,7 +19,7 @@ from probed import Talker
 from seeds import FIRST, SECONDS
 from test_damaged_table import GLOBS, killed
 
-from otel_nfprobe.leftover import session_descriptors
+from otel_nfprobe.target.leftover import session_descriptors
 
 pytestmark = pytest.mark.integration
 

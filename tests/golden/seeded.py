@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
 from otel_nfprobe._core import ffi, lib
 from synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
-from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.recording import RecordingHeader, RecordingWriter
-from otel_nfprobe.samples import SAMPLE, Place
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.base.clock import ANCHOR
+from otel_nfprobe.base.numbernames import NumberNames
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.profiling.samples import SAMPLE, Place
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
 
 START_NS, TICKS_PER_NS = 1_700_000_000 * 10**9, 2
 RX, CLASSIFY, LOOK_UP, TX, DROP = range(5)

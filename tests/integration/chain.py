@@ -12,7 +12,7 @@ from pathlib import Path
 
 from probed import Probed, Talker
 
-from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.probes.analysis import STRATEGIES
 
 Start = Callable[..., Talker]
 CHAIN = ("deep_c", "deep_b", "deep_a")

@@ -17,16 +17,16 @@ from counted import GLOBS, KeptCalls, read_truth
 from otel_nfprobe._core import lib
 from probed import Talker, counters_by_call, wait_until
 
-from otel_nfprobe.arena import Arenas
-from otel_nfprobe.columns import CountersFlag
-from otel_nfprobe.counters.change import change_counters
+from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.compensation import Compensation
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters
-from otel_nfprobe.modules import Module
-from otel_nfprobe.recording import RecordingWriter
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.monitor.counterchange import change_counters
+from otel_nfprobe.probes.arena import Arenas
+from otel_nfprobe.recording.recording import RecordingWriter
 
 CALLS, ROUNDS_MAX = 1000, 50  # of each change; in all no more than the ring holds
 

@@ -12,9 +12,9 @@ import numpy as np
 from otel_nfprobe._core import lib
 from probed import KeepAll, Probed, Talker, counters_by_call, find_calls
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns, CountersFlag
-from otel_nfprobe.recording import RecordingWriter
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import Columns, CountersFlag
+from otel_nfprobe.recording.recording import RecordingWriter
 
 TRUTH = np.dtype([("amount", "<u4"), ("switched", "<u4")])
 GLOBS = ("counted*:work", "counted*:inner")

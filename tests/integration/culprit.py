@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_nfprobe.clock import sample_pair
-from otel_nfprobe.columns import NONE, concatenate, latency_ticks, life_start_ticks
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
-from otel_nfprobe.tail import CauseKind, find_causes
-from otel_nfprobe.typical import BatchSample, Typical
+from otel_nfprobe.base.clock import sample_pair
+from otel_nfprobe.base.columns import NONE, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 
 START_S = 0.3  # attaching stops the target, and its first records meet memory that was never touched
 SEIZE, INTERRUPT, CONT, DETACH = 0x4206, 0x4207, 7, 17

@@ -25,14 +25,14 @@ from typing import Any
 
 from probed import Talker
 
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.launch import Launch
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.session import Session
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.launch import Launch
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.shm.session import Session
+from otel_nfprobe.target.target import Target
 
 TRIGGER = 9
 ABOVE = 20  # descriptors from here on are nobody's by accident

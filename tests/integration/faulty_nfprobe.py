@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from otel_nfprobe import elfparser, elfplain
 from otel_nfprobe.cli.main import main
+from otel_nfprobe.elf import elfparser, elfplain
 
 os.environ["XDG_CACHE_HOME"] = "/dev/null"  # what a sound process has read of these files is no answer here
 elfplain.read_plain = lambda *_: None  # all files are left to that process

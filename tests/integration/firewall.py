@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.leftover import session_descriptors
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.target.leftover import session_descriptors
+from otel_nfprobe.target.target import Target
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "firewall"
 DESCRIPTION = SOURCE / "firewall.yaml"

@@ -9,9 +9,9 @@ from typing import Any
 
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.forks import ChildMonitor, Forks
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.forks import ChildMonitor, Forks
+from otel_nfprobe.target.target import Target
 
 PATIENCE_S = 90.0
 OWN = ["forks-*:step", "forks-*:mixed"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from probed import Talker
 
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDES = (f"-I{ROOT / 'native/probe'}", f"-I{ROOT / 'native/include'}", "-Wno-missing-field-initializers")

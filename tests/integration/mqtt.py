@@ -11,8 +11,8 @@ from pathlib import Path
 
 from probed import wait_until
 
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.target.target import Target
 
 CLIENTS = "-h", "127.0.0.1"
 PATIENCE_S = 60

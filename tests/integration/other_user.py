@@ -8,7 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 
-from otel_nfprobe.elfparser import parser
+from otel_nfprobe.elf.elfparser import parser
 
 NOBODY = 65534
 PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 4, 8

@@ -15,14 +15,14 @@ from types import TracebackType
 import numpy as np
 
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns, concatenate
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.pipeline import PipelineCounts
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.statistics import Statistics
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import Columns, concatenate
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.pipeline.pipeline import PipelineCounts
+from otel_nfprobe.pipeline.statistics import Statistics
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.target.target import Target
 
 ANSWER_S = 120.0
 

@@ -16,8 +16,8 @@ import pytest
 from agents import PATIENCE_S, RunningAgent
 from probed import wait_until
 
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

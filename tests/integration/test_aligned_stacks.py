@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker
 
-from otel_nfprobe.strategies import IN_STACK_CALL
-from otel_nfprobe.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS
+from otel_nfprobe.arch.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS
+from otel_nfprobe.base.strategies import IN_STACK_CALL
 
 pytestmark = pytest.mark.integration
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import yaml
 
-from otel_nfprobe.columns import BatchFlag, Columns, concatenate, latency_ticks, life_start_ticks
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
-from otel_nfprobe.tail import CauseKind, find_causes
-from otel_nfprobe.typical import BatchSample
+from otel_nfprobe.base.columns import BatchFlag, Columns, concatenate, latency_ticks, life_start_ticks
+from otel_nfprobe.causes.baseline import BatchSample
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 
 pytestmark = pytest.mark.integration
 

@@ -15,12 +15,12 @@ import yaml
 from test_arrival_bounds import DESCRIPTION
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe.arrival import FROM_CAPTURE
+from otel_nfprobe.base.columns import Columns, concatenate
+from otel_nfprobe.causes.arrival import FROM_CAPTURE
 from otel_nfprobe.cli.arrival_options import take_arrivals
-from otel_nfprobe.columns import Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import RecordingFacts, read_facts, replay
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,7 @@ from metrics_receiver import spans_of
 from otlp_receiver import Receiver
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.recording import RecordingReader
+from otel_nfprobe.recording.recording import RecordingReader
 
 pytestmark = pytest.mark.integration
 

@@ -20,15 +20,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from probed import Probed, wait_until
 
 from otel_nfprobe.adapters.installed import choose_adapter, load_adapter
-from otel_nfprobe.columns import TRANSMITTED, Columns, concatenate
-from otel_nfprobe.digest import siphash
-from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.report import build_report
-from otel_nfprobe.span import SpanEncoder
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import TRANSMITTED, Columns, concatenate
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.pipeline.digest import siphash
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.report.report import build_report
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,8 @@ from firewall import DESCRIPTION, Firewall
 from rooms import Room
 from test_testpmd import wait_until_armed
 
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

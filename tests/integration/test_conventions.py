@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker
 
-from otel_nfprobe.analysis import STRATEGIES
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ import pytest
 from probed import Probed, Talker, counters_by_call
 from test_counter_compensation import ROUNDS, Stepped, read_truth
 
-from otel_nfprobe.columns import CallFlag, Columns
+from otel_nfprobe.base.columns import CallFlag, Columns
 from otel_nfprobe.counters.sums import batch_counts
 
 pytestmark = pytest.mark.integration

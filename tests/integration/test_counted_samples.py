@@ -19,11 +19,11 @@ from probed import Talker, wait_until
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import Counter, choose_counters
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import build_report
-from otel_nfprobe.samplecounts import describe_counts
-from otel_nfprobe.samplegroup import Way
+from otel_nfprobe.profiling.samplecounts import describe_counts
+from otel_nfprobe.profiling.samplegroup import Way
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,8 @@ from probed import Talker, wait_until
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.report import build_report
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 

@@ -14,12 +14,12 @@ import pytest
 from otel_nfprobe._core import lib
 from probed import KeepAll, Probed, Talker, counters_by_call, find_calls
 
-from otel_nfprobe.choice import choose
-from otel_nfprobe.columns import CountersFlag
+from otel_nfprobe.base.columns import CountersFlag
+from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.counters.compensation import SHAPES, calibrate_counters, costs_of
-from otel_nfprobe.session import THREAD_COUNT
-from otel_nfprobe.strategies import ENTRY_ONLY, RELOCATED_BODY
-from otel_nfprobe.trampoline import COPY_SHAPES
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.probes.trampoline import COPY_SHAPES
+from otel_nfprobe.shm.session import THREAD_COUNT
 
 pytestmark = pytest.mark.integration
 

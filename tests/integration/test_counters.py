@@ -10,10 +10,10 @@ import pytest
 from counted import Counted, assert_never_wrong, read_truth
 from probed import Talker, wait_until
 
-from otel_nfprobe.columns import CountersFlag
+from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.report import build_report
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 

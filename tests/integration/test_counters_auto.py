@@ -14,17 +14,17 @@ import pytest
 from testpmd import Testpmd
 
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.calibration import NOTHING, RETURN
-from otel_nfprobe.choice import Choice, choose
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.cli.counter_options import find_counters
-from otel_nfprobe.clock import Clock
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
-from otel_nfprobe.latecapture import NONE
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.summary import summarise
-from otel_nfprobe.target import Target
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.summary import summarise
+from otel_nfprobe.probes.calibration import NOTHING, RETURN
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,10 @@ import yaml
 from probed import Talker
 from test_testpmd import wait_until_armed
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import ROUND_RECORDS, RecordingFacts, read_facts, replay_steps
+from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import ROUND_RECORDS, RecordingFacts, read_facts, replay_steps
 
 pytestmark = pytest.mark.integration
 

@@ -18,11 +18,11 @@ from testpmd import Testpmd, pcap_device
 from otel_nfprobe.adapters import dpdk
 from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.analysis import IN_STACK_CALL, plan_functions
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import find_functions
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import find_functions
+from otel_nfprobe.probes.analysis import IN_STACK_CALL, plan_functions
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -17,10 +17,10 @@ from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.report import DROPPED, TRANSMITTED
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.report.report import DROPPED, TRANSMITTED
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ import pytest
 from dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
 
 from otel_nfprobe.adapters import dpdk
-from otel_nfprobe.modules import Module
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.target.target import Target
 
 pytestmark = [
     pytest.mark.integration,

@@ -21,10 +21,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from test_dpdk_examples import measure
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 

@@ -23,12 +23,12 @@ from traffic import make_frames
 
 from otel_nfprobe.adapters import base
 from otel_nfprobe.adapters.dpdk import DpdkAdapter
-from otel_nfprobe.columns import PacketFlag
-from otel_nfprobe.digest import describe
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import PacketFlag
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = [
     pytest.mark.integration,

@@ -21,7 +21,7 @@ from test_everything import PYTHON, WORK
 from testpmd import Testpmd, pcap_device
 from whole import LADDER
 
-from otel_nfprobe.analysis import STRATEGIES
+from otel_nfprobe.probes.analysis import STRATEGIES
 
 pytestmark = pytest.mark.integration
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from firewall import DESCRIPTION, Firewall, fails
 
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.recording import RECORDS, RecordingReader
-from otel_nfprobe.report import build_report
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.recording.recording import RECORDS, RecordingReader
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 120

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 from otlp_receiver import Receiver
 
-from otel_nfprobe import digest
 from otel_nfprobe.cli.main import main
+from otel_nfprobe.pipeline import digest
 
 pytestmark = pytest.mark.integration
 

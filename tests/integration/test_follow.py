@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.choice import NEEDS_STOP, choose
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.linkmap import LinkMap
-from otel_nfprobe.modules import Module
-from otel_nfprobe.plan import FunctionPlan
-from otel_nfprobe.summary import summarise
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.monitor.summary import summarise
+from otel_nfprobe.probes.plan import FunctionPlan
+from otel_nfprobe.probes.probe_selection import NEEDS_STOP, choose
+from otel_nfprobe.target.linkmap import LinkMap
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe import perfring, preemption, samplesource
+from otel_nfprobe.causes import preemption
 from otel_nfprobe.counters import perf
 from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.linux import perfring
+from otel_nfprobe.profiling import samplesource
 
 pytestmark = pytest.mark.integration
 

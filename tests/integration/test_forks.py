@@ -13,9 +13,9 @@ import pytest
 from forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe import forks
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.target import Target
+from otel_nfprobe.monitor import forks
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

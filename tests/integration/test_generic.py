@@ -18,14 +18,14 @@ from probed import Probed, Talker
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.generic import GenericAdapter
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.columns import concatenate
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.report import build_report
-from otel_nfprobe.stolen import StolenTime
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import concatenate
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.linux.steal_time import StolenTime
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.report.report import build_report
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

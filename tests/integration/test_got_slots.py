@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.analysis import GOT_SLOT
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.analysis import GOT_SLOT
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

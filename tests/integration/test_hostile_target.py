@@ -19,7 +19,7 @@ from hostile import BOUND_S, INCLUDES, Bait, assert_lives, attach, has_probes, r
 from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.loadedlibrary import library_path
+from otel_nfprobe.target.loadedlibrary import library_path
 
 pytestmark = pytest.mark.integration
 

@@ -23,10 +23,10 @@ from testpmd import Testpmd
 from traffic import make_frames, read_pcap, write_pcap
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.digest import describe
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from frames import INNER, ethernet, ipv4, vxlan

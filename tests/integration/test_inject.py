@@ -16,10 +16,10 @@ import pytest
 from probed import Talker, cpu_ticks, wait_until
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.inject import inject
-from otel_nfprobe.linkmap import LinkMap
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target, read_status
+from otel_nfprobe.probes.inject import inject
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.linkmap import LinkMap
+from otel_nfprobe.target.target import Target, read_status
 
 pytestmark = pytest.mark.integration
 

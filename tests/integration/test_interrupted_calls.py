@@ -16,9 +16,9 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from probed import Talker, wait_until
 
-from otel_nfprobe import inject as injection
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target, Thread
+from otel_nfprobe.probes import inject as injection
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.target import Target, Thread
 
 pytestmark = pytest.mark.integration
 

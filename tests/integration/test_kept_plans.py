@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe import analysis, plancache
-from otel_nfprobe.analysis import IN_STACK_CALL, FunctionPlan, plan_functions
-from otel_nfprobe.symbols import find_functions
-from otel_nfprobe.target import Target
+from otel_nfprobe.elf.symbols import find_functions
+from otel_nfprobe.probes import analysis, plancache
+from otel_nfprobe.probes.analysis import IN_STACK_CALL, FunctionPlan, plan_functions
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

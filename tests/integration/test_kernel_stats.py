@@ -15,7 +15,7 @@ import pytest
 from firewall import fails
 from probed import Talker
 
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.kernel.kernelprobe import FENTRY, TRACEPOINTS, KernelProbe, find_whose
 
 pytestmark = pytest.mark.integration

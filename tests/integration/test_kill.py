@@ -16,9 +16,9 @@ import pytest
 from test_testpmd import wait_until_armed
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -21,15 +21,15 @@ from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
-from otel_nfprobe.choice import choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
-from otel_nfprobe.latecapture import SLOW, LateWish
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
+from otel_nfprobe.monitor.latecapture import SLOW, LateWish
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.patch import Patcher
-from otel_nfprobe.trampoline import Probe
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.probes.trampoline import Probe
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,11 @@ from hostile import Bait, assert_lives, attach, has_probes
 from probed import Talker
 from rooms import Room, need_unshare, root_of
 
-from otel_nfprobe import inject
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.loadedlibrary import library_name, library_offset, library_path
-from otel_nfprobe.place import LibraryFile, write_library
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.probes import inject
+from otel_nfprobe.target.library_file import LibraryFile, write_library
+from otel_nfprobe.target.loadedlibrary import library_name, library_offset, library_path
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.columns import TRANSMITTED, Columns
-from otel_nfprobe.digest import describe
-from otel_nfprobe.repeats import RepeatsCounts
+from otel_nfprobe.base.columns import TRANSMITTED, Columns
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.repeats import RepeatsCounts
 
 pytestmark = pytest.mark.integration
 

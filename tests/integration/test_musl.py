@@ -13,8 +13,8 @@ import pytest
 from probed import Probed
 from rooms import MUSL_LINKER, Room, compile_musl, musl_root_of, need_unshare
 
-from otel_nfprobe.errors import RefusedError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import RefusedError
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

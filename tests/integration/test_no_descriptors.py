@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from probed import Probed, wait_until
 
-from otel_nfprobe import reserve
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.monitor import reserve
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

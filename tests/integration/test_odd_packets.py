@@ -14,11 +14,11 @@ from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from testpmd import Testpmd, pcap_device
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe.columns import TRANSMITTED, PacketFlag
-from otel_nfprobe.digest import FLAG_FRAGMENT, describe
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.base.columns import TRANSMITTED, PacketFlag
+from otel_nfprobe.pipeline.digest import FLAG_FRAGMENT, describe
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 pytestmark = pytest.mark.integration
 

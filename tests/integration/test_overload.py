@@ -23,7 +23,7 @@ from probed import cpu_ticks, wait_until
 from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.recording import PART, RecordingReader
+from otel_nfprobe.recording.recording import PART, RecordingReader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 

@@ -25,15 +25,15 @@ from traffic import make_frames, read_pcap
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
 from otel_nfprobe.adapters.ovs_classes import dpdk_kind
-from otel_nfprobe.columns import DROPPED
+from otel_nfprobe.base.columns import DROPPED
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.digest import describe
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

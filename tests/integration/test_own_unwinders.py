@@ -11,8 +11,8 @@ import pytest
 from chain import LADDER, Start, probe, start_chain
 from probed import Probed, Talker
 
-from otel_nfprobe.symbols import find_functions
-from otel_nfprobe.unwinders import has_unwinder
+from otel_nfprobe.elf.symbols import find_functions
+from otel_nfprobe.probes.unwinders import has_unwinder
 
 pytestmark = pytest.mark.integration
 

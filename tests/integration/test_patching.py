@@ -20,9 +20,9 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from probed import Talker, wait_until
 
-from otel_nfprobe.inject import inject
-from otel_nfprobe.session import Session
-from otel_nfprobe.target import Target
+from otel_nfprobe.probes.inject import inject
+from otel_nfprobe.shm.session import Session
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -11,10 +11,10 @@ from changing import Changing, Worker, assert_counted_as_changed, own
 from counted import Counted, assert_never_wrong, read_truth
 from probed import Talker
 
-from otel_nfprobe.columns import CountersFlag
+from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import CounterChoice
-from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.report import build_report
+from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 

@@ -19,13 +19,13 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from probed import wait_until
 
-from otel_nfprobe import preemption
-from otel_nfprobe.clock import Clock, sample_pair
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.preemption import SwitchWatch
-from otel_nfprobe.recording import SWITCHES, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.causes import preemption
+from otel_nfprobe.causes.preemption import SwitchWatch
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.recording.recording import SWITCHES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from probed import Probed, Talker
 
-from otel_nfprobe.strategies import RELOCATED_BODY
-from otel_nfprobe.x86_64.sites import BRANCH_INSIDE
+from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE
+from otel_nfprobe.base.strategies import RELOCATED_BODY
 
 pytestmark = pytest.mark.integration
 

@@ -15,10 +15,10 @@ import pytest
 from firewall import fails
 from probed import Talker
 
-from otel_nfprobe.flame import FlameWish, fold
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import build_report
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts
+from otel_nfprobe.report.flame import FlameWish, fold
+from otel_nfprobe.report.report import build_report
 
 pytestmark = pytest.mark.integration
 

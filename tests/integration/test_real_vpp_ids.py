@@ -17,10 +17,10 @@ from real_vpp import MISSING, PREFIX, RealVpp, Stream
 from test_testpmd import wait_until_armed
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from probed import Probed, Talker, wait_until
 
-from otel_nfprobe.analysis import STRATEGIES
 from otel_nfprobe.counters.choice import choose_counters
+from otel_nfprobe.probes.analysis import STRATEGIES
 
 pytestmark = pytest.mark.integration
 

@@ -15,13 +15,13 @@ from probed import wait_until
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.choice import Choice, choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.modules import Module
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.patch import text_digests
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.patch import text_digests
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

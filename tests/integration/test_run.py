@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.launch import Launch
+from otel_nfprobe.probes.launch import Launch
 
 pytestmark = pytest.mark.integration
 

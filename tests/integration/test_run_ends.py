@@ -16,8 +16,8 @@ from probed import wait_until
 from test_run import ANSWER_S, assert_exact, read_line, run, summary_of
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.launch import Launch
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.probes.launch import Launch
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from probed import wait_until
 
-from otel_nfprobe.inject import inject
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target, has_ended
+from otel_nfprobe.probes.inject import inject
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.target import Target, has_ended
 
 pytestmark = pytest.mark.integration
 

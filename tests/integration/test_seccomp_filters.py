@@ -16,15 +16,15 @@ from other_user import run_as
 from probed import Probed, wait_until
 from rooms import Room, compile_musl
 
-from otel_nfprobe.bpf import SystemCall
+from otel_nfprobe.arch.x86_64.calls import COUNTER_CALLS, injection_calls
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.cli.counter_options import check_counting
 from otel_nfprobe.counters.choice import Counter, CounterChoice, choose_counters
 from otel_nfprobe.counters.devices import Event
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.seccomp import judge, read_filters
-from otel_nfprobe.target import Target
-from otel_nfprobe.x86_64.calls import COUNTER_CALLS, injection_calls
+from otel_nfprobe.linux.bpf import SystemCall
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.probes.seccomp import judge, read_filters
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -17,16 +17,16 @@ from firewall import DESCRIPTION, Firewall
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from probed import Probed, Talker, keep_calls
 
-from otel_nfprobe.analysis import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
-from otel_nfprobe.choice import NO_CAPTURE, choose
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CallFlag, Columns, concatenate
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.snippet import read_capture
+from otel_nfprobe.arch.snippet import read_capture
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import CallFlag, Columns, concatenate
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.probes.analysis import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
+from otel_nfprobe.probes.probe_selection import NO_CAPTURE, choose
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
 from otlp_receiver import Receiver

@@ -15,9 +15,9 @@ from probed import Probed, Talker, wait_until
 from test_testpmd import wait_until_armed
 from testpmd import Testpmd
 
+from otel_nfprobe.cli.machine import describe_machine
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.counters.software import counts_during
-from otel_nfprobe.machine import describe_machine
 
 pytestmark = pytest.mark.integration
 

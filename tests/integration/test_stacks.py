@@ -15,7 +15,7 @@ import pytest
 from chain import CHAIN, OF_ALL, PROBED, Start, probe, start_chain
 from probed import Probed
 
-from otel_nfprobe.analysis import ENTRY_ONLY, RELOCATED_BODY
+from otel_nfprobe.probes.analysis import ENTRY_ONLY, RELOCATED_BODY
 
 pytestmark = pytest.mark.integration
 

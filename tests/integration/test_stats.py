@@ -14,9 +14,9 @@ import pytest
 from probed import Talker
 from test_testpmd import wait_until_armed
 
+from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.stats import StatsCommand, choose_one
-from otel_nfprobe.errors import NfprobeError, RefusedError, UsageError
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from otel_nfprobe._core import ffi
 from probed import Probed, Talker
 from test_damaged_table import GLOBS, RING_BYTES, Whole
 
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.leftover import session_descriptors
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.leftover import session_descriptors
 
 pytestmark = pytest.mark.integration
 

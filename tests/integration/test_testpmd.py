@@ -15,10 +15,10 @@ from probed import wait_until
 from testpmd import Testpmd, pcap_device
 from traffic import read_pcap
 
-from otel_nfprobe.digest import describe
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 pytestmark = pytest.mark.integration
 

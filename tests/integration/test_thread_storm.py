@@ -17,7 +17,7 @@ import pytest
 from probed import Talker
 from test_snippets import Captured
 
-from otel_nfprobe.columns import CallFlag, Columns
+from otel_nfprobe.base.columns import CallFlag, Columns
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -14,9 +14,9 @@ from otel_nfprobe._core import lib
 from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.ehframe import RSP, Frame, FrameTable, parse_frames
-from otel_nfprobe.session import Session
-from otel_nfprobe.template import template_bytes
+from otel_nfprobe.elf.ehframe import RSP, Frame, FrameTable, parse_frames
+from otel_nfprobe.probes.template import template_bytes
+from otel_nfprobe.shm.session import Session
 
 pytestmark = pytest.mark.integration
 

@@ -16,15 +16,15 @@ from vpp_double import RELEASES, build_double
 from otel_nfprobe.adapters.base import CALL, COMMAND, DROP, HAND_OVER, HOLD, RECEIVE, TAKE_OVER, TRANSMIT
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, read_graph
-from otel_nfprobe.analysis import FunctionPlan, _Ladder
-from otel_nfprobe.choice import choose
-from otel_nfprobe.columns import concatenate
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.follow import Follower
-from otel_nfprobe.modules import Module
-from otel_nfprobe.nodes import NUMBER_SHIFT
-from otel_nfprobe.symbols import function_at
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import concatenate
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import function_at
+from otel_nfprobe.probes.analysis import FunctionPlan, _Ladder
+from otel_nfprobe.probes.follow import Follower
+from otel_nfprobe.probes.probe_selection import choose
+from otel_nfprobe.recording.nodes import NUMBER_SHIFT
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 
@@ -174,7 +174,7 @@ def test_nodes_that_were_called_before_vpp_summed_its_counts_up_are_known(
 def test_nodes_that_read_no_packets_need_no_capture_program(
     start_double: Callable[[int], Talker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("otel_nfprobe.choice.PROGRAM_COUNT", 7)
+    monkeypatch.setattr("otel_nfprobe.probes.probe_selection.PROGRAM_COUNT", 7)
     double = start_double(2606)
     double.ask("1000")
     choice = choose(Target(double.pid), VppAdapter(), [], [])

@@ -16,11 +16,11 @@ from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import COMMAND, HOLD, RELEASE
 from otel_nfprobe.adapters.vpp import VppAdapter
-from otel_nfprobe.holds import describe_hold
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.causes.holds import describe_hold
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

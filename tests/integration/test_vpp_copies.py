@@ -12,7 +12,7 @@ from test_vpp_packets import COUNT, LENGTHS
 from traffic import MAC_HEADER, make_frames, read_pcap
 from vpp_ways import MODES, Meter, met, twice
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 from test_vpp_packets import COUNT
 from vpp_ways import ALL, MODES, Meter, Ways, met
 
-from otel_nfprobe.columns import DROPPED, PUNTED, TRANSMITTED, BatchFlag
+from otel_nfprobe.base.columns import DROPPED, PUNTED, TRANSMITTED, BatchFlag
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from test_vpp_packets import COUNT, LENGTHS
 from traffic import MAC_HEADER, make_frames
 from vpp_ways import BEFORE, KINDS, MODES, Meter, Ways, met
 
-from otel_nfprobe.columns import ABSORBED, DROPPED, TRANSMITTED
+from otel_nfprobe.base.columns import ABSORBED, DROPPED, TRANSMITTED
 
 pytestmark = pytest.mark.integration
 

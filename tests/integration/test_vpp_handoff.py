@@ -27,12 +27,12 @@ from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.adapters.vpp_handoff import find_handoff
 from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, concatenate, with_again
-from otel_nfprobe.latecapture import UPDATE_S
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, concatenate, with_again
+from otel_nfprobe.monitor.latecapture import UPDATE_S
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from test_testpmd import wait_until_armed
 from vpp_double import build_double
 
 from otel_nfprobe.adapters.vpp import VppAdapter
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -20,12 +20,12 @@ from vpp_double import RELEASES, build_double
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory
 from otel_nfprobe.adapters.vpp_graph import read_graph
-from otel_nfprobe.columns import DROPPED, RECORD, TRANSMITTED, Columns, Rows, concatenate
-from otel_nfprobe.digest import describe
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.recording import RECORDS, RecordingReader
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.columns import DROPPED, RECORD, TRANSMITTED, Columns, Rows, concatenate
+from otel_nfprobe.pipeline.digest import describe
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.recording.recording import RECORDS, RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

@@ -14,9 +14,9 @@ from probed import Talker
 from test_vpp_packets import COUNT, LATE, Traffic
 from vpp_double import build_double
 
-from otel_nfprobe.columns import CallFlag, Columns, Rows
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts
+from otel_nfprobe.base.columns import CallFlag, Columns, Rows
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,10 @@ import pytest
 from other_user import NOBODY, run_as
 from rooms import Room, need_unshare, root_of
 
-from otel_nfprobe.errors import NfprobeError, RefusedError
-from otel_nfprobe.loadedlibrary import library_path
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.loadedlibrary import library_path
+from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration
 

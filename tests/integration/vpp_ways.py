@@ -16,8 +16,8 @@ import numpy as np
 from probed import Talker
 from test_vpp_packets import COUNT, LATE, Traffic, placed
 
-from otel_nfprobe.columns import DROPPED, PUNTED, TRANSMITTED, Columns, Rows
-from otel_nfprobe.pipeline import PipelineCounts
+from otel_nfprobe.base.columns import DROPPED, PUNTED, TRANSMITTED, Columns, Rows
+from otel_nfprobe.pipeline.pipeline import PipelineCounts
 
 ALL, NONE = ("--packets", "all"), ("--packets", "none")
 MODES = (ALL, LATE, NONE)

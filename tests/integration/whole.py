@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from probed import Probed
 
-from otel_nfprobe.analysis import IN_LIBRARY, IN_LINKER, STRATEGIES, FunctionPlan
+from otel_nfprobe.probes.analysis import IN_LIBRARY, IN_LINKER, STRATEGIES, FunctionPlan
 
 RING_BYTES = 128 << 20  # more than any of the work here makes, should the monitor not run at all
 LADDER = "ladder"  # instead of the name of one strategy

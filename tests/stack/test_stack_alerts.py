@@ -24,7 +24,7 @@ from stack_services import Collector, Stack
 from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.target import Target
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]
 

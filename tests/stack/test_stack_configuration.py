@@ -22,9 +22,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 from synthetic_columns import make_columns
 from test_metrics import START_NS, TICKS_PER_SECOND, calls, durations, snapshot, statistics_of
 
-from otel_nfprobe.metrics import MetricsMaker
-from otel_nfprobe.metrics_page import name_of
-from otel_nfprobe.metrics_settings import Temporality
+from otel_nfprobe.metrics.metrics import MetricsMaker
+from otel_nfprobe.metrics.metrics_page import name_of
+from otel_nfprobe.metrics.metrics_settings import Temporality
 
 pytestmark = pytest.mark.stack
 

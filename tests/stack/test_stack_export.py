@@ -17,14 +17,14 @@ from synthetic_columns import make_columns, move_columns
 from synthetic_recording import BATCH_SIZE, BATCHES, write_recording
 from synthetic_recording import PACKETS as RECORDED_PACKETS
 
+from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.clock import Clock, sample_pair
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOW
-from otel_nfprobe.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
 
 pytestmark = pytest.mark.stack
 

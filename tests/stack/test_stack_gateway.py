@@ -26,12 +26,12 @@ from synthetic_recording import PACKETS, write_recording
 from test_stack_configuration import find_built
 from test_stack_export import make_recent_columns
 
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import SpanEncoder
 
 pytestmark = pytest.mark.stack
 

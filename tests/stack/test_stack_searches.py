@@ -20,13 +20,13 @@ from span_expectation import attributes_of
 from stack_services import Jaeger
 from test_stack_export import make_recent_columns
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import NONE, Columns
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.resource import make_resource_attributes
-from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOW
-from otel_nfprobe.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import NONE, Columns
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKETS = 400

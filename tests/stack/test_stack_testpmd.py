@@ -16,10 +16,10 @@ from stack_services import Collector
 from test_testpmd import wait_until_armed
 from testpmd import Testpmd, pcap_device
 
-from otel_nfprobe.columns import Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.replay import read_facts, replay
+from otel_nfprobe.base.columns import Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]
 

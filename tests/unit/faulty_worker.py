@@ -20,7 +20,7 @@ sys.path[:] = sys.argv[2].split(os.pathsep)
 
 import resource  # noqa: E402
 
-from otel_nfprobe import elfworker  # noqa: E402
+from otel_nfprobe.elf import elfworker  # noqa: E402
 
 
 def die(_: bytes) -> NoReturn:

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tls_files import Certificates
 
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
 
 Answer = Callable[[grpc.ServicerContext], bytes]
 

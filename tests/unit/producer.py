@@ -18,10 +18,10 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_nfprobe.cli.session_spans import describe_counters
-from otel_nfprobe.endpoint import find_endpoint
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.span import EncodedRequest
-from otel_nfprobe.spool import Spool, SpoolSettings, describe_endpoint
+from otel_nfprobe.export.endpoint import find_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.span import EncodedRequest
+from otel_nfprobe.export.spool import Spool, SpoolSettings, describe_endpoint
 
 TIMEOUT_S = 10
 

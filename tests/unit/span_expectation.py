@@ -11,10 +11,10 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from synthetic_columns import SECOND_TICKS, START_NS, START_TICKS
 
-from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.holds import describe_hold
-from otel_nfprobe.span import TAIL_KINDS
+from otel_nfprobe.base.clock import ANCHOR, Clock
+from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.causes.holds import describe_hold
+from otel_nfprobe.export.span import TAIL_KINDS
 
 SAMPLE, SLOW, SLOWEST = 1, 2, 4
 NAMES = ["burst_receive", "engine<int>", "lookup", "burst_transmit"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns
+from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, Columns
 
 SECOND_TICKS = 2_500_000_000
 START_TICKS = 10**15

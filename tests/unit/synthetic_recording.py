@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from synthetic_records import RECEIVE, TRANSMIT, Row, burst, entry, hand_on, leave, poll, records
 
-from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.recording import RecordingHeader, RecordingWriter
-from otel_nfprobe.samplecounts import CountedSamples
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.base.clock import ANCHOR
+from otel_nfprobe.profiling.samplecounts import CountedSamples
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 
 BATCHES, BATCH_SIZE, TICKS_PER_NS = 40, 8, 2
 PACKETS = BATCHES * BATCH_SIZE

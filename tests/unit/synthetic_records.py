@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from otel_nfprobe.columns import NONE, RECORD, Columns, Rows
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.base.columns import NONE, RECORD, Columns, Rows
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 
 CALL, RECEIVE, TRANSMIT, DROP = 0, 1, 2, 3
 Row = tuple[int, int, int]

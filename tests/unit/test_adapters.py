@@ -19,8 +19,8 @@ from otel_nfprobe.adapters.base import DROP, RECEIVE, TRANSMIT, Buffer, Burst
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import Table
 from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.errors import RefusedError, UsageError
-from otel_nfprobe.target import Target
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.target.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "firewall" / "firewall.yaml"

@@ -14,8 +14,8 @@ from otel_nfprobe.agent.agent import Agent
 from otel_nfprobe.agent.processes import Process, find_container, find_unit, read_process
 from otel_nfprobe.agent.rules import Configuration, Rule, read_configuration
 from otel_nfprobe.agent.strangers import TOLD_MAX, Strangers
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.agent import check_attach_words
-from otel_nfprobe.errors import UsageError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/agent/agent.yaml"
 CONTAINER = "0123456789abcdef" * 4

@@ -13,8 +13,21 @@ from pathlib import Path
 import pytest
 from iced_x86 import Decoder, FlowControl, OpKind
 
-from otel_nfprobe import analysis
-from otel_nfprobe.analysis import (
+from otel_nfprobe.arch.x86_64.scan import (
+    NO_ENTRY,
+    POINTER_TAIL,
+    POPS_ARGUMENTS,
+    RETURN_ADDRESS,
+    STACK_ARGUMENTS,
+    UNDECODABLE,
+)
+from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
+from otel_nfprobe.arch.x86_64.tailcalls import CALLER_TAIL, TWICE_TAIL
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import Function, find_functions, functions_of
+from otel_nfprobe.probes import analysis
+from otel_nfprobe.probes.analysis import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
     GOT_SLOT,
@@ -26,19 +39,6 @@ from otel_nfprobe.analysis import (
     plan_functions,
     relocate_displaced,
 )
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import Function, find_functions, functions_of
-from otel_nfprobe.x86_64.scan import (
-    NO_ENTRY,
-    POINTER_TAIL,
-    POPS_ARGUMENTS,
-    RETURN_ADDRESS,
-    STACK_ARGUMENTS,
-    UNDECODABLE,
-)
-from otel_nfprobe.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
-from otel_nfprobe.x86_64.tailcalls import CALLER_TAIL, TWICE_TAIL
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from otel_nfprobe.arena import GUARD_BYTES, REACH_BYTES, STACK_ROOM_BYTES, find_gaps
-from otel_nfprobe.target import Mapping
+from otel_nfprobe.probes.arena import GUARD_BYTES, REACH_BYTES, STACK_ROOM_BYTES, find_gaps
+from otel_nfprobe.target.target import Mapping
 
 MIB = 1 << 20
 LIBRARY = 0x7F2960E00000

@@ -8,8 +8,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from synthetic_columns import make_columns
 from test_span import make_encoder, parse, select
 
-from otel_nfprobe.arrival import SOURCES, WAITED_MAX, find_source, find_sources, find_waited
-from otel_nfprobe.columns import BATCH, PACKET, BatchFlag, Columns, PacketFlag, life_start_ticks
+from otel_nfprobe.base.columns import BATCH, PACKET, BatchFlag, Columns, PacketFlag, life_start_ticks
+from otel_nfprobe.causes.arrival import SOURCES, WAITED_MAX, find_source, find_sources, find_waited
 
 
 def test_sources() -> None:

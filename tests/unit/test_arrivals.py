@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.arrivals import (
+from otel_nfprobe.causes.arrivals import (
     CAPTURED,
     RECEIVED,
     TRANSIT_NS,

@@ -18,12 +18,12 @@ from span_expectation import NAMES, THREADS, attributes_of, make_clock
 from synthetic_columns import make_columns
 from test_span_random import randomise
 
-from otel_nfprobe.columns import HANDOVER, NONE
-from otel_nfprobe.holdrows import HOLD
-from otel_nfprobe.numbernames import NumberNames
-from otel_nfprobe.resource import describe_target, make_resource_attributes
-from otel_nfprobe.span import TAIL, SpanEncoder
-from otel_nfprobe.timescale import TimeScale
+from otel_nfprobe.base.columns import HANDOVER, NONE
+from otel_nfprobe.base.holdrows import HOLD
+from otel_nfprobe.base.numbernames import NumberNames
+from otel_nfprobe.export.resource import describe_target, make_resource_attributes
+from otel_nfprobe.export.span import TAIL, SpanEncoder
+from otel_nfprobe.export.timescale import TimeScale
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = yaml.safe_load((ROOT / "schema" / "attributes.yaml").read_text())
@@ -59,7 +59,7 @@ def test_the_encoder_writes_what_is_defined() -> None:
     written = set()
     for source in (ROOT / "native" / "core").glob("otlp*.c"):
         written |= set(re.findall(r'NFP_KEY\("([^"]+)"\)', source.read_text()))
-    for source in (ROOT / "otel_nfprobe").glob("span*.py"):
+    for source in (ROOT / "otel_nfprobe" / "export").glob("span*.py"):
         written |= set(re.findall(r'(?:encode_attribute|add_numbered)\("([^"]+)"', source.read_text()))
     of_spans = {key for one in SCHEMA["groups"] if one["type"] == "span" for key in group(one["id"])}
     assert written - of_spans == set(), ADD

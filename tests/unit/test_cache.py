@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import cache
+from otel_nfprobe.elf import cache
 
 BUILD_ID = "0123456789abcdef0123456789abcdef01234567"
 

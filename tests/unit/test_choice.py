@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from otel_nfprobe import choice as choosing
 from otel_nfprobe.adapters.base import CALL, DROP, FREE, RECEIVE, TRANSMIT, RoleFunction
-from otel_nfprobe.choice import Choice
-from otel_nfprobe.plan import FunctionPlan
+from otel_nfprobe.probes import probe_selection as choosing
+from otel_nfprobe.probes.plan import FunctionPlan
+from otel_nfprobe.probes.probe_selection import Choice
 
 MODULE = SimpleNamespace(path="/usr/lib/libnf.so")
 

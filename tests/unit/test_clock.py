@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from otel_nfprobe._core import ffi
 
-from otel_nfprobe.clock import ANCHOR, Clock, ClockPair, sample_pair
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.base.clock import ANCHOR, Clock, ClockPair, sample_pair
+from otel_nfprobe.base.errors import UsageError
 
 TICKS_PER_NS = 2.5
 SECOND_TICKS = 2_500_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from otel_nfprobe._core import lib
 
-from otel_nfprobe.codemap import (
+from otel_nfprobe.probes.codemap import (
     BODY,
     DISPLACED,
     HEAD_BYTES,
@@ -21,7 +21,7 @@ from otel_nfprobe.codemap import (
     build_object,
     object_room_bytes,
 )
-from otel_nfprobe.frames import Frames
+from otel_nfprobe.probes.frames import Frames
 
 ARENA = 0x7F1234500000
 OBJECT_OFFSET = 0x3000

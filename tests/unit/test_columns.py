@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe import codescan, columns
-from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
+from otel_nfprobe.arch import codescan
+from otel_nfprobe.base import columns
+from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
 
 
 @pytest.mark.parametrize(

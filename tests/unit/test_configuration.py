@@ -13,14 +13,14 @@ from otlp_receiver import Receiver
 from synthetic_recording import write_recording
 from tls_files import make_certificates
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.configfile import read_file, replace_references
-from otel_nfprobe.configuration import find_configuration
-from otel_nfprobe.destination import NamedExporter, find_complaint, find_destination
-from otel_nfprobe.endpoint import Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.metrics_settings import find_settings
-from otel_nfprobe.resource import make_resource_attributes
+from otel_nfprobe.export.configfile import read_file, replace_references
+from otel_nfprobe.export.configuration import find_configuration
+from otel_nfprobe.export.destination import NamedExporter, find_complaint, find_destination
+from otel_nfprobe.export.endpoint import Endpoint
+from otel_nfprobe.export.resource import make_resource_attributes
+from otel_nfprobe.metrics.metrics_settings import find_settings
 
 ENVIRONMENT = {
     "STRING_VALUE": "value",

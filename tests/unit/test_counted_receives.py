@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from test_counter_sums import BOTH, COUNTERS, ENTRY, EXIT, MARK, Thread, by_function, nested
 
-from otel_nfprobe.columns import RECORD, CallFlag, CountersFlag
+from otel_nfprobe.base.columns import RECORD, CallFlag, CountersFlag
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
-from otel_nfprobe.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.report import build_report
-from otel_nfprobe.sessionfacts import FunctionInfo
+from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
+from otel_nfprobe.report.report import build_report
 
 POLL_ENTRY, POLL_EXIT, LOST, POLL_QUEUE = 2, 3, 5, 16
 RECEIVE, RSP = 4, 9000

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import derive, per_packet
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters, split_names
 from otel_nfprobe.counters.devices import Event, parse_cpus
 from otel_nfprobe.counters.names import generic_names
-from otel_nfprobe.errors import UsageError
 
 INTEL_FORMAT = {
     "event": "config:0-7",

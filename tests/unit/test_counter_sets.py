@@ -16,18 +16,26 @@ from span_expectation import attributes_of, make_clock
 from synthetic_columns import make_columns
 from test_counter_sums import ENTRY, EXIT, Thread, by_function, counted_columns
 
-from otel_nfprobe.columns import CALL_COUNTERS, COUNTER_COST, RECORD, CountersFlag, Rows, concatenate, counter_cost_rows
-from otel_nfprobe.control import AnswerError, Control, ask
+from otel_nfprobe.base.columns import (
+    CALL_COUNTERS,
+    COUNTER_COST,
+    RECORD,
+    CountersFlag,
+    Rows,
+    concatenate,
+    counter_cost_rows,
+)
+from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.counters.sums import CounterSums
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.flightrecorder import FlightWriter
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import COUNTING, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.span import SETS_KEPT, SpanEncoder
-from otel_nfprobe.views.counters import counter_rows
+from otel_nfprobe.export.span import SETS_KEPT, SpanEncoder
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.flightrecorder import FlightWriter
+from otel_nfprobe.recording.recording import COUNTING, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.report.views.counters import counter_rows
+from otel_nfprobe.shm.control import AnswerError, Control, ask
 
 VALID = CountersFlag.VALID
 NO_COSTS = np.zeros(0, COUNTER_COST)

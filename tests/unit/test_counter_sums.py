@@ -13,16 +13,24 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from span_expectation import attributes_of, make_clock
 from synthetic_columns import START_TICKS, make_columns
 
-from otel_nfprobe.columns import CALL_COUNTERS, RECORD, CallFlag, Columns, CountersFlag, concatenate, counter_cost_rows
+from otel_nfprobe.base.columns import (
+    CALL_COUNTERS,
+    RECORD,
+    CallFlag,
+    Columns,
+    CountersFlag,
+    concatenate,
+    counter_cost_rows,
+)
 from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.report import build_report
-from otel_nfprobe.sessionfacts import FunctionInfo
-from otel_nfprobe.span import SpanEncoder
-from otel_nfprobe.views.counters import counter_rows, describe_batches
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
+from otel_nfprobe.report.report import build_report
+from otel_nfprobe.report.views.counters import counter_rows, describe_batches
 
 ENTRY, EXIT, VALUE, MARK, COUNTERS = 0, 1, 4, 7, 32
 BOTH = CountersFlag.VALID | CountersFlag.SELF_VALID

@@ -16,7 +16,7 @@ from otel_nfprobe.counters.availability import Surroundings
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.threads import ThreadCounters
-from otel_nfprobe.threadtable import Claim
+from otel_nfprobe.shm.threadtable import Claim
 
 assert around  # the fixture
 COUNTERS = tuple(Counter(name, (Event(0, config),)) for config, name in enumerate(("a", "b", "c")))

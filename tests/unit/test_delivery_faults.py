@@ -28,8 +28,8 @@ import pytest
 from otlp_receiver import Receiver, find_dead_endpoint
 from producer import TIMEOUT_S, encode
 
-from otel_nfprobe.otlp import DROPPED_DISK_FULL, Exporter
-from otel_nfprobe.spool import Spool, SpoolSettings, describe_endpoint
+from otel_nfprobe.export.otlp import DROPPED_DISK_FULL, Exporter
+from otel_nfprobe.export.spool import Spool, SpoolSettings, describe_endpoint
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 300.0

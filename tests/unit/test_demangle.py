@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import elfparser
-from otel_nfprobe.elfparser import ElfParser
-from otel_nfprobe.names import demangle as demangling
-from otel_nfprobe.names.demangle import demangle, demangle_all, short_name
-from otel_nfprobe.names.rustnames import demangle_rust
+from otel_nfprobe.elf import elfparser
+from otel_nfprobe.elf.elfparser import ElfParser
+from otel_nfprobe.elf.names import demangle as demangling
+from otel_nfprobe.elf.names.demangle import demangle, demangle_all, short_name
+from otel_nfprobe.elf.names.rustnames import demangle_rust
 
 LIBSTDCPP = next(Path("/usr/lib").glob("*/libstdc++.so.6"))
 RUST = """

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from otel_nfprobe import descriptors
-from otel_nfprobe.descriptors import (
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.linux import descriptors
+from otel_nfprobe.linux.descriptors import (
     ADD_SEALS,
     GET_SEALS,
     KEPT_SIZE,
@@ -26,8 +27,7 @@ from otel_nfprobe.descriptors import (
     open_session_file,
     take_channel,
 )
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.session import F_OFD_SETLK, FLOCK
+from otel_nfprobe.shm.session import F_OFD_SETLK, FLOCK
 
 CONTENT = bytes(range(256)) * 5000
 

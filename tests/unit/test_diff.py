@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from synthetic_records import RECEIVE, TRANSMIT, Row, entry, leave, poll, records
 
+from otel_nfprobe.base.clock import ANCHOR
+from otel_nfprobe.base.columns import COST, Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.columns import COST, Columns
-from otel_nfprobe.diff import build_diff
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.slices import SLICES_MAX, TimeSlices
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.report.diff import build_diff
+from otel_nfprobe.report.slices import SLICES_MAX, TimeSlices
 
 RX, OUTER, INNER, TX, EXTRA = range(5)
 NAMES = ("nf_rx", "nf_outer", "nf_inner", "nf_tx", "nf_extra")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe import digest
+from otel_nfprobe.pipeline import digest
 
 VECTOR_KEY = bytes(range(16))
 # Aumasson and Bernstein's vectors_sip64: message = bytes 0..n-1.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.cli.main import VERBS
-from otel_nfprobe.delivery import RETRY_AFTER_MAX_S
-from otel_nfprobe.httplistener import CONNECTIONS_MAX
+from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S
+from otel_nfprobe.metrics.httplistener import CONNECTIONS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]

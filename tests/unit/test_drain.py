@@ -10,7 +10,7 @@ from otel_nfprobe._core import ffi, lib
 from synthetic_records import entry
 from written_ring import WrittenRing
 
-from otel_nfprobe.columns import RECORD, THREAD
+from otel_nfprobe.base.columns import RECORD, THREAD
 
 RING_BYTES = 64 << 10
 SLOTS = RING_BYTES // 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_nfprobe.drain import LONGEST_PAUSE_S, PAUSE_SHARE, PLENTY_SHARE, SHORTEST_PAUSE_S, find_pause_s
+from otel_nfprobe.monitor.drain import LONGEST_PAUSE_S, PAUSE_SHARE, PLENTY_SHARE, SHORTEST_PAUSE_S, find_pause_s
 
 ROOM = 16 << 20 >> 5
 SMALL = 64 << 10 >> 5

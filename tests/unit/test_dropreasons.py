@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.columns import DROPPED, PACKET, TRANSMITTED, Columns, Rows
-from otel_nfprobe.dropreasons import SHOWN, DropReasons, drop_rows
+from otel_nfprobe.base.columns import DROPPED, PACKET, TRANSMITTED, Columns, Rows
+from otel_nfprobe.pipeline.dropreasons import SHOWN, DropReasons, drop_rows
 
 REASONS = {3: "ip4-input: ip4 ttl <= 1", 7: "acl-plugin-in-ip4-fa: ACL deny packets", 9: "ip4-input: ip4 ttl <= 1"}
 

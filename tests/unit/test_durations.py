@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from otel_nfprobe.durations import DISTINCT_MAX, WARM_UP_CALLS, Durations
-from otel_nfprobe.views.distribution import render_distribution
+from otel_nfprobe.pipeline.durations import DISTINCT_MAX, WARM_UP_CALLS, Durations
+from otel_nfprobe.report.views.distribution import render_distribution
 
 NOTHING = np.zeros(1, np.int64)
 

@@ -16,11 +16,11 @@ import pytest
 from elftools.dwarf.ranges import BaseAddressEntry
 from elftools.elf.elffile import ELFFile
 
-from otel_nfprobe import cache
-from otel_nfprobe.modules import Module
-from otel_nfprobe.names.dwarf import open_dwarf
-from otel_nfprobe.names.inlined import inlined_in
-from otel_nfprobe.symbols import functions_of
+from otel_nfprobe.elf import cache
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.names.dwarf import open_dwarf
+from otel_nfprobe.elf.names.inlined import inlined_in
+from otel_nfprobe.elf.symbols import functions_of
 
 SOURCE = """
 #include <cstdio>

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import ehframe
-from otel_nfprobe.cursor import FrameError
-from otel_nfprobe.ehframe import DEREFERENCED, EXPRESSION, FrameTable, parse_frames
-from otel_nfprobe.modules import Module
+from otel_nfprobe.elf import ehframe
+from otel_nfprobe.elf.cursor import FrameError
+from otel_nfprobe.elf.ehframe import DEREFERENCED, EXPRESSION, FrameTable, parse_frames
+from otel_nfprobe.elf.modules import Module
 
 LIBRARIES = [path for name in ("libz.so.1", "libc.so.6", "libcrypto.so.3") for path in Path("/lib").glob(f"*/{name}")]
 REGISTERS = (

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from otel_nfprobe import filecontent
-from otel_nfprobe.elf import ElfImage, read_image
-from otel_nfprobe.elftables import Slot
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.filecontent import FileContent, forget_contents
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf import filecontent
+from otel_nfprobe.elf.elf import ElfImage, read_image
+from otel_nfprobe.elf.elftables import Slot
+from otel_nfprobe.elf.filecontent import FileContent, forget_contents
 
 FOLDERS = ("/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/dpdk/pmds-23.0")
 FILES = 12

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import cache, elf, elfanswers, elfparser, elfplain
-from otel_nfprobe.elf import UnreadableError
-from otel_nfprobe.elfparser import SYMBOLS, ElfParser
-from otel_nfprobe.elftables import Symbol, read_symbols
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.filecontent import FileContent, forget_contents
-from otel_nfprobe.modules import Module
-from otel_nfprobe.names import demangle as demangling
-from otel_nfprobe.names.demangle import demangle
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf import cache, elf, elfanswers, elfparser, elfplain
+from otel_nfprobe.elf.elf import UnreadableError
+from otel_nfprobe.elf.elfparser import SYMBOLS, ElfParser
+from otel_nfprobe.elf.elftables import Symbol, read_symbols
+from otel_nfprobe.elf.filecontent import FileContent, forget_contents
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.names import demangle as demangling
+from otel_nfprobe.elf.names.demangle import demangle
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
 MARK = "this file is not to be read"
-PREPARE = "import sys; from otel_nfprobe import elfparser, elfplain; from otel_nfprobe.cli.main import main"
+PREPARE = "import sys; from otel_nfprobe.elf import elfparser, elfplain; from otel_nfprobe.cli.main import main"
 NO_READER = "elfparser.parser = elfparser.ElfParser(['/bin/false'])"  # the process that reads files does not start
 ALL_ODD = "elfplain.read_plain = lambda *_: None"  # all files are left to lief
 

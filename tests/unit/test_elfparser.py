@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe import elf, elfparser, elfplain
-from otel_nfprobe.analysis import plan_functions
-from otel_nfprobe.elf import UnreadableError
-from otel_nfprobe.elfparser import HEAD, ElfParser, ParserError
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.filecontent import Content
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import find_functions, functions_of
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf import elf, elfparser, elfplain
+from otel_nfprobe.elf.elf import UnreadableError
+from otel_nfprobe.elf.elfparser import HEAD, ElfParser, ParserError
+from otel_nfprobe.elf.filecontent import Content
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import find_functions, functions_of
+from otel_nfprobe.probes.analysis import plan_functions
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
@@ -62,7 +62,7 @@ def bad(tmp_path: Path) -> Path:
 
 
 def test_the_monitor_does_not_load_lief(good: Path) -> None:
-    code = "import sys; from otel_nfprobe.modules import Module; m = Module.from_file(sys.argv[1]); "
+    code = "import sys; from otel_nfprobe.elf.modules import Module; m = Module.from_file(sys.argv[1]); "
     code += "print(len(m.image.symbols), len(m.image.slots), 'lief' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(good)], capture_output=True, text=True, check=True)
     symbols, slots, has_lief = done.stdout.split()
@@ -180,7 +180,8 @@ def test_one_that_is_stopped_while_it_reads_is_given_up(good: Path, bad: Path) -
 
 
 def test_it_ends_with_its_monitor_even_when_it_hangs(bad: Path) -> None:
-    code = "import sys, threading, time; from otel_nfprobe.elfparser import *; from otel_nfprobe.filecontent import *\n"
+    code = "import sys, threading, time\nfrom otel_nfprobe.elf.elfparser import *\n"
+    code += "from otel_nfprobe.elf.filecontent import *\n"
     code += "parser = ElfParser(sys.argv[2:])\n"
     code += "threading.Thread(target=parser.ask, args=(HEAD, Content(open(sys.argv[1], 'rb').read()))).start()\n"
     code += "while parser.pid is None: time.sleep(0.01)\n"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe import elfplain
-from otel_nfprobe.elf import ElfImage
-from otel_nfprobe.elfparser import HEAD, NAMES, RELOCATIONS, SYMBOLS, ElfParser
-from otel_nfprobe.elfplain import read_plain
-from otel_nfprobe.elftables import read_head, read_relocations, read_symbols
-from otel_nfprobe.filecontent import Content
+from otel_nfprobe.elf import elfplain
+from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.elfparser import HEAD, NAMES, RELOCATIONS, SYMBOLS, ElfParser
+from otel_nfprobe.elf.elfplain import read_plain
+from otel_nfprobe.elf.elftables import read_head, read_relocations, read_symbols
+from otel_nfprobe.elf.filecontent import Content
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 NAMED = ("libc.so.6", "ld-linux-x86-64.so.2", "libz.so.1", "libstdc++.so.6", "libgcc_s.so.1", "libcrypto.so.3")

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from otel_nfprobe import ended, threadids
-from otel_nfprobe.columns import RECORD, THREAD
-from otel_nfprobe.ended import EndedThreads
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts, replay
-from otel_nfprobe.session import THREAD_COUNT
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.threadids import ThreadIds
-from otel_nfprobe.threadtable import Claims, ThreadTable
+from otel_nfprobe.base.columns import RECORD, THREAD
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.shm import thread_reaper as ended
+from otel_nfprobe.shm import threadids
+from otel_nfprobe.shm.session import THREAD_COUNT
+from otel_nfprobe.shm.thread_reaper import EndedThreads
+from otel_nfprobe.shm.threadids import ThreadIds
+from otel_nfprobe.shm.threadtable import Claims, ThreadTable
 
 GONE = 0x3FFFFFFF  # no such thread
 EXIT_TAG = 1 << 24  # NFP_EXIT of function 0

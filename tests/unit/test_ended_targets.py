@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from otel_nfprobe._core import ffi
 
-from otel_nfprobe.errors import EndedError, NfprobeError
-from otel_nfprobe.memory import Memory
-from otel_nfprobe.monitor import Monitor
-from otel_nfprobe.presence import Presence, replaced
-from otel_nfprobe.target import Target
-from otel_nfprobe.turns import take_turn
+from otel_nfprobe.base.errors import EndedError, NfprobeError
+from otel_nfprobe.linux.memory import Memory
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.target.liveness import Presence, replaced
+from otel_nfprobe.target.target import Target
+from otel_nfprobe.target.turns import take_turn
 
 PAGE = mmap.PAGESIZE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tls_files import Certificates, make_certificates
 
-from otel_nfprobe.endpoint import METRICS, TRACES, Endpoint, find_endpoint
-from otel_nfprobe.errors import UsageError
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.export.endpoint import METRICS, TRACES, Endpoint, find_endpoint
 
 PREFIX = "OTEL_EXPORTER_OTLP_"
 

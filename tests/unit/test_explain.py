@@ -11,13 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from test_report import NAMES, ROLES, SLOW_TICKS, Simulation
 
-from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import RECORD
-from otel_nfprobe.explain import Explainer
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.sampling import Sampler
-from otel_nfprobe.span import SpanEncoder
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.base.clock import ANCHOR, Clock
+from otel_nfprobe.base.columns import RECORD
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.export.trace_builder import Explainer
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.sampling import Sampler
 
 SLOWER_THAN = SLOW_TICKS // 4
 TICKS_PER_SECOND = 2e9

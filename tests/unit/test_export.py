@@ -15,9 +15,9 @@ from otlp_receiver import Receiver, find_dead_endpoint
 from synthetic_recording import BATCH_SIZE, BATCHES, PACKETS, START_NS, TICKS_PER_NS, write_recording
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.span import EncodedRequest
-from otel_nfprobe.spool import Spool, SpoolSettings, describe_endpoint
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.span import EncodedRequest
+from otel_nfprobe.export.spool import Spool, SpoolSettings, describe_endpoint
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 

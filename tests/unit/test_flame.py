@@ -11,11 +11,11 @@ import pytest
 from synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.flame import FlameWish, fold, render_folded
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import RecordingFacts, read_facts
-from otel_nfprobe.samples import SAMPLE, Place
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.profiling.samples import SAMPLE, Place
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts
+from otel_nfprobe.report.flame import FlameWish, fold, render_folded
 
 SLOW_NS = 60_000 // TICKS_PER_NS
 PLACES = [

@@ -10,16 +10,16 @@ import pytest
 from synthetic_recording import BATCH_SIZE, START_NS, make_batch
 from synthetic_records import RECEIVE, TRANSMIT, records
 
-from otel_nfprobe import flightrecorder, recording
-from otel_nfprobe.clock import ANCHOR
-from otel_nfprobe.columns import BATCH, PACKET, Columns
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.flightrecorder import ASKED, TRIGGERED, FlightWriter
-from otel_nfprobe.recording import RecordingHeader, RecordingReader
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import build_report
-from otel_nfprobe.samples import Place
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.base.clock import ANCHOR
+from otel_nfprobe.base.columns import BATCH, PACKET, Columns
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.profiling.samples import Place
+from otel_nfprobe.recording import flightrecorder, recording
+from otel_nfprobe.recording.flightrecorder import ASKED, TRIGGERED, FlightWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader
+from otel_nfprobe.recording.replay import read_facts
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.report.report import build_report
 
 HEADER = RecordingHeader("0.1.0", "00000000000000aa", 42, "/bin/nf", "host", START_NS, 2e9, {}, {})
 SECONDS = 5

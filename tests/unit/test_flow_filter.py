@@ -12,9 +12,9 @@ import pytest
 from cffi import FFI
 from frames import BODY, describe_in_c, ethernet, ipv4, ipv6, mpls, tcp, udp
 
-from otel_nfprobe.columns import MESSAGE_VERSION, PACKET
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.flowfilter import FlowFilter
+from otel_nfprobe.base.columns import MESSAGE_VERSION, PACKET
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
 ETHERNET = 1  # DLT_EN10MB
 

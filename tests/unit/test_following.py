@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from otel_nfprobe import follow
-from otel_nfprobe.follow import ROLES_LOOK_S, Follower
+from otel_nfprobe.probes import follow
+from otel_nfprobe.probes.follow import ROLES_LOOK_S, Follower
 
 
 def ask(found: list[Any], monkeypatch: pytest.MonkeyPatch) -> float:

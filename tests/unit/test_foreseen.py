@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from otel_nfprobe import foreseen
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.foreseen import judge_foreseen
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import functions_of
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import functions_of
+from otel_nfprobe.probes import foreseen
+from otel_nfprobe.probes.foreseen import judge_foreseen
 
 FILES = [next(Path("/lib").glob(pattern)) for pattern in ("*/libm.so.6", "*/libc.so.6")]
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from otel_nfprobe._core import lib
 
-from otel_nfprobe.columns import NONE, RECORD, Columns, Rows, concatenate
-from otel_nfprobe.holdrows import HOLD, join_holds
-from otel_nfprobe.holds import add_held, describe_hold, find_longest, hold_threads
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.switches import SWITCH, SwitchFlag
+from otel_nfprobe.base.columns import NONE, RECORD, Columns, Rows, concatenate
+from otel_nfprobe.base.holdrows import HOLD, join_holds
+from otel_nfprobe.causes.holds import add_held, describe_hold, find_longest, hold_threads
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.pipeline import Pipeline
 
 COMMAND, SYNC, RELEASE = 0, 1, 2
 ROLES = np.array([lib.NFP_ROLE_COMMAND, lib.NFP_ROLE_HOLD, lib.NFP_ROLE_RELEASE], np.uint8)

@@ -21,13 +21,13 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from otlp_receiver import Receiver
 
-from otel_nfprobe.delivery import RETRY_AFTER_MAX_S, Outcome, Verdict, read_retry_s
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
-from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
-from otel_nfprobe.otlp import DROPPED_REJECTED, DROPPED_SENDER_ENDED, Exporter
-from otel_nfprobe.otlp_http import judge
-from otel_nfprobe.span import EncodedRequest
-from otel_nfprobe.transport import open_transport
+from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S, Outcome, Verdict, read_retry_s
+from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.export.otlp import DROPPED_REJECTED, DROPPED_SENDER_ENDED, Exporter
+from otel_nfprobe.export.otlp_http import judge
+from otel_nfprobe.export.span import EncodedRequest
+from otel_nfprobe.export.transport import open_transport
+from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
 
 PATIENCE_S = 60.0
 TEN_YEARS_S = 315_360_000
@@ -163,7 +163,7 @@ def throttle(status: bytes) -> Callable[[grpc.ServicerContext], bytes]:
 def test_who_asks_for_ten_years_gets_the_next_request_all_the_same(
     seconds: int, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("otel_nfprobe.delivery.RETRY_AFTER_MAX_S", 0.2)
+    monkeypatch.setattr("otel_nfprobe.export.delivery.RETRY_AFTER_MAX_S", 0.2)
     receiver.answers = [throttle(status_of(seconds)), lambda _: b""]
     exporter = Exporter(receiver.endpoint())
     exporter.submit(EncodedRequest(b"x", 3, 1))

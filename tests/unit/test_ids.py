@@ -16,9 +16,10 @@ import pytest
 from frames import FRAMES, TUNNELS, ethernet, ipv4, udp
 from traffic import make_frames, write_pcap
 
-from otel_nfprobe import capturefile, pcapng
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.digest import DEFAULT_KEY, siphash
+from otel_nfprobe.pipeline import capturefile
+from otel_nfprobe.pipeline import pcapng as pcapng_reader
+from otel_nfprobe.pipeline.digest import DEFAULT_KEY, siphash
 
 NS = 1_700_000_000_123_456_000
 ETHERNET, RAW, LINUX_SLL, LINUX_SLL2, LOOPBACK = 1, 101, 113, 276, 0
@@ -157,7 +158,7 @@ def test_every_form_gives_the_documented_ids(form: str, ids: Ids) -> None:
 def test_pieces_of_any_size_give_the_same(ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
     data = section() + interface() + block("<", 0xBAD, bytes(4000)) + b"".join(packet(frame) for frame in SOME)
     for size in (1, 97, 1021):
-        for module in (capturefile, pcapng):
+        for module in (capturefile, pcapng_reader):
             monkeypatch.setattr(module, "CHUNK_BYTES", size)
         assert ids.read(data) == EXPECTED
         assert ids.read(FORMS["big, us"]) == EXPECTED

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_nfprobe.modules import Module
-from otel_nfprobe.x86_64.branches import ModuleScan, scan_module
-from otel_nfprobe.x86_64.jumpgraph import circling, reaching
-from otel_nfprobe.x86_64.tailcalls import TailCalls, comes_back
+from otel_nfprobe.arch.x86_64.branches import ModuleScan, scan_module
+from otel_nfprobe.arch.x86_64.jumpgraph import circling, reaching
+from otel_nfprobe.arch.x86_64.tailcalls import TailCalls, comes_back
+from otel_nfprobe.elf.modules import Module
 
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libcrypto.so.3")
 

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from synthetic_records import DR, ROLES, RX, TX, Row, entry, leave, poll, record, records, run, value
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import CALL, DROPPED, THREAD, TRANSMITTED, BatchFlag, CallFlag, Columns
-from otel_nfprobe.latecapture import LateCapture, LateWish
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
-from otel_nfprobe.session import LATE_NEVER, SAMPLE_ALL, Session
-from otel_nfprobe.statistics import Distribution, Statistics
-from otel_nfprobe.threadids import ThreadIds
-from otel_nfprobe.threadtable import ThreadTable
-from otel_nfprobe.typical import BatchSample
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import CALL, DROPPED, THREAD, TRANSMITTED, BatchFlag, CallFlag, Columns
+from otel_nfprobe.causes.baseline import BatchSample
+from otel_nfprobe.monitor.latecapture import LateCapture, LateWish
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
+from otel_nfprobe.shm.session import LATE_NEVER, SAMPLE_ALL, Session
+from otel_nfprobe.shm.threadids import ThreadIds
+from otel_nfprobe.shm.threadtable import ThreadTable
 
 NOTE, ORIGIN, LATE, DRAWN = 31, 30, 1, 2
 UNPLACED = (0, 0xFFFFFFFF)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, PACKET, BatchFlag, Columns, PacketFlag
-from otel_nfprobe.lateness import LatenessStatistics
-from otel_nfprobe.statistics import Distribution
+from otel_nfprobe.base.columns import BATCH, CALL, PACKET, BatchFlag, Columns, PacketFlag
+from otel_nfprobe.causes.lateness import LatenessStatistics
+from otel_nfprobe.pipeline.statistics import Distribution
 
 QUANTILE = 0.9
 BOUND_TICKS = 1_000_000  # what polls say of packets without stamps; each has waited for 100 to 199 ticks in truth

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from otel_nfprobe._core import ffi
 
-from otel_nfprobe import session
+from otel_nfprobe.shm import session
 
 INCLUDE = Path(__file__).resolve().parents[2] / "native" / "include" / "nfprobe"
 

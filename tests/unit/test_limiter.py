@@ -19,11 +19,10 @@ from synthetic_columns import SECOND_TICKS, make_columns, move_columns
 from synthetic_recording import BATCH_SIZE, write_recording
 from synthetic_recording import PACKETS as RECORDED_PACKETS
 
+from otel_nfprobe.base.columns import latency_ticks
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.columns import latency_ticks
-from otel_nfprobe.delivery import Outcome, Verdict
-from otel_nfprobe.drain import SpanPath
-from otel_nfprobe.limiter import (
+from otel_nfprobe.export.delivery import Outcome, Verdict
+from otel_nfprobe.export.limiter import (
     BEHIND_PER_S,
     SAMPLE_OVER_LIMIT,
     SAMPLE_WHILE_BEHIND,
@@ -33,9 +32,10 @@ from otel_nfprobe.limiter import (
     Quota,
     choose,
 )
-from otel_nfprobe.otlp import Exporter
-from otel_nfprobe.sampling import REASON_SAMPLE, REASON_SLOW, Sampler
-from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.export.otlp import Exporter
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.monitor.drain import SpanPath
+from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW, Sampler
 
 RANDOM = st.integers(0, 2**56 - 1)
 PACKET = st.tuples(

@@ -16,10 +16,10 @@ from synthetic_recording import BATCHES, write_recording
 from synthetic_recording import PACKETS as RECORDED_PACKETS
 from test_span import parse
 
+from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.span import TAIL, EncodedRequest, SpanEncoder
-from otel_nfprobe.timescale import TRUE_TIMES, TimeScale
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder
+from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 
 SAMPLE, SLOW = 1, 2
 

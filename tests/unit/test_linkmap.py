@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.linkmap import NODES_MAX, LinkMap
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.linkmap import NODES_MAX, LinkMap
 
 DEBUG = 0x1000
 WORD_MAX = 1 << 64

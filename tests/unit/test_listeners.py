@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from otel_nfprobe import control, httplistener
-from otel_nfprobe.control import Control, ask, socket_name
-from otel_nfprobe.httplistener import CONNECTIONS_MAX, HttpListener, Reply
+from otel_nfprobe.metrics import httplistener
+from otel_nfprobe.metrics.httplistener import CONNECTIONS_MAX, HttpListener, Reply
+from otel_nfprobe.shm import control
+from otel_nfprobe.shm.control import Control, ask, socket_name
 
 PATIENCE_S = 60.0
 BODY = b"ok\n"

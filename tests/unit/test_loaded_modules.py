@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 SELDOM_NEEDED = (
-    "otel_nfprobe.report",  # of recordings
-    "otel_nfprobe.trial",  # where neither the adapter nor a person names inner functions
-    "otel_nfprobe.profiler",  # --profile
-    "otel_nfprobe.flowfilter",  # --flow
-    "otel_nfprobe.names.inlined",  # where a glob matches nothing
-    "otel_nfprobe.metrics",
+    "otel_nfprobe.report.report",  # of recordings
+    "otel_nfprobe.monitor.trial",  # where neither the adapter nor a person names inner functions
+    "otel_nfprobe.profiling.profiler",  # --profile
+    "otel_nfprobe.pipeline.flowfilter",  # --flow
+    "otel_nfprobe.elf.names.inlined",  # where a glob matches nothing
+    "otel_nfprobe.metrics.metrics",
     "duckdb",
     "elftools",
     "grpc",
@@ -37,5 +37,5 @@ print(json.dumps([*sys.modules]))
 
 def test_an_attach_loads_no_part_that_few_sessions_need() -> None:
     said = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True).stdout
-    assert {"otel_nfprobe.cli.attach", "otel_nfprobe.monitor"} < set(json.loads(said))
+    assert {"otel_nfprobe.cli.attach", "otel_nfprobe.monitor.monitor"} < set(json.loads(said))
     assert not set(json.loads(said)) & set(SELDOM_NEEDED)

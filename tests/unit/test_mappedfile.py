@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.mappedfile import MappedFile
-from otel_nfprobe.target import Mapping, Target
+from otel_nfprobe.linux.mappedfile import MappedFile
+from otel_nfprobe.target.target import Mapping, Target
 
 
 def mapped(path: Path) -> MappedFile:

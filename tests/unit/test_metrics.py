@@ -15,19 +15,19 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, Exponential
 from otlp_receiver import Answered, HttpReceiver, Receiver, find_dead_endpoint
 from synthetic_columns import make_columns
 
-from otel_nfprobe.clock import ANCHOR, Clock
-from otel_nfprobe.columns import CALL, NONE, Columns, latency_ticks
-from otel_nfprobe.counted import Span, lowers_of, read_counted
+from otel_nfprobe.base.clock import ANCHOR, Clock
+from otel_nfprobe.base.columns import CALL, NONE, Columns, latency_ticks
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.sums import CountedFunction
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.exemplars import ExemplarEncoder, Exemplars
-from otel_nfprobe.explicit import make_durations, make_sizes
-from otel_nfprobe.exponential import BUCKETS_MAX, make_exponential
-from otel_nfprobe.metrics import MetricsMaker, Snapshot
-from otel_nfprobe.metrics_sender import MetricsSender, open_exporter
-from otel_nfprobe.metrics_settings import Temporality, find_settings
-from otel_nfprobe.span import TAIL
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.export.span import TAIL
+from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
+from otel_nfprobe.metrics.explicit import make_durations, make_sizes
+from otel_nfprobe.metrics.exponential import BUCKETS_MAX, make_exponential
+from otel_nfprobe.metrics.metrics import MetricsMaker, Snapshot
+from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
+from otel_nfprobe.metrics.metrics_settings import Temporality, find_settings
+from otel_nfprobe.pipeline.histogram_buckets import Span, lowers_of, read_counted
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 
 TICKS_PER_SECOND = 2.5e9
 SPAN = Span(1, 2)

@@ -16,12 +16,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 from test_metrics import START_NS, TICKS_PER_SECOND, calls, durations, snapshot, statistics_of
 
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.exemplars import Exemplars
-from otel_nfprobe.metrics import MetricsMaker
-from otel_nfprobe.metrics_listener import MetricsListener, parse_address
-from otel_nfprobe.metrics_page import write_page
-from otel_nfprobe.metrics_settings import Temporality
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.metrics.exemplars import Exemplars
+from otel_nfprobe.metrics.metrics import MetricsMaker
+from otel_nfprobe.metrics.metrics_listener import MetricsListener, parse_address
+from otel_nfprobe.metrics.metrics_page import write_page
+from otel_nfprobe.metrics.metrics_settings import Temporality
 
 RESOURCE = {"service.name": "dpdk-testpmd", "process.pid": 7}
 SLOW = Exemplar({}, 3e-6, START_NS, 0xABC, 0xDEF)
@@ -106,7 +106,7 @@ def test_who_asks_is_answered_by_the_next_snapshot(listener: MetricsListener) ->
 
 
 def test_nothing_to_say_is_said(listener: MetricsListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("otel_nfprobe.metrics_listener.PATIENCE_S", 0.01)
+    monkeypatch.setattr("otel_nfprobe.metrics.metrics_listener.PATIENCE_S", 0.01)
     with pytest.raises(urllib.error.HTTPError, match="503"):
         ask(listener.port)
     with pytest.raises(urllib.error.HTTPError, match="404"):

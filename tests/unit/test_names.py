@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.names.archive import archive_names, known_archives
-from otel_nfprobe.names.dwarf import open_dwarf
-from otel_nfprobe.symbols import (
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.names.archive import archive_names, known_archives
+from otel_nfprobe.elf.names.dwarf import open_dwarf
+from otel_nfprobe.elf.symbols import (
     IFUNC_RESOLVER,
     NO_FRAME,
     Function,

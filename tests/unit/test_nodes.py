@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from otel_nfprobe.adapters.base import VECTORS
-from otel_nfprobe.columns import CALL, CallFlag, Columns, Rows
-from otel_nfprobe.nodes import NodeCounts, node_rows
-from otel_nfprobe.numbernames import NumberNames, decode_names, encode_names
-from otel_nfprobe.sessionfacts import FunctionInfo
+from otel_nfprobe.base.columns import CALL, CallFlag, Columns, Rows
+from otel_nfprobe.base.numbernames import NumberNames, decode_names, encode_names
+from otel_nfprobe.recording.nodes import NodeCounts, node_rows
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
 
 INPUT, LOOKUP, TX, OTHER = range(4)
 NAMES = NumberNames({7: "tap0-tx", 8: "tap1-tx"}, {3: "ip4-input: ip4 ttl <= 1"}, {1: "tap0"})

@@ -15,13 +15,13 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from otlp_receiver import Answer, Receiver, answer_ok, find_dead_endpoint
 
-from otel_nfprobe.otlp import (
+from otel_nfprobe.export.otlp import (
     DROPPED_QUEUE_FULL,
     DROPPED_REJECTED,
     DROPPED_UNREACHABLE,
     Exporter,
 )
-from otel_nfprobe.span import EncodedRequest
+from otel_nfprobe.export.span import EncodedRequest
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.outputfile import open_output
-from otel_nfprobe.recordingsink import RecordingFile
+from otel_nfprobe.recording.outputfile import open_output
+from otel_nfprobe.recording.recordingsink import RecordingFile
 
 EVE = 12345
 CONTENT = "must stay\n"
@@ -143,7 +143,7 @@ def test_standard_output_is_written_by_name(path: str, tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-c",
-        f"from otel_nfprobe.outputfile import *; import os; os.write(open_output({path!r}), b'x')",
+        f"from otel_nfprobe.recording.outputfile import *; import os; os.write(open_output({path!r}), b'x')",
     ]
     assert subprocess.run(words, capture_output=True, check=True).stdout == b"x"  # a pipe
     with open(tmp_path / "file", "wb") as file:
@@ -167,7 +167,7 @@ def test_devices_and_pipes_of_ones_own(tmp_path: Path) -> None:
 
 @ROOT_ONLY
 def test_tables_and_spool(tmp_path: Path, shared: Path, precious: Path) -> None:
-    from otel_nfprobe.spool import Spool, SpoolSettings
+    from otel_nfprobe.export.spool import Spool, SpoolSettings
 
     theirs = tmp_path / "theirs"
     theirs.mkdir()

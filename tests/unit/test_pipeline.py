@@ -30,9 +30,9 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import CALL, COST, NONE, BatchFlag, CallFlag, Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.statistics import Statistics
+from otel_nfprobe.base.columns import CALL, COST, NONE, BatchFlag, CallFlag, Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.statistics import Statistics
 
 
 def test_nested_calls_and_self_time() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 from otel_nfprobe._core import lib
 from synthetic_records import Row, entry, leave, poll, record, records, value
 
-from otel_nfprobe.columns import ABSORBED, DROPPED, PUNTED, TRANSMITTED, UNKNOWN, Columns
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.base.columns import ABSORBED, DROPPED, PUNTED, TRANSMITTED, UNKNOWN, Columns
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 
 RX, TX, DR, PUNT, KEEP, REPLACE = range(1, 7)
 ROLES = np.array(

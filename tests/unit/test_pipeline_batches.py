@@ -27,8 +27,8 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import NONE, BatchFlag, CallFlag
-from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag
+from otel_nfprobe.pipeline.pipeline import Pipeline
 
 
 def test_batch_of_a_flat_loop() -> None:

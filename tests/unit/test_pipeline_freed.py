@@ -22,8 +22,8 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, UNKNOWN, Columns
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, UNKNOWN, Columns
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 
 RX, FREE = 1, 3  # numbers of functions, as in synthetic_records
 ROLES = np.array([0, lib.NFP_ROLE_RECEIVE_POOLED, 2, lib.NFP_ROLE_FREE, 0, 0, 1, 2], np.uint8)

@@ -7,9 +7,9 @@ import numpy as np
 from otel_nfprobe._core import lib
 from synthetic_records import ROLES, RX, TX, Row, burst, entry, hand_on, leave, poll, receiver, record, records, value
 
-from otel_nfprobe.columns import TRANSMITTED, BatchFlag, Columns, HandoverFlag, concatenate, with_again
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
-from otel_nfprobe.sampling import find_population
+from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, HandoverFlag, concatenate, with_again
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.pipeline.sampling import find_population
 
 TAKE = len(ROLES)
 SECOND = 1  # thread that takes packets over

@@ -7,9 +7,9 @@ import numpy as np
 from otel_nfprobe._core import lib
 from synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
-from otel_nfprobe.columns import MESSAGE, NONE, TRANSMITTED, UNKNOWN, BatchFlag, Columns, concatenate
-from otel_nfprobe.flow import describe_flow
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.base.columns import MESSAGE, NONE, TRANSMITTED, UNKNOWN, BatchFlag, Columns, concatenate
+from otel_nfprobe.pipeline.flow import describe_flow
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 
 READ, HANDLE, ACL, FIND, QUEUE, SEND, INNER, TURN, RX = range(9)
 ROLES = np.array(

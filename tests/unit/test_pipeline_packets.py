@@ -26,8 +26,8 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, UNKNOWN, PacketFlag, concatenate
-from otel_nfprobe.pipeline import Pipeline
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, UNKNOWN, PacketFlag, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
 
 
 def test_packets_of_one_thread() -> None:

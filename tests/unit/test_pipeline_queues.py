@@ -9,8 +9,8 @@ from synthetic_records import ROLES, RX, TX, Row, burst, entry, hand_on, leave, 
 from test_latecapture import hand_on as hand_on_chosen
 from test_latecapture import receiver as late_receiver
 
-from otel_nfprobe.columns import DROPPED, TRANSMITTED, Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 
 TAKE, PUT = len(ROLES), len(ROLES) + 1
 ALL_ROLES = np.append(ROLES, np.array([lib.NFP_ROLE_TAKE_OVER, lib.NFP_ROLE_HAND_OVER], np.uint8))

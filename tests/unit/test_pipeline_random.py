@@ -16,9 +16,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from synthetic_records import CALL, DROP, RECEIVE, TRANSMIT, Row, burst, entry, leave, poll, records, value
 
-from otel_nfprobe.columns import DROPPED, NONE, RECORD, TRANSMITTED, UNKNOWN, CallFlag, Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.base.columns import DROPPED, NONE, RECORD, TRANSMITTED, UNKNOWN, CallFlag, Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 
 ENGINE, RX, TX, DR, F, G, H = range(7)
 ROLES = np.array([CALL, RECEIVE, TRANSMIT, DROP, CALL, CALL, CALL], np.uint8)

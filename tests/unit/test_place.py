@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.place import WORKING_DIRECTORY, directories
-from otel_nfprobe.target import Target
+from otel_nfprobe.target.library_file import WORKING_DIRECTORY, directories
+from otel_nfprobe.target.target import Target
 
 EVE = 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to other users")

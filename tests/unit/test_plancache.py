@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe import analysis, cache, plancache
-from otel_nfprobe.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
-from otel_nfprobe.filecontent import Content
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import Function, function_at, functions_of
+from otel_nfprobe.elf import cache
+from otel_nfprobe.elf.filecontent import Content
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import Function, function_at, functions_of
+from otel_nfprobe.probes import analysis, plancache
+from otel_nfprobe.probes.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
 
 LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
 

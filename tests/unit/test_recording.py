@@ -19,13 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_nfprobe import recording, recording_pb2
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.recordingfile import MAGIC
-from otel_nfprobe.recordingsink import RecordingFile
-from otel_nfprobe.report import build_report
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.base import recording_pb2
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.recording import recording
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.recordingfile import MAGIC
+from otel_nfprobe.recording.recordingsink import RecordingFile
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.report.report import build_report
 
 RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
@@ -209,7 +210,7 @@ def test_a_slow_disk_costs_records_that_are_counted(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RecordingFile, "append", wait)
     monkeypatch.setattr(
-        "otel_nfprobe.recordingsink.FrameQueue.is_full", property(lambda queue: queue._waiting_bytes > 0)
+        "otel_nfprobe.recording.recordingsink.FrameQueue.is_full", property(lambda queue: queue._waiting_bytes > 0)
     )
     writer = RecordingWriter(tmp_path / "r", HEADER)
     writer.functions([FUNCTION])
@@ -321,7 +322,7 @@ def test_full_disk_leaves_whole_blocks(tmp_path: Path) -> None:
     code = f"""
 import sys, resource; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 import numpy as np, test_recording as t
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 writer = t.RecordingWriter({str(tmp_path / "r")!r}, t.HEADER)
 rows = t.records(1000)
 rows["word"] = np.random.default_rng(1).integers(0, 1 << 63, 1000)

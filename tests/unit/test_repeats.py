@@ -11,10 +11,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from span_expectation import NAMES, attributes_of, make_clock
 from synthetic_columns import SECOND_TICKS, START_NS, START_TICKS, make_columns
 
+from otel_nfprobe.base.columns import Columns, PacketFlag
 from otel_nfprobe.cli.identity_options import recorded_window_ns
-from otel_nfprobe.columns import Columns, PacketFlag
-from otel_nfprobe.repeats import FOREVER_NS, WINDOW_NS, Repeats
-from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS, Repeats
 
 SECOND = 10**9
 MASK = (1 << 64) - 1

@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from otel_nfprobe.base.columns import RECORD
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.columns import RECORD
-from otel_nfprobe.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import read_facts
-from otel_nfprobe.report import Report, build_report
-from otel_nfprobe.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.views.jsonview import render_json
-from otel_nfprobe.views.page import render_page
-from otel_nfprobe.views.table import render_table
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import read_facts
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
+from otel_nfprobe.report.report import Report, build_report
+from otel_nfprobe.report.views.jsonview import render_json
+from otel_nfprobe.report.views.page import render_page
+from otel_nfprobe.report.views.table import render_table
 
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
 ENTRY, EXIT, POLL_ENTRY, POLL_EXIT, VALUE = range(5)
@@ -220,7 +220,7 @@ def test_two_threads_do_not_mix(tmp_path: Path) -> None:
 def test_takes_in_between_change_nothing(
     report: Report, simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("otel_nfprobe.replay.ROUND_RECORDS", 1)
+    monkeypatch.setattr("otel_nfprobe.recording.replay.ROUND_RECORDS", 1)
     path = record(tmp_path / "r", simulation, chunk=777)
     other = build_report(RecordingReader(path))
     assert other.document == report.document

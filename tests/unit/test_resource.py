@@ -10,7 +10,7 @@ import sys
 import pytest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from otel_nfprobe.resource import describe_target, encode_resource, make_resource_attributes
+from otel_nfprobe.export.resource import describe_target, encode_resource, make_resource_attributes
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,9 @@ from synthetic_recording import write_recording
 from test_flame import PLACES, SLOW_NS, batch_start, sample
 from test_recording import seal
 
-from otel_nfprobe import recording_pb2
+from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.flame import FlameWish, fold
-from otel_nfprobe.recording import SAMPLE_COUNTS, SAMPLES, RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.replay import RecordingFacts, read_facts
-from otel_nfprobe.samplecounts import (
+from otel_nfprobe.profiling.samplecounts import (
     NAMES_MAX,
     NOT_KNOWN,
     CountColumns,
@@ -27,7 +24,10 @@ from otel_nfprobe.samplecounts import (
     encode_counts,
     find_name,
 )
-from otel_nfprobe.samples import SAMPLE, SAMPLES_MAX
+from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX
+from otel_nfprobe.recording.recording import SAMPLE_COUNTS, SAMPLES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts
+from otel_nfprobe.report.flame import FlameWish, fold
 
 BOTH = ("page-faults", "cpu/event=0xc2,umask=0x1/")
 ROWS = [

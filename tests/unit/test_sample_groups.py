@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 from test_sample_records import LOST, Sample
 
-from otel_nfprobe.clock import Clock, ClockPair
+from otel_nfprobe.base.clock import Clock, ClockPair
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters, ThreadGroup
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.profiler import Counted, Profiler
-from otel_nfprobe.samplecounts import NOT_KNOWN
-from otel_nfprobe.samplesource import HARDWARE, Placing, Source
+from otel_nfprobe.profiling.profiler import Counted, Profiler
+from otel_nfprobe.profiling.samplecounts import NOT_KNOWN
+from otel_nfprobe.profiling.samplesource import HARDWARE, Placing, Source
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
 CYCLES, SLOTS = Counter("cycles", (Event(0, 0),)), Counter("slots-all", (Event(4, 1),), scale=6)

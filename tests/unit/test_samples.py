@@ -9,13 +9,13 @@ import os
 import numpy as np
 import pytest
 
-from otel_nfprobe.clock import Clock, ClockPair
-from otel_nfprobe.columns import CALL, NONE
-from otel_nfprobe.errors import NfprobeError
-from otel_nfprobe.profiler import Profiler
-from otel_nfprobe.samplerecords import record_dtype
-from otel_nfprobe.samples import SAMPLE, Place, PlaceNames, SampleFlag, describe_samples, find_calls
-from otel_nfprobe.samplesource import HARDWARE, SOURCES, Placing, Source
+from otel_nfprobe.base.clock import Clock, ClockPair
+from otel_nfprobe.base.columns import CALL, NONE
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.profiling.profiler import Profiler
+from otel_nfprobe.profiling.samplerecords import record_dtype
+from otel_nfprobe.profiling.samples import SAMPLE, Place, PlaceNames, SampleFlag, describe_samples, find_calls
+from otel_nfprobe.profiling.samplesource import HARDWARE, SOURCES, Placing, Source
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_columns import START_TICKS
 
-from otel_nfprobe.columns import BATCH, PACKET
-from otel_nfprobe.sampling import (
+from otel_nfprobe.base.columns import BATCH, PACKET
+from otel_nfprobe.pipeline.sampling import (
     REASON_SAMPLE,
     REASON_SLOW,
     REASON_SLOWEST,

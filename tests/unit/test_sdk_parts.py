@@ -27,17 +27,17 @@ from span_expectation import NAMES, make_clock
 from synthetic_columns import make_columns
 from synthetic_recording import write_recording
 
-from otel_nfprobe.destination import NamedExporter, find_destination
-from otel_nfprobe.endpoint import Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.sampling import find_threshold
-from otel_nfprobe.sdk_encoder import encode_request
-from otel_nfprobe.sdk_exporter import NfprobeSpanExporter
-from otel_nfprobe.sdk_ids import PacketIdGenerator, packet_trace
-from otel_nfprobe.sdk_resource import TargetResourceDetector
-from otel_nfprobe.sdk_sampler import ConsistentSampler
-from otel_nfprobe.sdk_transport import read_spans
-from otel_nfprobe.span import SpanEncoder
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.export.destination import NamedExporter, find_destination
+from otel_nfprobe.export.endpoint import Endpoint
+from otel_nfprobe.export.sdk_encoder import encode_request
+from otel_nfprobe.export.sdk_exporter import NfprobeSpanExporter
+from otel_nfprobe.export.sdk_ids import PacketIdGenerator, packet_trace
+from otel_nfprobe.export.sdk_resource import TargetResourceDetector
+from otel_nfprobe.export.sdk_sampler import ConsistentSampler
+from otel_nfprobe.export.sdk_transport import read_spans
+from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.pipeline.sampling import find_threshold
 
 GROUPS = {
     "opentelemetry_traces_exporter": NfprobeSpanExporter,
@@ -180,7 +180,7 @@ def test_a_program_that_is_configured_by_the_environment(receiver: Receiver) -> 
         "from opentelemetry.sdk._configuration import _OTelSDKConfigurator\n"
         "_OTelSDKConfigurator().configure()\n"
         "from opentelemetry import trace\n"
-        "from otel_nfprobe.sdk_ids import packet_trace\n"
+        "from otel_nfprobe.export.sdk_ids import packet_trace\n"
         "with packet_trace(0xffffffffffffffff, 0), trace.get_tracer('x').start_as_current_span('send'): pass\n"
         "trace.get_tracer_provider().shutdown()\n"
     )

@@ -16,9 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration"))
 from filters import ALLOW, KILL_PROCESS, answer, install
 
-from otel_nfprobe.bpf import FilterError, Instruction, SystemCall, run_filter
-from otel_nfprobe.seccomp import first_forbidden, judge
-from otel_nfprobe.x86_64.calls import Call, Need, injection_calls
+from otel_nfprobe.arch.x86_64.calls import Call, Need, injection_calls
+from otel_nfprobe.linux.bpf import FilterError, Instruction, SystemCall, run_filter
+from otel_nfprobe.probes.seccomp import first_forbidden, judge
 
 GETPID = 39
 LOAD_NUMBER = Instruction(0x20, 0, 0, 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from synthetic_records import ROLES, RX, F, G, Row, entry, leave, poll, record, records, run
 
-from otel_nfprobe.columns import CallFlag, Columns, concatenate
-from otel_nfprobe.pipeline import Pipeline
-from otel_nfprobe.statistics import Distribution, Statistics
+from otel_nfprobe.base.columns import CallFlag, Columns, concatenate
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 
 VALUE, SHARE = 4, 27
 CUT = CallFlag.SHARED | CallFlag.VALUE

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.modules import Module
-from otel_nfprobe.names.signatures import FROM_CODE, FROM_DWARF, Signature, signatures_of
-from otel_nfprobe.symbols import functions_of
-from otel_nfprobe.x86_64.dataflow import infer
+from otel_nfprobe.arch.x86_64.dataflow import infer
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import functions_of
+from otel_nfprobe.probes.signatures import FROM_CODE, FROM_DWARF, Signature, signatures_of
 
 LIBC = next(Path("/lib").glob("*/libc.so.6"))
 SOURCE = """
@@ -97,7 +97,7 @@ def test_code_says_the_least(built: Path) -> None:
 
 def test_signatures_are_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _signatures(built / "stripped.so")
-    monkeypatch.setattr("otel_nfprobe.names.signatures.infer", None)  # it would be called
+    monkeypatch.setattr("otel_nfprobe.probes.signatures.infer", None)  # it would be called
     assert _signatures(built / "stripped.so") == before
 
 

@@ -10,10 +10,10 @@ import pytest
 from synthetic_records import DR, TX
 from test_latecapture import hand_on, receiver, run
 
-from otel_nfprobe.clock import Clock
-from otel_nfprobe.columns import Columns
-from otel_nfprobe.detail import Detail, choose_detail, find_ages, follow_slow_batches
-from otel_nfprobe.session import GATE_AUTO, Session
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.monitor.detail import Detail, choose_detail, find_ages, follow_slow_batches
+from otel_nfprobe.shm.session import GATE_AUTO, Session
 
 
 def batches_of(ages: list[int]) -> Columns:

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iced_x86 import Decoder, InstructionInfoFactory, Mnemonic, OpAccess, Register, RegisterExt
 
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.snippet import BYTES_MAX, assemble, encode, is_as_asked, read_capture
-from otel_nfprobe.x86_64.snippet_text import DESTINATIONS, Asked, Memory, Named, Number, normalise_memory, read_snippet
+from otel_nfprobe.arch.snippet import BYTES_MAX, assemble, encode, is_as_asked, read_capture
+from otel_nfprobe.arch.x86_64.snippet_text import (
+    DESTINATIONS,
+    Asked,
+    Memory,
+    Named,
+    Number,
+    normalise_memory,
+    read_snippet,
+)
+from otel_nfprobe.base.errors import UsageError
 
 ACCEPTED = [
     "mov rax, [rdi+8]",

@@ -30,9 +30,9 @@ from synthetic_columns import (
     make_columns,
 )
 
-from otel_nfprobe.columns import BATCH, CALL, MESSAGE_VERSION, NONE, PACKET, Columns
-from otel_nfprobe.span import TAIL, TAIL_KINDS, EncodedRequest, SpanEncoder, find_session_id, make_tails
-from otel_nfprobe.tail import CAUSE, CauseKind
+from otel_nfprobe.base.columns import BATCH, CALL, MESSAGE_VERSION, NONE, PACKET, Columns
+from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, EncodedRequest, SpanEncoder, find_session_id, make_tails
 
 
 def make_encoder(names: list[str] | None = None, **arguments: Any) -> SpanEncoder:

@@ -9,9 +9,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from span_expectation import NAMES, STATE, THREADS, Expectation, make_clock
 from synthetic_columns import make_columns
 
-from otel_nfprobe.columns import MESSAGE_VERSION, NONE, Columns
-from otel_nfprobe.holdrows import HOLD
-from otel_nfprobe.span import TAIL, SpanEncoder
+from otel_nfprobe.base.columns import MESSAGE_VERSION, NONE, Columns
+from otel_nfprobe.base.holdrows import HOLD
+from otel_nfprobe.export.span import TAIL, SpanEncoder
 
 PACKETS = 12_500
 CALLS = 6  # with packet and batch 8 spans each

@@ -14,18 +14,18 @@ import grpc
 import pytest
 from otlp_receiver import Receiver, answer_ok, find_dead_endpoint
 
-from otel_nfprobe.endpoint import Endpoint
-from otel_nfprobe.errors import UsageError
-from otel_nfprobe.export_counters import ExportCounters
-from otel_nfprobe.otlp import (
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.export.endpoint import Endpoint
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.otlp import (
     DROPPED_DAMAGED,
     DROPPED_REJECTED,
     DROPPED_SPOOL_FULL,
     DROPPED_TOO_OLD,
     Exporter,
 )
-from otel_nfprobe.span import EncodedRequest
-from otel_nfprobe.spool import Spool, SpoolFullError, SpoolSettings, describe_endpoint, find_directory
+from otel_nfprobe.export.span import EncodedRequest
+from otel_nfprobe.export.spool import Spool, SpoolFullError, SpoolSettings, describe_endpoint, find_directory
 
 PATIENCE_S = 30.0
 

@@ -26,8 +26,8 @@ from synthetic_records import (
     value,
 )
 
-from otel_nfprobe.columns import Rows
-from otel_nfprobe.stamps import SKEW_TICKS, StampBounds
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.shm.stamps import SKEW_TICKS, StampBounds
 
 NOW = 1 << 44
 STEP = 1 << 34  # more than any signal handler takes

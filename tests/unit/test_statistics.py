@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, NONE, PACKET, BatchFlag, CallFlag, Columns, PacketFlag
-from otel_nfprobe.statistics import SIZES_EXACT, Distribution, Statistics
-from otel_nfprobe.views.numbers import format_size
+from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, BatchFlag, CallFlag, Columns, PacketFlag
+from otel_nfprobe.pipeline.statistics import SIZES_EXACT, Distribution, Statistics
+from otel_nfprobe.report.views.numbers import format_size
 
 
 def calls(function: int, ticks: np.ndarray, flags: int = 0) -> Columns:

@@ -11,8 +11,8 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from test_drain import RING_BYTES, SLOTS, Ring
 
-from otel_nfprobe.columns import RECORD, THREAD
-from otel_nfprobe.rings import PART
+from otel_nfprobe.base.columns import RECORD, THREAD
+from otel_nfprobe.shm.rings import PART
 
 RINGS = 40
 MS = 1_000_000

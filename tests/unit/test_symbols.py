@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.modules import Module
-from otel_nfprobe.symbols import build_id_of, exported_offset, find_functions, function_at, functions_of
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import build_id_of, exported_offset, find_functions, function_at, functions_of
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 SOURCE = """
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.* is not a valid :RuntimeWarning")
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_files_raise_errors_with_a_reason(seed: int, library: Path, tmp_path: Path) -> None:
-    from otel_nfprobe.analysis import plan_functions
+    from otel_nfprobe.probes.analysis import plan_functions
 
     content = library.read_bytes()
     random_ = random.Random(seed)

@@ -19,12 +19,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otlp_receiver import Receiver
 from synthetic_recording import BATCHES, PACKETS, START_NS, write_recording
 
-from otel_nfprobe.arrowtext import address_text, hex_text, topic_text
+from otel_nfprobe.base.columns import PACKET, TOPIC, Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.columns import PACKET, TOPIC, Columns
-from otel_nfprobe.recording import RecordingReader
-from otel_nfprobe.report import build_report
-from otel_nfprobe.tables import SCHEMAS
+from otel_nfprobe.recording.arrowtext import address_text, hex_text, topic_text
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.tables import SCHEMAS
+from otel_nfprobe.report.report import build_report
 
 OLD = Path(__file__).with_name("recordings") / "version-1.nfp"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
@@ -202,9 +202,8 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: lis
 def test_packages_that_are_missing(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [
-        name for name in sys.modules if name.startswith("otel_nfprobe.table") or name == "otel_nfprobe.arrowtext"
-    ]:
+    of_tables = ("otel_nfprobe.recording.table", "otel_nfprobe.recording.arrowtext")
+    for name in [name for name in sys.modules if name.startswith(of_tables)]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("pyarrow", "pyarrow.parquet", "duckdb"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
-from otel_nfprobe.switches import SWITCH, SwitchFlag, no_switches
-from otel_nfprobe.tail import CauseKind, find_causes
-from otel_nfprobe.typical import BatchSample, Typical
+from otel_nfprobe.base.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
+from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switches
 
 RX, WORK, TX = 0, 1, 2
 # Three functions of 100 ticks each, nothing outside of them.

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.errors import NfprobeError, UsageError
-from otel_nfprobe.preflight import check_target
-from otel_nfprobe.symbols import exported_address, functions_of
-from otel_nfprobe.target import Target, parse_cpu_list
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.elf.symbols import exported_address, functions_of
+from otel_nfprobe.probes.preflight import check_target
+from otel_nfprobe.target.target import Target, parse_cpu_list
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 Spawn = Callable[..., "subprocess.Popen[str]"]

@@ -18,9 +18,9 @@ from synthetic_recording import PACKETS as RECORDED_PACKETS
 from synthetic_recording import write_recording
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.exemplars import ExemplarEncoder
-from otel_nfprobe.span import TAIL, EncodedRequest, SpanEncoder
-from otel_nfprobe.timescale import TRUE_TIMES, TimeScale
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder
+from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
+from otel_nfprobe.metrics.exemplars import ExemplarEncoder
 
 PACKETS = 300
 

@@ -12,7 +12,7 @@ import pytest
 import otel_nfprobe.cli
 from otel_nfprobe.cli import counters
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.control import Answer, AnswerError
+from otel_nfprobe.shm.control import Answer, AnswerError
 
 CLI = Path(otel_nfprobe.cli.__file__).parent
 FORGED = "good\nnfprobe: all is well \x1b[2J\u202e"
@@ -52,7 +52,7 @@ def test_refusal_of_another_session(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_every_verb_tells_by_one_way() -> None:
-    """`tell` of main.py, and `say` of measure.py for sessions: no other call of print begins such a line."""
+    """`tell` of main.py, and `say` of session_runner.py for sessions: no other call of print begins such a line."""
     found = {
         path.name
         for path in CLI.glob("*.py")

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 import traffic
 
-from otel_nfprobe import digest
+from otel_nfprobe.pipeline import digest
 
 
 def test_round_trip_and_digests_are_unique(tmp_path: Path) -> None:

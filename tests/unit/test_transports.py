@@ -15,12 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otlp_receiver import Answered, HttpReceiver, Receiver
 from tls_files import Certificates, make_certificates
 
-from otel_nfprobe.delivery import Verdict
-from otel_nfprobe.endpoint import Endpoint, find_endpoint
-from otel_nfprobe.otlp import DROPPED_REJECTED, Exporter
-from otel_nfprobe.otlp_http import judge
-from otel_nfprobe.span import EncodedRequest
-from otel_nfprobe.transport import open_transport
+from otel_nfprobe.export.delivery import Verdict
+from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
+from otel_nfprobe.export.otlp import DROPPED_REJECTED, Exporter
+from otel_nfprobe.export.otlp_http import judge
+from otel_nfprobe.export.span import EncodedRequest
+from otel_nfprobe.export.transport import open_transport
 
 RECEIVERS = {"grpc": Receiver, "http": HttpReceiver}
 PREFIX = "OTEL_EXPORTER_OTLP_"

@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from otel_nfprobe.columns import BATCH, CALL, NONE, CallFlag, Columns
-from otel_nfprobe.symbols import Function
-from otel_nfprobe.trial import CALLS_ALWAYS, CHOSEN_MAX, COST_SHARE_MAX, Counted, Tally, thin
+from otel_nfprobe.base.columns import BATCH, CALL, NONE, CallFlag, Columns
+from otel_nfprobe.elf.symbols import Function
+from otel_nfprobe.monitor.trial import CALLS_ALWAYS, CHOSEN_MAX, COST_SHARE_MAX, Counted, Tally, thin
 
 CALL_TICKS = 40.0
 LONG_BATCH = 1e6

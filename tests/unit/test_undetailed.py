@@ -7,9 +7,9 @@ import numpy as np
 from synthetic_records import RX, F, G, Row, entry, leave, poll, record, run
 from test_tail import TX, TYPICAL, WORK, Story, read
 
-from otel_nfprobe.columns import NONE, BatchFlag, Columns
-from otel_nfprobe.tail import CauseKind
-from otel_nfprobe.typical import BATCHES_NEEDED, BatchSample
+from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
+from otel_nfprobe.causes.baseline import BATCHES_NEEDED, BatchSample
+from otel_nfprobe.causes.latency_causes import CauseKind
 
 POLL_QUEUE, QUEUE, UNDETAILED, SATURATED = 16, 5, 1 << 30, 1 << 31
 

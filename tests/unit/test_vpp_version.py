@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from otel_nfprobe.adapters.vpp_version import SYMBOL, read_version
-from otel_nfprobe.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError
 
 VARIABLE, TEXT = 0x5000, 0x7000
 

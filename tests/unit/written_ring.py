@@ -9,7 +9,7 @@ import numpy as np
 from otel_nfprobe._core import ffi, lib
 from synthetic_records import Row
 
-from otel_nfprobe.columns import RECORD, Rows
+from otel_nfprobe.base.columns import RECORD, Rows
 
 PLACE = 0x40000000  # NFP_RING_PLACE
 LAP_BIT = 1 << 31

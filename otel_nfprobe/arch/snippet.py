@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snippets: instructions that a user wrote, run at a function's entry to capture one number for each call.
+
+keystone assembles the text, iced decodes the bytes again, and what was decoded is compared operand by operand
+with what was asked for (snippet_text.py): keystone accepts texts that it encodes as something else. The bytes do
+not depend on their address. They are put into a trampoline by native/core/trampoline.c.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from iced_x86 import Decoder, Formatter, FormatterSyntax, Instruction, MemorySizeExt, Mnemonic, OpKind, Register
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.arch.x86_64.snippet_text import (
+    HELP,
+    Asked,
+    Memory,
+    Named,
+    Number,
+    Operand,
+    normalise_memory,
+    read_snippet,
+    refuse,
+)
+from otel_nfprobe.base.errors import UsageError
+
+BYTES_MAX = int(lib.NFP_SNIPPET_BYTES_MAX)
+_UNORDERED = (Mnemonic.TEST, Mnemonic.XCHG)  # with their operands exchanged they do the same
+_SHIFTS = (Mnemonic.SHL, Mnemonic.SHR, Mnemonic.SAR, Mnemonic.ROL, Mnemonic.ROR)
+_IMMEDIATES = frozenset(
+    getattr(OpKind, name) for name in dir(OpKind) if name.startswith("IMMEDIATE") and not name.endswith("2ND")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A checked snippet.
+
+    Attributes:
+        text: as the user wrote it.
+        code: leaves the value in rax, changes no more than rax, rcx, rdx, r11 and the flags; falls off its end.
+    """
+
+    text: str
+    code: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A snippet and the functions that it is for, `module:name` and the like."""
+
+    glob: str
+    snippet: Snippet
+
+
+def read_capture(text: str) -> Capture:
+    """`GLOB: SNIPPET`, as on the command line.
+
+    Raises:
+        UsageError: there is no such pair, or the snippet is refused.
+    """
+    parts = re.split(r":\s+", text.strip(), maxsplit=1)
+    if len(parts) != 2 or not parts[0].strip():
+        raise UsageError(f"{text!r} is not GLOB: SNIPPET, with a colon and a space between the two.", HELP)
+    return Capture(parts[0].strip(), assemble(parts[1]))
+
+
+def assemble(text: str) -> Snippet:
+    """The code of a snippet.
+
+    Raises:
+        UsageError: it is refused; says which instruction, and why.
+    """
+    code = b"".join(_assemble_checked(asked) for asked in read_snippet(text))
+    if len(code) > BYTES_MAX:
+        raise UsageError(f"A snippet has at most {BYTES_MAX} bytes of code; this one has {len(code)}.", HELP)
+    return Snippet(text, code)
+
+
+def _assemble_checked(asked: Asked) -> bytes:
+    code = encode(asked.text)
+    got = list(Decoder(64, code))
+    if len(got) != 1 or not is_as_asked(asked, got[0]):
+        raise refuse(asked.text, f"the assembler made {_format(got)!r} of it")
+    return code
+
+
+def _format(instructions: list[Instruction]) -> str:
+    formatter = Formatter(FormatterSyntax.INTEL)
+    formatter.hex_prefix, formatter.hex_suffix = "0x", ""
+    return "; ".join(formatter.format(instruction) for instruction in instructions)
+
+
+def encode(text: str) -> bytes:
+    """What keystone makes of one instruction; not to be trusted.
+
+    Raises:
+        UsageError: it makes nothing of it.
+    """
+    import keystone  # a large library that few sessions need
+
+    # Intel syntax unless it is told: told so, it reads 16 as 0x16.
+    assembler = keystone.Ks(keystone.KS_ARCH_X86, keystone.KS_MODE_64)
+    try:
+        code, _ = assembler.asm(text, 0, as_bytes=True)
+    except keystone.KsError as error:
+        raise refuse(text, f"the assembler does not take it ({error.message.partition(' (')[0]})") from error
+    return code or b""
+
+
+def is_as_asked(asked: Asked, got: Instruction) -> bool:
+    """Whether a decoded instruction does what was asked for, and nothing else."""
+    prefixed = got.segment_prefix != Register.NONE or got.has_lock_prefix or got.has_rep_prefix or got.has_repne_prefix
+    if prefixed or got.mnemonic != asked.mnemonic or got.op_count != len(asked.operands):
+        return False
+    decoded = [_decoded(got, index) for index in range(got.op_count)]
+    wanted = list(asked.operands)
+    if _all_same(got, wanted, decoded):
+        return True
+    return got.mnemonic in _UNORDERED and _all_same(got, wanted, decoded[::-1])
+
+
+def _all_same(got: Instruction, asked: list[Operand], decoded: list[Operand | None]) -> bool:
+    sizes = [operand.size_bytes for operand in asked if isinstance(operand, Named | Memory)]
+    bits = 8 if got.mnemonic in _SHIFTS else 8 * max(sizes[:1], default=0)
+    return all(_same(left, right, bits) for left, right in zip(asked, decoded, strict=True))
+
+
+def _same(asked: Operand, decoded: Operand | None, bits: int) -> bool:
+    if isinstance(asked, Number) and isinstance(decoded, Number):
+        fits = -(1 << bits - 1) <= asked.value < 1 << bits
+        return fits and (asked.value - decoded.value) % (1 << bits) == 0
+    return asked == decoded
+
+
+def _decoded(got: Instruction, index: int) -> Operand | None:
+    kind = got.op_kind(index)
+    if kind == OpKind.REGISTER:
+        return Named(got.op_register(index))
+    if kind == OpKind.MEMORY:
+        displacement = got.memory_displacement
+        signed = displacement - (1 << 64) if displacement >> 63 else displacement
+        size_bytes = int(MemorySizeExt.size(got.memory_size)) if got.mnemonic != Mnemonic.LEA else 0
+        scale = got.memory_index_scale
+        return normalise_memory(size_bytes, got.memory_base, got.memory_index, scale, signed)
+    return Number(got.immediate(index)) if kind in _IMMEDIATES else None

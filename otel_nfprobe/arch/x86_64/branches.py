@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only.
+
+Called by analysis.py, tailcalls.py and arguments.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from iced_x86 import Code, Decoder, FlowControl, Register
+
+from otel_nfprobe.arch.x86_64.scan import FunctionScan, branch_targets
+from otel_nfprobe.arch.x86_64.scans import Scans, Ways
+from otel_nfprobe.elf.ehframe import Row
+from otel_nfprobe.elf.elf import ElfImage
+
+if TYPE_CHECKING:
+    from otel_nfprobe.arch.x86_64.body import Exit
+
+
+class ModuleScan:
+    """All functions of an image."""
+
+    def __init__(self, image: ElfImage) -> None:
+        self.image = image
+        self.frames = image.frames.frames
+        self.starts = image.frames.starts
+        self._pointers: list[int] | None = None
+        self._only_called: frozenset[int] | None = None
+        self.members: dict[int, list[int]] = {}  # body.py: the parts of functions that are copied
+        self.exits: dict[int, list[Exit]] = {}  # and their ways out
+
+    @cached_property
+    def _scans(self) -> Scans:
+        return Scans(self.image, self.frames)
+
+    def at(self, index: int) -> FunctionScan:
+        """The scan of the function at this index of the frame table."""
+        return self._scans.at(index)
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules near a function's entry. Raises FrameError as Frame.rules does."""
+        return self._scans.entry_rows(index)
+
+    def runs_on(self, index: int) -> bool:
+        """Scans.runs_on."""
+        return self._scans.runs_on(index)
+
+    def head_of(self, index: int) -> tuple[int, ...]:
+        """The lengths of its first instructions: Scans.heads."""
+        return self._scans.heads[index]
+
+    def is_harmless(self, index: int) -> bool:
+        """Scans.harmless."""
+        return self._scans.harmless[index]
+
+    def may_circle(self, index: int) -> bool:
+        """Scans.circling."""
+        return self._scans.circling[index]
+
+    def leads_of(self, index: int) -> list[int]:
+        """Scans.leads_of."""
+        return self._scans.leads_of(index)
+
+    def index_of(self, address: int) -> int:
+        """Index of the function whose range holds the address, or -1."""
+        index = bisect_right(self.starts, address) - 1
+        if index >= 0 and address < self.starts[index] + self.frames[index].size:
+            return index
+        return -1
+
+    def enters(self, low: int, high: int) -> bool:
+        """Whether any code of the module branches to an address in [low, high)."""
+        position = bisect_left(self._entered, low)
+        return position < len(self._entered) and self._entered[position] < high
+
+    def points_into(self, low: int, high: int) -> bool:
+        """Whether data of the module holds an address in [low, high)."""
+        if self._pointers is None:
+            self._pointers = sorted(self.image.code_pointers)
+        position = bisect_left(self._pointers, low)
+        return position < len(self._pointers) and self._pointers[position] < high
+
+    def is_called(self, address: int) -> bool:
+        """Whether something calls the address, takes it, or exports it."""
+        return address in self._entries
+
+    def is_part(self, index: int, is_named: bool) -> bool:
+        """Whether what stands at this index of the frame table is no function, but entered by jumps out of one.
+
+        A part goes on where the function that enters it does, or in another part of it. Compilers make no
+        conditional tail calls: what has no name and is entered by conditional branches only is a part, too.
+        What nobody enters is a function: in a program at fixed addresses pointers to it are not told from numbers.
+        """
+        start = self.starts[index]
+        if self.is_called(start):
+            return False
+        if not is_named and start in self._branched:
+            return True
+        inside = {place for place in self._reached(index, False) if place != index}
+        return any(
+            entering in inside or not inside.isdisjoint(self._reached(entering, True))
+            for entering in self._jumps.functions_of(start)
+        )
+
+    def _reached(self, index: int, by_start: bool) -> Iterator[int]:
+        """Functions that the one at this index jumps into."""
+        for target, following in zip(self.at(index).jumps, self.leads_of(index), strict=True):
+            if following < 0:
+                continue
+            if by_start or self.starts[following] != target:
+                yield following
+
+    @cached_property
+    def calls(self) -> Ways:
+        """All direct calls."""
+        return self._scans.calls()
+
+    def slots_only_called(self) -> frozenset[int]:
+        """GOT slots that code uses for nothing but calls and jumps.
+
+        What a slot holds may also be compared, or stored for later: then it must stay the function's own
+        address (OpenSSL's CRYPTO_malloc compares a pointer with its own address, and would call itself).
+        """
+        if self._only_called is None:
+            slots = set(self.image.slot_names)
+            called: set[int] = set()
+            read: set[int] = set()
+            ranges = [(frame.start, frame.start + frame.size) for frame in self.frames] + self._gaps()
+            for low, high in ranges:
+                for instruction in Decoder(64, self.image.read(low, high - low), ip=low):
+                    if instruction.memory_base == Register.RIP and instruction.ip_rel_memory_address in slots:
+                        calls = instruction.flow_control in (FlowControl.INDIRECT_CALL, FlowControl.INDIRECT_BRANCH)
+                        (called if calls else read).add(int(instruction.ip_rel_memory_address))
+            self._only_called = frozenset(called - read)
+        return self._only_called
+
+    @cached_property
+    def _jumps(self) -> Ways:
+        return self._scans.jumps()
+
+    @cached_property
+    def _branched(self) -> frozenset[int]:
+        """What is entered by conditional branches only."""
+        return frozenset(self._scans.branched().tolist())
+
+    @cached_property
+    def _entries(self) -> frozenset[int]:
+        """What is called, taken or exported."""
+        named = [symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name]
+        return frozenset(self._scans.entries().tolist()).union(named, self.image.code_pointers)
+
+    @cached_property
+    def _entered(self) -> list[int]:
+        """Where branches, calls and pointers lead, sorted."""
+        targets = [target for low, high in self._gaps() for target in self._targets_between(low, high)]
+        more = np.array([*self.image.code_pointers, *targets], dtype=np.uint64)
+        entered: list[int] = np.unique(np.concatenate((self._scans.entered(), more))).tolist()
+        return entered
+
+    def _targets_between(self, low: int, high: int) -> list[int]:
+        return branch_targets(self.image.read(low, high - low), low)
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """Executable bytes that no frame describes: hand-written code, and padding."""
+        gaps = []
+        for low, high in self.image.code_ranges:
+            position = low
+            first, last = bisect_left(self.starts, low), bisect_left(self.starts, high)
+            for index in range(first, last):
+                start = self.starts[index]
+                if start - position > 16:
+                    gaps.append((position, start))
+                position = max(position, start + self.frames[index].size)
+            if high - position > 16:
+                gaps.append((position, high))
+        return gaps
+
+
+def scan_module(image: ElfImage) -> ModuleScan:
+    """The scan of an image, made once.
+
+    Raises:
+        NfprobeError: its `.eh_frame` is malformed.
+    """
+    scan: ModuleScan | None = image.cache.get("scan")
+    if scan is None:
+        scan = image.cache["scan"] = ModuleScan(image)
+    return scan
+
+
+def stub_slot(image: ElfImage, address: int) -> int | None:
+    """The GOT slot that a PLT stub at the address jumps through, or None when there is no such stub."""
+    for instruction in Decoder(64, image.read(address, 32), ip=address):
+        if instruction.code in (Code.ENDBR64, Code.NOPD, Code.NOPW):
+            continue
+        if instruction.code == Code.JMP_RM64 and instruction.is_ip_rel_memory_operand:
+            return int(instruction.ip_rel_memory_address)
+        return None
+    return None

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move a function's first instructions to another address.
+
+Pure: bytes in, bytes out. Each instruction is encoded on its own, so its offset in the copy is known; what
+does not reach its old target from the new place is refused, because what the encoder would do instead (a
+pointer behind the code, an address-size prefix) is not wanted in a trampoline. Called by analysis.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, Mnemonic, OpKind
+
+from otel_nfprobe.base.errors import RefusedError
+
+JUMP_BYTES = 5  # e9 and a 32-bit displacement
+REACH_BYTES = (1 << 31) - 4096
+OUT_OF_REACH = "an operand is too far from the trampoline"
+NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
+COPIES_MAX = 1 << 14
+
+_NOWHERE = 1  # no instruction refers to this address
+_NO_WAY_ON = (FlowControl.CALL, FlowControl.INDIRECT_CALL, FlowControl.EXCEPTION, FlowControl.INTERRUPT)
+_FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH)
+
+
+def ends_flow(instruction: Instruction) -> bool:
+    """Whether the next instruction in memory is not reached from this one."""
+    return instruction.flow_control in _FINAL
+
+
+def goes_on(last: Instruction) -> bool:
+    """Whether what stands behind a function's last instruction is run, too.
+
+    A call at the end is of a function that never returns.
+    """
+    return not ends_flow(last) and (last.flow_control not in _NO_WAY_ON or last.mnemonic == Mnemonic.SYSCALL)
+
+
+def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> tuple[bytes, list[int]]:
+    """Encodes `code`, which stands at `address`, for `new_address`.
+
+    Args:
+        code: whole instructions.
+        continue_at: where flow goes on behind them; a jump there is added unless the last one ends flow.
+
+    Returns:
+        The new code and the new offset of each instruction, and of the added jump.
+
+    Raises:
+        RefusedError: the sentence is the reason.
+    """
+    fixed = _copy_anywhere(code)
+    if fixed is not None:
+        copy, offsets, falls_through = bytearray(fixed[0]), list(fixed[1]), fixed[2]
+    else:
+        copy, offsets, falls_through = _copy_for(code, address, new_address)
+    if falls_through:
+        distance = continue_at - (new_address + len(copy) + JUMP_BYTES)
+        if abs(distance) > REACH_BYTES:
+            raise RefusedError(OUT_OF_REACH)
+        offsets.append(len(copy))
+        copy += encode_jump(new_address + len(copy), continue_at)
+    return bytes(copy), offsets
+
+
+@lru_cache(maxsize=COPIES_MAX)
+def _copy_anywhere(code: bytes) -> tuple[bytes, tuple[int, ...], bool] | None:
+    """The copy of instructions none of which refers to an address relative to its own; None: one does.
+
+    Most functions begin with one of a few thousand such sequences.
+    """
+    if any(_target_of(instruction) is not None for instruction in Decoder(64, code)):
+        return None
+    copy, offsets, falls_through = _copy_for(code, 0, 0)
+    return bytes(copy), tuple(offsets), falls_through
+
+
+def _copy_for(code: bytes, address: int, new_address: int) -> tuple[bytearray, list[int], bool]:
+    """The copy, where each instruction begins in it, and whether flow goes on behind the last one."""
+    copy = bytearray()
+    offsets = []
+    falls_through = True
+    for instruction in Decoder(64, code, ip=address):
+        here = new_address + len(copy)
+        target = _target_of(instruction)
+        if target is not None and abs(target - here) > REACH_BYTES:
+            raise RefusedError(OUT_OF_REACH)
+        offsets.append(len(copy))
+        copy += encode_at(instruction, here)
+        falls_through = not ends_flow(instruction)
+    return copy, offsets, falls_through
+
+
+def _target_of(instruction: Instruction) -> int | None:
+    if instruction.is_ip_rel_memory_operand:
+        return int(instruction.ip_rel_memory_address)
+    if instruction.op_count and instruction.op0_kind == OpKind.NEAR_BRANCH64:
+        return int(instruction.near_branch_target)
+    return None
+
+
+def encode_jump(place: int, destination: int) -> bytes:
+    """A long jump that stands at `place`; the destination must be within 2 GiB."""
+    return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
+
+
+def encode_at(instruction: Instruction, address: int) -> bytes:
+    """One instruction, for a place of its own.
+
+    Raises:
+        RefusedError: it cannot be encoded there.
+    """
+    # What refers to the encoded instruction itself would follow it: the function's own address must stay.
+    moved = instruction.copy()
+    moved.ip = _NOWHERE
+    encoder = BlockEncoder(64)
+    encoder.add(moved)
+    try:
+        return bytes(encoder.encode(address))
+    except ValueError as error:
+        raise RefusedError(NOT_ENCODABLE) from error

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scans of all functions of a module: by the C core, and by scan.py where that one does not know an instruction
+or a frame rule. Reads bytes only. Called by branches.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.arch.codescan import scan_code
+from otel_nfprobe.arch.x86_64.jumpgraph import circling, reaching
+from otel_nfprobe.arch.x86_64.scan import (
+    POPS_ARGUMENTS,
+    RETURN_ADDRESS,
+    STACK_ARGUMENTS,
+    FunctionScan,
+    count_argument_words,
+    is_table_jump,
+    scan_function,
+)
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.elf.ehframe import ENTRY_BYTES, Frame, Row
+from otel_nfprobe.elf.elf import ElfImage
+
+_REASONS = {
+    int(lib.NFP_CODE_NO_TROUBLE): "",
+    int(lib.NFP_CODE_STACK_ARGUMENTS): STACK_ARGUMENTS,
+    int(lib.NFP_CODE_RETURN_ADDRESS): RETURN_ADDRESS,
+    int(lib.NFP_CODE_POPS_ARGUMENTS): POPS_ARGUMENTS,
+}
+_JUMP, _CONDITIONAL_JUMP = int(lib.NFP_CODE_JUMP), int(lib.NFP_CODE_CONDITIONAL_JUMP)
+_JUMPS = (_JUMP, _CONDITIONAL_JUMP)
+_CALL, _REFERENCE, _NEAR = int(lib.NFP_CODE_CALL), int(lib.NFP_CODE_REFERENCE), int(lib.NFP_CODE_NEAR)
+_HAS_EXIT, _EXITS_ELSEWHERE = int(lib.NFP_CODE_HAS_EXIT), int(lib.NFP_CODE_EXITS_ELSEWHERE)
+_HAS_TABLE, _OWN_ENTRY = int(lib.NFP_CODE_HAS_TABLE), int(lib.NFP_CODE_OWN_ENTRY)
+_RUNS_ON = int(lib.NFP_CODE_RUNS_ON)
+_TAKES_ADDRESS, _READS_RETURN = int(lib.NFP_CODE_TAKES_ADDRESS), int(lib.NFP_CODE_READS_RETURN)
+_SLOT_JUMP, _POINTER_JUMP = int(lib.NFP_CODE_SLOT_JUMP), int(lib.NFP_CODE_POINTER_JUMP)
+Addresses = NDArray[np.uint64]
+
+
+class Ways:
+    """Direct jumps or calls of a module.
+
+    Args:
+        targets: where they lead.
+        sites: where they are.
+        functions: in which function each is.
+    """
+
+    def __init__(self, targets: Addresses, sites: Addresses, functions: NDArray[np.int64]) -> None:
+        order = np.lexsort((sites, targets))
+        self._targets: list[int] = targets[order].tolist()
+        self._sites: list[int] = sites[order].tolist()
+        self._functions: list[int] = functions[order].tolist()
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Where they lead, each address once, sorted."""
+        return list(dict.fromkeys(self._targets))
+
+    def sites_of(self, target: int) -> list[int]:
+        """Where those are that lead to an address, sorted."""
+        return self._sites[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
+
+    def functions_of(self, target: int) -> list[int]:
+        """The functions that hold those, once for each."""
+        return self._functions[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
+
+
+class _Group:
+    """Events of some kinds.
+
+    Args:
+        count: of functions.
+        functions: in which one each event is; those of one stand together.
+        columns: what is known of each.
+    """
+
+    def __init__(self, count: int, functions: NDArray[np.int64], *columns: NDArray[Any]) -> None:
+        self._bounds = list(accumulate(np.bincount(functions, minlength=count).tolist(), initial=0))
+        self._columns = [column.tolist() for column in columns]
+
+    def of(self, index: int) -> Iterator[list[Any]]:
+        """The columns of one function's events."""
+        low, high = self._bounds[index], self._bounds[index + 1]
+        return (column[low:high] for column in self._columns)
+
+
+class Scans:
+    """Functions are indexes of the image's frame table.
+
+    Attributes:
+        unknown: functions that the C core cannot scan.
+        heads: lengths of the instructions of each function that a jump would displace, behind an endbr64; empty
+            where one of them does more than to go on to the next.
+    """
+
+    def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
+        self._image = image
+        self._frames = frames
+        self._starts = [frame.start for frame in frames]
+        self._known: dict[int, FunctionScan] = {}
+        functions, events, rows = scan_code(image, frames)
+        self._kinds = events["kind"]
+        self._targets = events["value"]
+        self._functions = np.repeat(np.arange(len(functions)), functions["events"])
+        self._sites = functions["start"][self._functions] + events["offset"]
+        self._troubles: list[int] = functions["trouble"].tolist()
+        self._flags: list[int] = functions["flags"].tolist()
+        self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
+
+        self._leads = self._find_leads(functions)
+        columns = self._targets, self._sites, events["frame_is_gone"] != 0, self._leads
+        self._jumps = self._group(len(functions), _JUMPS, *columns)
+        self._calls = self._group(len(functions), (_CALL,), *columns[:2])
+        self._references = self._group(len(functions), (_REFERENCE,), self._targets)
+        self._near = self._group(len(functions), (_NEAR,), self._targets)
+        self._others = self._find_others()
+        self._rows: list[list[int]] = rows.tolist()
+        self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
+        self.heads = [_lengths(head) for head in functions["head"].tolist()]
+
+    def _group(self, count: int, kinds: Sequence[int], *columns: NDArray[Any]) -> _Group:
+        chosen = np.isin(self._kinds, kinds)
+        return _Group(count, self._functions[chosen], *(column[chosen] for column in columns))
+
+    def _find_others(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Kind, value and site of the rare events, by function."""
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        chosen = ~np.isin(self._kinds, (*_JUMPS, _CALL, _REFERENCE, _NEAR))
+        columns = (self._functions, self._kinds, self._targets, self._sites)
+        for index, *event in zip(*(column[chosen].tolist() for column in columns), strict=True):
+            found.setdefault(index, []).append((event[0], event[1], event[2]))
+        return found
+
+    def _find_leads(self, functions: Rows) -> NDArray[np.int64]:
+        """For each event, the function whose range holds its value, or -1: none, or an entry of a PLT."""
+        if not len(functions):
+            return np.empty(0, dtype=np.int64)
+        found = np.searchsorted(functions["start"], self._targets, side="right") - 1
+        sizes = np.array([frame.size for frame in self._frames], dtype=np.uint64)
+        found[self._targets - functions["start"][found] >= sizes[found]] = -1
+        for name, low, size in self._image.sections:
+            if name.startswith(".plt") and low:
+                found[self._targets - np.uint64(low) < np.uint64(size)] = -1
+        return found
+
+    @cached_property
+    def harmless(self) -> list[bool]:
+        """Whether jumps out of each function reach nothing but functions of the module that have no trouble, directly.
+
+        False where that takes a closer look.
+        """
+        jumps = np.isin(self._kinds, _JUMPS)
+        elsewhere = (jumps & (self._leads < 0)) | np.isin(self._kinds, (_SLOT_JUMP, _POINTER_JUMP))
+        marked = np.array(self._troubles) != lib.NFP_CODE_NO_TROUBLE
+        marked[self._functions[elsewhere]] = True
+        harmless: list[bool] = (~reaching(marked, *self._inner_jumps)).tolist()
+        return harmless
+
+    @cached_property
+    def circling(self) -> list[bool]:
+        """Whether jumps out of each function may lead back into it."""
+        circles: list[bool] = circling(len(self._frames), *self._inner_jumps).tolist()
+        return circles
+
+    @cached_property
+    def _inner_jumps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each jump from function to function, the one that it is in and the one that it leads into."""
+        inside = np.isin(self._kinds, _JUMPS) & (self._leads >= 0)
+        others = [(index, lead) for index in self.unknown for lead in self.leads_of(index) if lead >= 0]
+        sources, targets = np.array(others, dtype=np.int64).reshape(-1, 2).T
+        known = self._functions[inside], self._leads[inside]
+        return np.concatenate((known[0], sources)), np.concatenate((known[1], targets))
+
+    def leads_of(self, index: int) -> list[int]:
+        """For each jump out of a function the one that it leads into; -1: none, or an entry of a PLT."""
+        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
+            return [self._lead(target) for target in self.at(index).jumps]
+        *_, leads = self._jumps.of(index)
+        return leads
+
+    def _lead(self, address: int) -> int:
+        index = bisect_right(self._starts, address) - 1
+        inside = index >= 0 and address < self._starts[index] + self._frames[index].size
+        return index if inside and not self._image.section_of(address).startswith(".plt") else -1
+
+    def entry_rows(self, index: int) -> Sequence[Row]:
+        """The frame rules that begin in the first ENTRY_BYTES of a function.
+
+        Raises:
+            FrameError: its frame program is malformed.
+        """
+        rows = self._rows[self._row_bounds[index] : self._row_bounds[index + 1]]
+        if not rows:
+            frame = self._frames[index]
+            return frame.rules(frame.start + ENTRY_BYTES).rows
+        return [Row(*row) for row in rows]
+
+    def at(self, index: int) -> FunctionScan:
+        """The scan of one function."""
+        scan = self._known.get(index)
+        if scan is None:
+            is_unknown = self._troubles[index] == lib.NFP_CODE_UNKNOWN
+            scan = scan_function(self._image, self._frames[index]) if is_unknown else self._make(index)
+            self._known[index] = scan
+        return scan
+
+    def runs_on(self, index: int) -> bool:
+        """FunctionScan.runs_on of one function."""
+        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
+            return self.at(index).runs_on
+        return self._flags[index] & _RUNS_ON != 0
+
+    def _make(self, index: int) -> FunctionScan:
+        """From what the C core found."""
+        flags = self._flags[index]
+        jumps, jump_sites, jumps_leave, _ = self._jumps.of(index)
+        calls, call_sites = self._calls.of(index)
+        (references,), (near,) = self._references.of(index), self._near.of(index)
+        scan = FunctionScan(
+            self._frames[index],
+            _REASONS[self._troubles[index]],
+            jumps=jumps,
+            jump_sites=jump_sites,
+            jumps_leave=jumps_leave,
+            calls=calls,
+            call_sites=call_sites,
+            references=references,
+            near=near,
+            has_exit=flags & _HAS_EXIT != 0,
+            exits_elsewhere=flags & _EXITS_ELSEWHERE != 0,
+            has_table=flags & _HAS_TABLE != 0,
+            takes_address=flags & _TAKES_ADDRESS != 0,
+            reads_return=flags & _READS_RETURN != 0,
+            own_entry=flags & _OWN_ENTRY != 0,
+            runs_on=flags & _RUNS_ON != 0,
+        )
+        for event in self._others.get(index, ()):
+            self._finish(scan, *event)
+        return scan
+
+    def _finish(self, scan: FunctionScan, kind: int, value: int, site: int) -> None:
+        """What needs an instruction's full decoding, and rare ones."""
+        if kind == _SLOT_JUMP:
+            scan.slot_jumps.append(value)
+            scan.slot_sites.append(site)
+        elif kind == _POINTER_JUMP:
+            if is_table_jump(self._image, scan.frame, site, value):
+                scan.has_table = True
+            else:
+                scan.has_exit = True
+                scan.pointer_jumps.append(site)
+        else:
+            words = count_argument_words(self._image, site, value)
+            scan.argument_words = max(scan.argument_words, words)
+
+    def jumps(self) -> Ways:
+        """Direct jumps out of functions."""
+        return self._ways(_JUMPS, lambda scan: zip(scan.jumps, scan.jump_sites, strict=True))
+
+    def calls(self) -> Ways:
+        """Direct calls."""
+        return self._ways((_CALL,), lambda scan: zip(scan.calls, scan.call_sites, strict=True))
+
+    def _ways(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[tuple[int, int]]]) -> Ways:
+        chosen = np.isin(self._kinds, kinds)
+        others = [(*way, index) for index in self.unknown for way in of_scan(self.at(index))]
+        targets, sites, functions = np.array(others, dtype=np.uint64).reshape(-1, 3).T
+        return Ways(
+            np.concatenate((self._targets[chosen], targets)),
+            np.concatenate((self._sites[chosen], sites)),
+            np.concatenate((self._functions[chosen], functions.astype(np.int64))),
+        )
+
+    def entered(self) -> Addresses:
+        """Where direct branches and calls lead; of those inside a function only to places near its start."""
+        return self._values((*_JUMPS, _CALL, _NEAR), lambda scan: (*scan.jumps, *scan.calls, *scan.near))
+
+    def entries(self) -> Addresses:
+        """What is called, and what code takes the address of."""
+        return self._values((_CALL, _REFERENCE), lambda scan: (*scan.calls, *scan.references))
+
+    def branched(self) -> Addresses:
+        """Where conditional branches out of functions lead and nothing else jumps."""
+        conditional = [_CONDITIONAL_JUMP], lambda scan: _conditional(self._image, scan, True)
+        others = [_JUMP], lambda scan: _conditional(self._image, scan, False)
+        return np.setdiff1d(self._values(*conditional), self._values(*others))
+
+    def _values(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[int]]) -> Addresses:
+        others = [value for index in self.unknown for value in of_scan(self.at(index))]
+        chosen = self._targets[np.isin(self._kinds, kinds)]
+        return np.unique(np.concatenate((chosen, np.array(others, dtype=np.uint64))))
+
+
+@cache
+def _lengths(head: int) -> tuple[int, ...]:
+    return tuple(head >> shift & 15 for shift in range(0, head.bit_length(), 4))
+
+
+def _conditional(image: ElfImage, scan: FunctionScan, wanted: bool) -> Iterator[int]:
+    """Targets of the jumps out of a function that are conditional, or of the others."""
+    for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
+        opcode = image.read(site, 2)
+        if wanted == (opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)):
+            yield target

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patch sites: which bytes at a function's entry become a jump, and what they displace.
+
+    one instruction of 5 bytes or more    e9 rel32             no thread can stand inside: changed without a stop
+    one instruction of 2 to 4 bytes       eb rel8 -> island    the same; the island is padding between functions
+    several instructions                  e9 rel32             needs a stop of all threads
+
+An island holds the jump that the site has no room for. Only padding that nothing executes, names or branches
+to is taken. Reads bytes only. Called by analysis.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
+
+from otel_nfprobe.arch.x86_64.branches import ModuleScan
+from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES, ends_flow
+from otel_nfprobe.arch.x86_64.scan import UNDECODABLE
+from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.symbols import Function
+
+TOO_SHORT = "too short"
+BRANCH_INSIDE = "branch into the displaced bytes"
+CALL_INSIDE = "call among the displaced instructions"
+SYSTEM_CALL_INSIDE = "system call among the displaced instructions"
+
+ENDBR = b"\xf3\x0f\x1e\xfa"
+SHORT_JUMP_BYTES = 2
+SHORT_REACH = (-128, 127)  # from the end of the short jump
+PADDING_BYTES_MAX = 64
+_PADDING_READ_BYTES = 16
+_LONGEST_INSTRUCTION_BYTES = 15
+HEADS_MAX = 1 << 14  # sequences of lengths: most functions begin with one of a few hundred
+
+_TRAPS = frozenset((Mnemonic.SYSENTER, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT3, Mnemonic.INTO))
+_CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)
+
+
+class Site(NamedTuple):
+    """Bytes of a function that can be changed, or why there are none. Addresses are the file's own.
+
+    Attributes:
+        offset: address of the first changed byte.
+        length: changed bytes.
+        displaced: the instructions that the trampoline takes over.
+        boundaries: from `offset` to each of them and, when flow goes on behind them, to the first byte behind.
+        single: exactly one instruction is displaced.
+        island: address of the padding that holds the long jump, or 0.
+        reason: why there is no site, or "".
+    """
+
+    offset: int
+    length: int
+    displaced: bytes
+    boundaries: tuple[int, ...]
+    single: bool
+    island: int
+    reason: str = ""
+
+
+class _Taken(NamedTuple):
+    """Whole instructions at the beginning of a function.
+
+    Attributes:
+        instructions: how many they are.
+        length: their bytes.
+        boundaries: as Site has them.
+        reason: why they cannot be displaced, or "".
+    """
+
+    instructions: int
+    length: int
+    boundaries: tuple[int, ...]
+    reason: str
+
+
+def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -> Site:
+    """The best patch site of a function.
+
+    Args:
+        scan: of its module.
+        index: of the function in the frame table.
+        catches: exceptions are looked up by the address of the function's own calls, so none may be displaced.
+    """
+    image, start = scan.image, function.offset
+    head = scan.head_of(index) if scan.starts[index] == start else ()
+    skipped = len(ENDBR) if image.read(start, len(ENDBR)) == ENDBR else 0
+    site = _at(scan, function, start + skipped, catches, head)
+    if not site.reason and site.length >= JUMP_BYTES and site.single:
+        return site
+    short = _short(scan, function, index, start + skipped, catches, head)
+    if not short.reason:
+        return short
+    if skipped:  # no thread of this kernel's programs is made to land on it: Linux has no user mode IBT
+        short = _short(scan, function, index, start, catches, (skipped,))
+        if not short.reason:
+            return short
+    return site
+
+
+def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head: tuple[int, ...]) -> Site:
+    """A site with room for the long jump."""
+    taken = _take_plain(head) if head else _take(scan.image, function, address, JUMP_BYTES, JUMP_BYTES, catches)
+    reason, length = taken.reason, taken.length
+    if not reason and length < JUMP_BYTES:
+        end = function.offset + function.size
+        reason = TOO_SHORT if taken.boundaries[-1] == length else ""  # goes on into what is behind it
+        reason = reason or _refuse_padding(scan.image, address + length, end, JUMP_BYTES - length)
+    changed = max(length, JUMP_BYTES)
+    if not reason and scan.enters(address + 1, address + changed):
+        reason = BRANCH_INSIDE
+    single = taken.instructions == 1 and length >= JUMP_BYTES
+    return Site(address, changed, scan.image.read(address, length), taken.boundaries, single, 0, reason)
+
+
+def _short(
+    scan: ModuleScan, function: Function, index: int, address: int, catches: bool, head: tuple[int, ...]
+) -> Site:
+    """A site with room for the short jump, and padding for the long one."""
+    taken = _take_plain(head[:1]) if head else _take(scan.image, function, address, 1, SHORT_JUMP_BYTES, catches)
+    reason, length = taken.reason, taken.length
+    if not reason and (length < SHORT_JUMP_BYTES or scan.enters(address + 1, address + length)):
+        reason = TOO_SHORT
+    island = 0 if reason else islands_of(scan).near(index, address)
+    if not reason and not island:
+        reason = TOO_SHORT
+    displaced = scan.image.read(address, length)
+    return Site(address, SHORT_JUMP_BYTES, displaced, taken.boundaries, True, island, reason)
+
+
+@lru_cache(maxsize=HEADS_MAX)
+def _take_plain(lengths: tuple[int, ...]) -> _Taken:
+    """Instructions of these lengths that only go on to the next one."""
+    boundaries = tuple(accumulate(lengths, initial=0))
+    return _Taken(len(lengths), boundaries[-1], boundaries, "")
+
+
+def _take(image: ElfImage, function: Function, address: int, at_least: int, room: int, catches: bool) -> _Taken:
+    """Instructions from the address on, `at_least` bytes of them if the function has so many.
+
+    Args:
+        room: bytes that will be changed at least.
+    """
+    end = function.offset + function.size
+    code = image.read(address, min(at_least + _LONGEST_INSTRUCTION_BYTES, max(0, end - address)))
+    taken: list[Instruction] = []
+    length = 0
+    for instruction in Decoder(64, code, ip=address):
+        if length >= at_least:
+            break
+        taken.append(instruction)
+        length += instruction.len
+    boundaries = [int(instruction.ip) - address for instruction in taken]
+    if taken and not ends_flow(taken[-1]):
+        boundaries.append(length)
+    return _Taken(len(taken), length, tuple(boundaries), _refuse_taken(function, taken, length, room, catches))
+
+
+def _refuse_taken(function: Function, taken: list[Instruction], length: int, room: int, catches: bool) -> str:
+    for position, instruction in enumerate(taken):
+        last = position == len(taken) - 1
+        if instruction.code == Code.INVALID:
+            return UNDECODABLE
+        if instruction.mnemonic in _TRAPS or instruction.flow_control == FlowControl.XBEGIN_XABORT_XEND:
+            return SYSTEM_CALL_INSIDE
+        if instruction.mnemonic == Mnemonic.SYSCALL:
+            continue  # a thread that sleeps in it stands behind it: its program counter is moved to the copy
+        if instruction.flow_control in _CALLS and _call_is_harmful(function, instruction, last and length >= room):
+            return CALL_INSIDE
+        if ends_flow(instruction) and not last:
+            return TOO_SHORT
+        if catches and instruction.flow_control in _CALLS:
+            return CALL_INSIDE
+    return "" if taken else TOO_SHORT
+
+
+def _call_is_harmful(function: Function, instruction: Instruction, returns_behind: bool) -> bool:
+    """A thread inside the call returns behind it: harmless only where nothing was changed.
+
+    A call into the function itself finds out where it stands (call, pop): it must not be moved.
+    """
+    near = instruction.op0_kind == OpKind.NEAR_BRANCH64
+    inside = near and 0 < instruction.near_branch_target - function.offset < function.size
+    return not returns_behind or inside
+
+
+def _refuse_padding(image: ElfImage, behind: int, end: int, missing: int) -> str:
+    """Whether what follows a function shorter than a jump is padding that nobody executes."""
+    following = bisect_left(image.frames.starts, end)
+    taken = any(start < end + missing for start in image.frames.starts[following : following + 1])
+    if behind != end or taken or image.names_address(end, end + missing):
+        return TOO_SHORT
+    return "" if _padding_bytes(image.read(end, _PADDING_READ_BYTES), end) >= missing else TOO_SHORT
+
+
+def _padding_bytes(code: bytes, address: int) -> int:
+    """How many bytes of the code are instructions that compilers fill gaps with."""
+    covered = 0
+    for instruction in Decoder(64, code, ip=address):
+        if instruction.mnemonic not in (Mnemonic.NOP, Mnemonic.INT3):
+            break
+        covered += instruction.len
+    return covered
+
+
+def _first_length(code: bytes) -> int:
+    first = next(iter(Decoder(64, code)), None)
+    return first.len if first is not None else 0
+
+
+class Islands:
+    """Who gets which five bytes of padding in one module.
+
+    Given out in the order of the functions, whichever of them are probed: a function has the same island at
+    every attach.
+    """
+
+    def __init__(self, scan: ModuleScan) -> None:
+        self._scan = scan
+        self._wanted: dict[tuple[int, int], int] = {}
+        self._free: dict[int, list[int]] = {}
+        for index in range(len(scan.starts)):
+            self._settle(index)
+
+    def near(self, index: int, address: int) -> int:
+        """The island of the function at `index` of the frame table whose short jump stands at `address`, or 0."""
+        return self._wanted.get((index, address), 0)
+
+    def _settle(self, index: int) -> None:
+        start, head = self._scan.starts[index], self._scan.head_of(index)
+        if head and head[0] >= JUMP_BYTES:
+            return
+        code = self._scan.image.read(start, len(ENDBR) + _LONGEST_INSTRUCTION_BYTES)
+        skipped = len(ENDBR) if code.startswith(ENDBR) else 0
+        length = head[0] if head else _first_length(code[skipped:])
+        if not 0 < length < JUMP_BYTES:
+            return
+        address = start + skipped if length >= SHORT_JUMP_BYTES else start
+        if length < SHORT_JUMP_BYTES and not skipped:
+            return
+        for gap in (index - 1, index):
+            for island in self._islands_behind(gap):
+                if SHORT_REACH[0] <= island - (address + SHORT_JUMP_BYTES) <= SHORT_REACH[1]:
+                    self._free[gap].remove(island)
+                    self._wanted[index, address] = island
+                    return
+
+    def _islands_behind(self, index: int) -> list[int]:
+        """The free islands between the function at `index` and the next one."""
+        if index not in self._free:
+            self._free[index] = self._find(index) if index >= 0 else []
+        return self._free[index]
+
+    def _find(self, index: int) -> list[int]:
+        scan = self._scan
+        low = scan.starts[index] + scan.frames[index].size
+        high = scan.starts[index + 1] if index + 1 < len(scan.starts) else low
+        image = scan.image
+        if scan.frames[index].size < len(ENDBR) + JUMP_BYTES:
+            return []  # a function so short takes the padding behind it for its own site
+        if scan.runs_on(index):
+            return []  # glibc's __memcpy_chk_avx512_unaligned goes on through it into the next function
+        if not JUMP_BYTES <= high - low <= PADDING_BYTES_MAX or image.names_address(low, high):
+            return []
+        if scan.enters(low, high) or image.section_of(low) != image.section_of(high):
+            return []
+        if _padding_bytes(image.read(low, high - low), low) < high - low:
+            return []
+        return [high - JUMP_BYTES * turn for turn in range(1, (high - low) // JUMP_BYTES + 1)]
+
+
+_islands: WeakKeyDictionary[ElfImage, Islands] = WeakKeyDictionary()
+
+
+def islands_of(scan: ModuleScan) -> Islands:
+    """The islands of a module, made once."""
+    known = _islands.get(scan.image)
+    if known is None:
+        known = Islands(scan)
+        _islands[scan.image] = known
+    return known

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function jumps on to shares its frame, so it must not look at stack arguments either.
+
+Follows direct jumps, PLT stubs and GOT slots out of a function, as far as they go; a jump that is proven to
+pass no stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target. Called by
+analysis.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from otel_nfprobe.arch.x86_64.arguments import Arguments
+from otel_nfprobe.arch.x86_64.branches import ModuleScan, scan_module, stub_slot
+from otel_nfprobe.arch.x86_64.scan import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.symbols import functions_of
+from otel_nfprobe.target.target import Target
+
+RETURNS_TWICE = re.compile(
+    r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"
+)
+CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
+CALLER_TAIL = "ends in a jump to a function that looks at its caller"
+TWICE_TAIL = "ends in a jump to a function that returns twice"
+IFUNC = 10
+ENDBR_BYTES = 4
+VOUCHING_MAX = 32  # functions in a row whose earlier verdicts depend on each other
+# About stack arguments: without any in the first place these do no harm.
+_SOFT = (POINTER_TAIL, STACK_ARGUMENTS)
+
+_Node = tuple[Module, int]
+_Slot = tuple[int, int]  # of which module, by its identity, and where in the file
+
+
+class _Jump(NamedTuple):
+    """A jump out of a function."""
+
+    site: int
+    node: _Node | None  # where it leads, or None
+    reason: str  # why that is not known, or ""
+    is_call: bool  # to the start of a function, as a call in tail position is
+    name: str  # of a function of another module
+    slot: int = -1  # the slot whose content says where it leads, or -1: the file alone does
+
+
+class TailCalls:
+    """Judges functions of one process, or of files.
+
+    Args:
+        target: the process whose GOT slots say where jumps through them lead, or None.
+        clean_unless: a function is known to be harmless if nothing harmful is behind these slots of its module;
+            None: nothing is known of it.
+
+    Attributes:
+        consulted: the slots whose content the verdicts depend on that were given since somebody cleared this.
+    """
+
+    def __init__(
+        self, target: Target | None, clean_unless: Callable[[Module, int], Sequence[int] | None] | None = None
+    ) -> None:
+        self._target = target
+        self._clean_unless = clean_unless
+        self.consulted: set[_Slot] = set()
+        self._behind: dict[tuple[int, int], frozenset[_Slot]] = {}  # what the verdict on each function depends on
+        self._vouching: set[tuple[int, int]] = set()
+        self._modules: list[Module] | None = None
+        self._known: dict[tuple[int, int], str] = {}
+        self._arguments: dict[ElfImage, Arguments] = {}
+        self._slots: dict[tuple[int, int], tuple[_Node | None, str]] = {}
+        self._out: dict[tuple[int, int], tuple[list[_Jump], frozenset[_Slot]]] = {}
+
+    def trouble(self, module: Module, index: int) -> str:
+        """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
+        if scan_module(module.image).is_harmless(index):
+            return ""
+        root = (id(module), index)
+        if root not in self._known and not self._vouch(module, index):
+            before, self.consulted = self.consulted, set()
+            self._judge(module, index)
+            self._behind[root] = frozenset(self.consulted)
+            self.consulted = before
+        self.consulted |= self._behind[root]
+        return self._known[root]
+
+    def harm_behind(self, module: Module, slot: int) -> _Node | None:
+        """The function that the slot leads to when that one looks at its caller's frame, or may do so; else None."""
+        node, _ = self._lead(module, slot)
+        return node if node is not None and self.trouble(*node) else None
+
+    def _vouch(self, module: Module, index: int) -> bool:
+        """Takes over the verdict of an earlier analysis where that one found no harm and still holds."""
+        root = (id(module), index)
+        slots = None if self._clean_unless is None else self._clean_unless(module, index)
+        if slots is None or root in self._vouching or len(self._vouching) >= VOUCHING_MAX:
+            return False
+        self._vouching.add(root)
+        holds = all(self.harm_behind(module, slot) is None for slot in slots)
+        self._vouching.discard(root)
+        if holds:
+            self._known[root] = ""
+            self._behind[root] = frozenset((id(module), slot) for slot in slots)
+        return holds
+
+    def jumps_out(self, module: Module, index: int) -> Iterator[tuple[_Node | None, str]]:
+        """Where jumps out of a function lead: what is known of it, and why it is not known.
+
+        Jumps that are proven to pass no stack arguments are left out.
+        """
+        proof = self._proof(module)
+        for jump in self._jumps(module, index):
+            proven = jump.is_call and (proof.none_on_stack(index) or proof.passes_none(index, jump.site, jump.name))
+            if not (proven and (not jump.reason or jump.reason in _SOFT)):
+                yield jump.node, jump.reason
+
+    def _judge(self, module: Module, index: int) -> None:
+        """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
+        root = (id(module), index)
+        own = scan_module(module.image).at(index)
+        if own.trouble or not (own.jumps or own.slot_jumps or own.pointer_jumps):
+            self._known[root] = own.trouble
+            return
+        # A node is looked at once as it is, and once behind a jump that is proven to pass no stack arguments.
+        seen: set[tuple[tuple[int, int], bool]] = {(root, False)}
+        waiting: list[tuple[_Node, bool]] = [((module, index), False)]
+        soft = ""
+        while waiting:
+            from_node, without = waiting.pop()
+            for node, reason, proven in self._harmful(*from_node, without):
+                if reason and reason not in _SOFT:
+                    self._known[root] = reason
+                    return
+                soft = soft or reason
+                if node is not None:
+                    key = ((id(node[0]), node[1]), proven)
+                    if key not in seen:
+                        seen.add(key)
+                        waiting.append((node, proven))
+        if soft:
+            self._known[root] = "" if self._proof(module).none_on_stack(index) else soft
+        else:
+            consulted = frozenset(self.consulted)
+            # A way out of a module leads through a slot of that module.
+            owners = {owner for owner, _ in consulted}
+            for function, without in seen:
+                if not without:
+                    self._known[function] = ""
+                    self._behind[function] = consulted if function[0] in owners else frozenset()
+
+    def _harmful(self, module: Module, index: int, without: bool) -> Iterator[tuple[_Node | None, str, bool]]:
+        """Jumps out of a function: where they lead, what is wrong there, whether without stack arguments.
+
+        Args:
+            without: the function itself was reached without stack arguments.
+        """
+        proof = self._proof(module)
+        for jump in self._jumps(module, index):
+            reason, node, proven = jump.reason, jump.node, without
+            if node is not None and not reason:
+                if scan_module(node[0].image).is_harmless(node[1]):
+                    continue
+                known = self._known.get((id(node[0]), node[1]))
+                if known is not None:
+                    self.consulted |= self._behind[id(node[0]), node[1]]
+                if known == "":
+                    continue
+                reason = known or scan_module(node[0].image).at(node[1]).trouble
+            if reason in _SOFT and jump.is_call and not proven:
+                proven = proof.none_on_stack(index) or proof.passes_none(index, jump.site, jump.name)
+            yield node, "" if proven and reason in _SOFT else reason, proven
+
+    def _jumps(self, module: Module, index: int) -> list[_Jump]:
+        key = (id(module), index)
+        if key not in self._out:
+            found = list(self._find_jumps(module, index))
+            self._out[key] = found, frozenset((id(module), jump.slot) for jump in found if jump.slot >= 0)
+        jumps, slots = self._out[key]
+        self.consulted |= slots
+        return jumps
+
+    def _find_jumps(self, module: Module, index: int) -> Iterator[_Jump]:
+        scan = scan_module(module.image)
+        own = scan.at(index)
+        functions = functions_of(module) if own.jumps else ()
+        jumps = zip(own.jump_sites, own.jumps, scan.leads_of(index), own.jumps_leave, strict=True)
+        for site, address, following, leaves in jumps:
+            if following >= 0:
+                is_call = leaves and _begins_function(scan, address, following)
+                yield _Jump(site, (module, following), "", is_call, functions[following].name)
+                continue
+            slot = stub_slot(module.image, address)
+            if slot is None:
+                yield _Jump(site, None, UNKNOWN_FRAME, False, "")
+            else:
+                yield self._through(module, site, slot)
+        for site, slot in zip(own.slot_sites, own.slot_jumps, strict=True):
+            yield self._through(module, site, slot)
+        for site in own.pointer_jumps:
+            yield _Jump(site, None, POINTER_TAIL, True, "")
+
+    def _through(self, module: Module, site: int, slot: int) -> _Jump:
+        name = module.image.slot_names.get(slot)
+        content = slot if _by_name(name) is None else -1
+        return _Jump(site, *self._lead(module, slot), True, name or "", content)
+
+    def _lead(self, module: Module, slot: int) -> tuple[_Node | None, str]:
+        """Where jumps through a slot lead, and why that is not known, or harmful."""
+        key = (id(module), slot)
+        if key not in self._slots:
+            self._slots[key] = self._resolve(module, slot)
+        return self._slots[key]
+
+    def _proof(self, module: Module) -> Arguments:
+        if module.image not in self._arguments:
+            self._arguments[module.image] = Arguments(scan_module(module.image))
+        return self._arguments[module.image]
+
+    def _resolve(self, module: Module, slot: int) -> tuple[_Node | None, str]:
+        name = module.image.slot_names.get(slot)
+        reason = _by_name(name)
+        if name is None or reason is not None:
+            return None, reason or ""
+        if self._target is None:
+            return _node_named([module], name), ""
+        modules = self._loaded(self._target)
+        try:
+            value = self._target.read_word(module.base + slot)
+        except NfprobeError:
+            value = 0
+        holder = next((item for item in modules if item.low <= value < item.high), None)
+        if holder is None:
+            return _node_named(modules, name), ""
+        if holder.image.section_of(value - holder.base).startswith(".plt"):
+            # Not bound yet; or a program's own stub, which stands for a function whose address it takes.
+            behind = stub_slot(holder.image, value - holder.base)
+            if holder is not module and behind is not None:
+                name = holder.image.slot_names.get(behind, name)
+            return _node_named(modules, name), ""
+        if holder.is_dynamic_linker or holder.is_probe_library:
+            return None, ""
+        index = scan_module(holder.image).index_of(value - holder.base)
+        return ((holder, index) if index >= 0 else None), ""
+
+    def _loaded(self, target: Target) -> list[Module]:
+        if self._modules is None:
+            self._modules = target.modules()
+        return self._modules
+
+
+def _by_name(name: str | None) -> str | None:
+    """Why jumps through a slot are harmful whatever it holds; None: what it holds decides."""
+    if name is None:
+        return POINTER_TAIL  # a variable that holds a function's address
+    if RETURNS_TWICE.fullmatch(name):
+        return TWICE_TAIL
+    return CALLER_TAIL if CALLER_SENSITIVE.fullmatch(name) else None
+
+
+def comes_back(scan: ModuleScan, index: int) -> bool:
+    """Whether jumps out of a function lead to its own start again.
+
+    Such a loop needs no stack; with an in-stack call each turn would take some and give it back too late.
+    Loops through pointers are not seen.
+    """
+    if not scan.may_circle(index):
+        return False
+    start = scan.starts[index]
+    seen, waiting = {index}, [index]
+    while waiting:
+        for address in scan.at(waiting.pop()).jumps:
+            if start <= address <= start + ENDBR_BYTES:
+                return True
+            following = scan.index_of(address)
+            if following >= 0 and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+def _begins_function(scan: ModuleScan, address: int, index: int) -> bool:
+    """Whether an address in the function at `index` is its start, and that no part of another one."""
+    return scan.starts[index] == address and scan.at(index).own_entry and scan.is_called(address)
+
+
+def _node_named(modules: list[Module], name: str) -> _Node | None:
+    """The exported function of that name; None when it is not among these modules, or chosen at run time."""
+    for module in modules:
+        symbol = module.image.exports.get(name)
+        if symbol is not None:
+            index = -1 if symbol.kind == IFUNC else scan_module(module.image).index_of(symbol.address)
+            return (module, index) if index >= 0 else None
+    return None

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Excess: what the functions of one batch took beyond their usual time, preemption taken off. Pure.
+
+Asked for the few batches that matter and remembered: many late packets wait for the same one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
+from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
+
+FUNCTIONS_NAMED = 4  # of one batch: those that stand out most
+
+
+class BatchExcess:
+    """The batches of some columns, asked by their index."""
+
+    def __init__(self, columns: Columns, typical: Typical, away: Absences) -> None:
+        self._columns = columns
+        self._typical = typical
+        self._away = away
+        self._known: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
+
+    def of(self, batch: int, until_ticks: int | None = None) -> list[tuple[int, float, int]]:
+        """Functions of a batch that took longer than usual, the longest first.
+
+        Args:
+            batch: index in columns.batches.
+            until_ticks: what came after this is left out; None: nothing.
+
+        Returns:
+            function id (NONE: the time outside of all probed calls), ticks beyond the usual, and the index of the
+            function's longest call (NONE: there is none).
+        """
+        row = self._columns.batches[batch]
+        end = int(row["end_ticks"])
+        until = end if until_ticks is None or until_ticks >= end else until_ticks
+        key = (batch, until)
+        if key not in self._known:
+            self._known[key] = self._find(row, until)
+        return self._known[key]
+
+    def _find(self, row: np.void, until: int) -> list[tuple[int, float, int]]:
+        first, begin = int(row["first_call"]), int(row["start_ticks"])
+        calls = self._columns.calls[first : first + int(row["calls"])]
+        start = calls["start_ticks"].astype(np.int64).clip(begin, until)
+        end = calls["end_ticks"].astype(np.int64).clip(begin, until)
+        spans = self._away.during(int(row["thread"]), begin, until)
+        ran = end - start - overlap_ticks(spans, start, end)
+        own = ran.copy()
+        parent = calls["parent"].astype(np.int64) - first
+        inside = (parent >= 0) & (parent < len(calls))
+        np.subtract.at(own, parent[inside], ran[inside])
+        own = np.maximum(own, 0)
+        covered = int(ran[~inside].sum())
+        away = int((spans[:, 1] - spans[:, 0]).sum())
+        rest = max(until - begin - away - covered, 0)
+        functions, where = np.unique(calls["function"], return_inverse=True)
+        totals = np.append(np.bincount(where, own, len(functions)), rest)
+        functions = np.append(functions, np.uint32(NONE))
+        usual = self._typical.function_ticks(functions, int(row["size"]))
+        if row["flags"] & BatchFlag.UNDETAILED:  # the rest holds all functions that were not timed
+            whole = float(self._typical.batch_ticks(row["size"].reshape(1))[0])
+            usual[-1] = max(whole - usual[:-1].sum(), 0.0)
+        over = totals - usual
+        longest = [*_longest(where, own, len(functions) - 1), NONE - first]
+        order = np.argsort(-over, kind="stable")[:FUNCTIONS_NAMED]
+        return [(int(functions[at]), float(over[at]), first + int(longest[at])) for at in order if over[at] > 0]
+
+
+def _longest(where: NDArray[np.intp], own: NDArray[np.int64], count: int) -> NDArray[np.intp]:
+    """The call with the largest own time of each function."""
+    order = np.lexsort((own, where))
+    last = np.searchsorted(where[order], np.arange(count), side="right") - 1
+    found: NDArray[np.intp] = order[last]
+    return found

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds: when one thread of the target kept all others from running (VPP's barrier), as rows. Pure.
+
+A thread stands still from the end of what it did last before all of them did, and goes on when it is let go: that time
+is as little the fault of what it ran as a preemption is. Rows come from the pipeline (native/core/hold.c). Used by
+latency_causes.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.columns import Columns, Rows
+from otel_nfprobe.base.printable import printable
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switches
+
+
+def describe_hold(hold: Any) -> str:
+    """What the other threads were held for, printable; empty: not known."""
+    return printable(bytes(hold["text"][: min(int(hold["size"]), 84)]).decode("utf-8", "replace"))
+
+
+def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Rows:
+    """When a thread stood still in these holds: rows of dtype SWITCH, in order.
+
+    Args:
+        holds: by rising end.
+        thread: its index in the thread table.
+        starts, ends: of its batches, in order.
+    """
+    holds = holds[holds["thread"] != thread]
+    rows = np.zeros(len(holds), SWITCH)
+    if not len(holds):
+        return rows
+    began, held, ended = (holds[name].astype(np.int64) for name in ("start_ticks", "held_ticks", "end_ticks"))
+    before = np.searchsorted(starts, held)  # batches that had begun when all stood still
+    last = np.where(before > 0, ends[np.maximum(before - 1, 0)] if len(ends) else 0, 0)
+    since = np.clip(last, began, held)
+    following = starts[np.minimum(before, len(starts) - 1)] if len(starts) else ended
+    until = np.where(before < len(starts), np.clip(following, held, ended), ended)
+    until[1:] = np.maximum(until[1:], until[:-1])
+    since[1:] = np.maximum(since[1:], until[:-1])
+    rows["out_ticks"], rows["in_ticks"] = since, np.maximum(until, since)
+    rows["thread"], rows["flags"] = thread, SwitchFlag.PREEMPTED | SwitchFlag.HELD
+    return rows
+
+
+def add_held(switches: Rows, held: Rows) -> Rows:
+    """The switches of all threads with the times in which they were held, which count once."""
+    if not len(held):
+        return switches
+    parts = [switches[~np.isin(switches["thread"], held["thread"])]]
+    for thread in np.unique(held["thread"]).tolist():
+        own = switches[switches["thread"] == thread]
+        parts.append(_add_held(own[np.argsort(own["out_ticks"])], held[held["thread"] == thread]))
+    return np.concatenate(parts)
+
+
+def _add_held(switches: Rows, held: Rows) -> Rows:
+    # Of one thread, both in order.
+    out, back = switches["out_ticks"].copy(), switches["in_ticks"].copy()
+    place = np.searchsorted(held["in_ticks"], out, side="right")
+    inside = place < len(held)
+    at = held[np.minimum(place, len(held) - 1)]
+    overlaps = inside & (at["out_ticks"] < back)
+    # What began in a hold begins when it ends; what reaches into one ends where that begins.
+    begins_in = overlaps & (at["out_ticks"] <= out)
+    out[begins_in] = np.minimum(at["in_ticks"][begins_in], back[begins_in])
+    reaches = overlaps & ~begins_in
+    back[reaches] = at["out_ticks"][reaches]
+    kept = switches.copy()
+    kept["out_ticks"], kept["in_ticks"] = out, back
+    return np.concatenate((kept[kept["in_ticks"] > kept["out_ticks"]], held))
+
+
+def find_held(columns: Columns) -> Rows:
+    """When each thread with batches stood still: rows of dtype SWITCH."""
+    if not len(columns.holds):
+        return no_switches()
+    batches = columns.batches[np.lexsort((columns.batches["start_ticks"], columns.batches["thread"]))]
+    found = [no_switches()]
+    for thread in np.unique(batches["thread"]).tolist():
+        own = batches[batches["thread"] == thread]
+        starts, ends = own["start_ticks"].astype(np.int64), own["end_ticks"].astype(np.int64)
+        found.append(hold_threads(columns.holds, thread, starts, ends))
+    return np.concatenate(found)
+
+
+def find_longest(holds: Rows, start_ticks: int, end_ticks: int) -> int:
+    """Which of the holds takes most of the time in [start, end]; -1: none."""
+    if not len(holds):
+        return -1
+    since = np.maximum(holds["start_ticks"].astype(np.int64), start_ticks)
+    took = np.minimum(holds["end_ticks"].astype(np.int64), end_ticks) - since
+    best = int(np.argmax(took))
+    return best if took[best] > 0 else -1

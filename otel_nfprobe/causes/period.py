@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queuing periods: which batches a packet waited for, and since when its queue was not empty. Pure.
+
+A poll that returned fewer packets than it was asked for left its queue empty; so did polls that found nothing, which
+show as a gap between two batches. The queuing period of a packet begins with the last such poll before it arrived.
+What ran from then on until its own batch began decides how long it waited. While polls come back full without an
+end there is no such beginning: the thread is saturated, and the period begins where the columns do, or with the
+packet's own batch where its arrival is not known either. Where the polls say when a batch's queue was last seen empty
+(`earliest_ticks`) the period begins there.
+
+Used by latency_causes.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.columns import BatchFlag, Columns, PacketFlag
+from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
+
+
+class Period(NamedTuple):
+    """Positions [first, own) in a thread's timeline: the batches that ran before the packet's own."""
+
+    first: int
+    own: int
+    is_saturated: bool
+
+
+class Timeline:
+    """The batches of one thread by time; all arrays have one entry per batch, times in ticks.
+
+    Attributes:
+        rows: indices of columns.batches.
+        until: when the thread turned to the next batch: the next poll, where it followed at once.
+        preempted: time from start to `until` in which the thread was kept from running.
+        usual: what a batch of this size takes.
+        over: what it took beyond that; may be negative.
+        gap_over: what of that lies behind its last call, while packets were waiting.
+    """
+
+    def __init__(self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences) -> None:
+        batches = columns.batches[rows]
+        self.rows = rows
+        self.start = batches["start_ticks"].astype(np.int64)
+        self.end = batches["end_ticks"].astype(np.int64)
+        self.size = batches["size"].astype(np.int64)
+        following = np.append(self.start[1:], self.end[-1:])
+        span = (int(self.start[0]), int(following[-1])) if len(rows) else (0, 0)
+        preempted = away.during(thread, *span)
+        slept = away.during(thread, *span, preempted_only=False)
+        gap = following - self.end
+        gap_away = overlap_ticks(slept, self.end, following)
+        gap_preempted = overlap_ticks(preempted, self.end, following)
+        full = (batches["flags"] & BatchFlag.FULL) != 0
+        waiting = full & np.append(_first_arrivals(columns, rows)[1:] < self.end[:-1], False)[: len(rows)]
+        self.is_idle = ((gap - gap_away > typical.idle_ticks) | (gap_away > gap_preempted)) & ~waiting
+        self.gap_over = np.where(waiting, np.maximum(gap - gap_preempted - typical.gap_ticks, 0), 0)
+        self.until = np.where(self.is_idle, self.end, np.maximum(following, self.end))
+        self.preempted = overlap_ticks(preempted, self.start, self.until)
+        usual = typical.batch_ticks(self.size) + np.where(self.is_idle, 0, typical.gap_ticks)
+        self.usual = np.rint(usual).astype(np.int64)
+        self.over = self.until - self.start - self.usual
+        begins = ~full
+        begins[1:] |= self.is_idle[:-1]
+        self._begins = begins
+        self._saturated = (batches["flags"] & BatchFlag.SATURATED) != 0
+        self._emptied = np.where(~self._saturated, batches["earliest_ticks"], 0).astype(np.int64)
+        self._first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0)) if len(rows) else rows
+
+    def period(self, own: int, arrival_ticks: int) -> Period:
+        """The queuing period of a packet of the batch at position `own`."""
+        if self._emptied[own]:  # what ran since its queue was seen empty
+            return Period(min(int(np.searchsorted(self.start, self._emptied[own])), own), own, False)
+        at = int(np.searchsorted(self.start, arrival_ticks, side="right")) - 1
+        if at >= own:
+            return Period(own, own, bool(self._saturated[own]))
+        if at < 0:
+            return Period(0, own, True)
+        if self.is_idle[at] and arrival_ticks >= self.end[at]:
+            return Period(at + 1, own, False)
+        first = int(self._first[at])
+        return Period(first, own, not self._begins[first])
+
+
+def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """When the first described packet of each batch arrived; the largest number when that is not known."""
+    batches, packets = columns.batches[rows], columns.packets
+    never = np.iinfo(np.int64).max
+    if not len(packets):
+        return np.full(len(rows), never)
+    first = packets[np.minimum(batches["first_packet"], len(packets) - 1)]
+    known = (batches["packets"] > 0) & ((first["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0)
+    return np.where(known, first["arrival_ticks"].astype(np.int64), never)
+
+
+def make_timelines(columns: Columns, typical: Typical, away: Absences) -> dict[int, Timeline]:
+    """One timeline per thread, by thread index."""
+    batches = columns.batches
+    order = np.lexsort((batches["start_ticks"], batches["thread"]))
+    threads, first = np.unique(batches["thread"][order], return_index=True)
+    parts = np.split(order, first[1:]) if len(order) else []
+    return {
+        int(thread): Timeline(columns, part, int(thread), typical, away)
+        for thread, part in zip(threads, parts, strict=True)
+    }

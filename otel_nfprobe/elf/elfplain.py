@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of ELF files that are as linkers write them: the parts that elfworker.py answers with, read here at once.
+
+A process that reads with lief takes most of a second of processor time to start, and a dozen milliseconds for each
+file. Here NumPy and struct look at the bytes (elfplainfile.py), which no file can turn against the monitor; each loop
+is bounded. Whatever is odd is left to lief. Called by elfanswers.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS
+from otel_nfprobe.elf.elfplainfile import IN_MEMORY, SYMTAB, OddError, PlainFile, Strings, Table
+from otel_nfprobe.elf.filecontent import Content
+
+RELOCATION = np.dtype("<u8, <u4, <u4, <i8")
+RELOCATION.names = ("address", "type", "symbol", "addend")
+NOTE = 4  # of segments
+RELA, SECTION_NOTE, REL, RELR = 4, 7, 9, 19
+VERDEF, VERNEED, VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
+T_PLTRELSZ, T_RELA, T_RELASZ, T_SONAME, T_REL, T_PLTREL, T_JMPREL = 2, 7, 8, 14, 17, 20, 23
+T_RELRSZ, T_RELR, T_VERSYM, T_VERDEF, T_VERNEED = 35, 36, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE
+JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
+TYPE_MAX = 42  # of relocations
+SYMBOL_KINDS = (1, 2, 10)  # objects, functions, functions that are chosen at run time
+NOTES_MAX, VERSIONS_MAX = 256, 4096
+NOTE_BYTES_MAX = 1 << 20
+RELR_BYTES_MAX = 1 << 18  # each of them may stand for 64
+HIDDEN_VERSION = 0x8000
+
+
+def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
+    """The parts that elfworker.py answers a question with; None: it is to be asked.
+
+    Args:
+        question: HEAD, SYMBOLS, RELOCATIONS of elfparser.py; any other is left to it.
+
+    Raises:
+        NfprobeError: the file is gone, or another one.
+    """
+    reader = _READERS.get(question)
+    if reader is None:
+        return None
+    try:
+        return [memoryview(part) for part in reader(_open(content))]
+    except (OddError, UnicodeDecodeError):
+        return None
+
+
+def dynamic_names(content: Content) -> bytes | None:
+    """All names of the dynamic symbols, each with a zero byte behind it; None: they are to be read of the symbols.
+
+    Raises:
+        NfprobeError: the file is gone, or another one.
+    """
+    try:
+        return _open(content).dynamic_strings().data
+    except OddError:
+        return None
+
+
+def symbol_names(content: Content) -> bytes | None:
+    """As `dynamic_names`, with those of the other symbols, which may have a version behind an @."""
+    try:
+        file = _open(content)
+        others = file.only(SYMTAB)
+        return file.dynamic_strings().data + (b"" if others is None else file.strings(int(others["link"])).data)
+    except OddError:
+        return None
+
+
+def _open(content: Content) -> PlainFile:
+    """The file's headers, read and checked once."""
+    if "plain" not in content.known:
+        try:
+            content.known["plain"] = PlainFile(content)
+        except OddError:
+            content.known["plain"] = None
+    file: PlainFile | None = content.known["plain"]
+    if file is None:
+        raise OddError
+    return file
+
+
+def _joined(names: list[str]) -> bytes:
+    return "\0".join(names).encode()
+
+
+# ---- segments, sections, notes -------------------------------------------------------------------------------------
+
+
+def _read_head(file: PlainFile) -> list[bytes]:
+    names = ("type", "address", "offset", "file_bytes", "memory_bytes", "flags")
+    segments = np.stack([file.segments[name].astype("<u8") for name in names], axis=1)
+    sections = np.stack([file.sections[name].astype("<u8") for name in ("address", "bytes")], axis=1)
+    notes = list(dict.fromkeys(_notes(file)))
+    soname = file.dynamic_strings().at(file.dynamic[T_SONAME]) if T_SONAME in file.dynamic else ""
+    return [
+        segments.tobytes(),
+        sections.tobytes(),
+        _joined(file.section_names()),
+        b"".join(struct.pack("<QQQ", kind, len(name), len(text)) for name, kind, text in notes),
+        b"".join(name + text for name, _, text in notes),
+        soname.encode(),
+    ]
+
+
+def _notes(file: PlainFile) -> Iterator[tuple[bytes, int, bytes]]:
+    """Name, type and content of each, some twice."""
+    parts = [(item, item["file_bytes"]) for item in file.segments[file.segments["type"] == NOTE]]
+    parts += [(item, item["bytes"]) for item in file.sections[file.sections["type"] == SECTION_NOTE]]
+    for item, size_bytes in parts[: NOTES_MAX + 1]:
+        if size_bytes > NOTE_BYTES_MAX or len(parts) > NOTES_MAX:
+            raise OddError
+        yield from _notes_of(file.take(int(item["offset"]), int(size_bytes)), int(item["alignment"]))
+
+
+def _notes_of(data: bytes, alignment: int) -> Iterator[tuple[bytes, int, bytes]]:
+    if alignment not in (0, 1, 2, 4, 8):
+        raise OddError
+    mask, place = max(alignment, 4) - 1, 0
+    for _ in range(NOTES_MAX):
+        if place == len(data):
+            return
+        if len(data) - place < 12:
+            break
+        name_bytes, text_bytes, kind = struct.unpack_from("<III", data, place)
+        text_at = (place + 12 + name_bytes + mask) & ~mask
+        if text_at + text_bytes > len(data):
+            break
+        name = data[place + 12 : place + 12 + name_bytes]
+        name.decode()
+        place = min((text_at + text_bytes + mask) & ~mask, len(data))
+        yield name.rstrip(b"\0"), kind, data[text_at:place]  # with what fills it up, as lief has it
+    raise OddError
+
+
+# ---- symbols -------------------------------------------------------------------------------------------------------
+
+
+def _read_symbols(file: PlainFile) -> list[bytes]:
+    dynamic, (others, other_names) = file.dynamic_symbols(), file.other_symbols()
+    numbers = _version_numbers(file, len(dynamic))
+    chosen = _is_wanted(dynamic)
+    names_of_versions = _version_names(file) if numbers.any() else {}
+    versions = [_version(names_of_versions, number) for number in numbers[chosen].tolist()]
+    dynamic, others = dynamic[chosen], others[_is_wanted(others)]
+    both = np.concatenate((dynamic, others))
+    strings = file.dynamic_strings() if len(dynamic) else Strings(b"")
+    names = [strings.at(offset) for offset in dynamic["name"].tolist()]
+    names += [other_names.at(offset) for offset in others["name"].tolist()]
+    texts = {text: number for number, text in enumerate(dict.fromkeys(["", *versions]))}
+    indexes = np.zeros(len(both), dtype="<u4")
+    indexes[: len(versions)] = [texts[version] for version in versions]
+    return [
+        both["address"].astype("<u8").tobytes(),
+        both["bytes"].astype("<u8").tobytes(),
+        (both["info"] & 15).tobytes(),
+        (both["info"] >> 4).tobytes(),
+        bytes([1] * len(dynamic) + [0] * len(others)),
+        indexes.tobytes(),
+        _joined(names),
+        _joined(list(texts)),
+    ]
+
+
+def _is_wanted(symbols: Table) -> NDArray[np.bool_]:
+    is_kept = np.isin(symbols["info"] & 15, SYMBOL_KINDS)
+    wanted: NDArray[np.bool_] = is_kept & (symbols["address"] != 0) & (symbols["section"] != 0)
+    return wanted
+
+
+def _version_numbers(file: PlainFile, count: int) -> Table:
+    """Of each dynamic symbol; 0 where there are no versions."""
+    section = file.tagged(VERSYM, T_VERSYM)
+    if section is None:
+        return np.zeros(count, "<u2")
+    numbers = file.rows(section, np.dtype("<u2"))
+    if len(numbers) != count:
+        raise OddError
+    return numbers
+
+
+def _version(names: dict[int, str], number: int) -> str:
+    text = names.get(number & ~HIDDEN_VERSION, "")
+    sign = "@" if number & HIDDEN_VERSION else "@@"
+    return f"{sign}{text}" if text else "@" if number & HIDDEN_VERSION else ""
+
+
+def _version_names(file: PlainFile) -> dict[int, str]:
+    """By number: those that the file defines, and those that it needs."""
+    strings, found, steps = file.dynamic_strings(), dict[int, str](), iter(range(VERSIONS_MAX))
+    defined, needed = file.tagged(VERDEF, T_VERDEF), file.tagged(VERNEED, T_VERNEED)
+    if defined is not None:
+        data = file.bytes_of(defined)
+        for place in _chain(data, 0, (20, 16), steps):
+            _, _, number, count, _, first, _ = struct.unpack_from("<HHHHIII", data, place)
+            if not count or not _is_inside(data, place + first, 8):
+                raise OddError
+            if number > 1:
+                found[number] = strings.at(struct.unpack_from("<I", data, place + first)[0])
+    if needed is not None:
+        data = file.bytes_of(needed)
+        for place in _chain(data, 0, (16, 12), steps):
+            first = struct.unpack_from("<I", data, place + 8)[0]
+            for part in _chain(data, place + first, (16, 12), steps):
+                _, _, number, name, _ = struct.unpack_from("<IHHII", data, part)
+                found.setdefault(number & ~HIDDEN_VERSION, strings.at(name))
+    return found
+
+
+def _chain(data: bytes, place: int, row: tuple[int, int], steps: Iterator[int]) -> Iterator[int]:
+    """Where the rows of a list begin, each of which says how far behind it the next one is.
+
+    Args:
+        row: bytes of one, and where it says so.
+        steps: bounds all lists of a file together.
+    """
+    size_bytes, next_at = row
+    for _ in steps:
+        if not _is_inside(data, place, size_bytes):
+            break
+        yield place
+        step = struct.unpack_from("<I", data, place + next_at)[0]
+        if not step:
+            return
+        place += step
+    raise OddError
+
+
+def _is_inside(data: bytes, place: int, size_bytes: int) -> bool:
+    return place + size_bytes <= len(data)
+
+
+# ---- relocations ---------------------------------------------------------------------------------------------------
+
+
+def _read_relocations(file: PlainFile) -> list[bytes]:
+    tables = _dynamic_relocations(file)
+    rows = np.concatenate(tables) if tables else np.empty(0, RELOCATION)
+    if len(rows) and int(rows["type"].max()) > TYPE_MAX:
+        raise OddError
+    named = rows[np.isin(rows["type"], (JUMP_SLOT, GLOB_DAT))]
+    symbols = file.dynamic_symbols()
+    if len(named) and int(named["symbol"].max()) >= len(symbols):
+        raise OddError
+    strings = file.dynamic_strings() if len(named) else Strings(b"")
+    pointers = rows["addend"][rows["type"] == RELATIVE]
+    return [
+        named["address"].astype("<u8").tobytes(),
+        (named["type"] == JUMP_SLOT).astype("u1").tobytes(),
+        _joined([strings.at(offset) for offset in symbols["name"][named["symbol"]].tolist()]),
+        pointers.astype("<i8").tobytes(),
+        _relocated_words(file).astype("<u8").tobytes(),
+    ]
+
+
+def _dynamic_relocations(file: PlainFile) -> list[Table]:
+    """Those that the dynamic linker applies. Others are odd in a file that is loaded."""
+    dynamic, ranges = file.dynamic, []
+    if T_REL in dynamic or dynamic.get(T_PLTREL, T_RELA) != T_RELA:
+        raise OddError
+    for place, size in ((T_RELA, T_RELASZ), (T_JMPREL, T_PLTRELSZ)):
+        if (place in dynamic) != (size in dynamic):
+            raise OddError
+        if place in dynamic:
+            ranges.append((dynamic[place], dynamic[size]))
+    for section in file.sections[np.isin(file.sections["type"], (REL, RELA))]:
+        low, size_bytes = int(section["address"]), int(section["bytes"])
+        is_known = any(start <= low and low + size_bytes <= start + length for start, length in ranges)
+        if not section["flags"] & IN_MEMORY or section["type"] == REL or not is_known:
+            raise OddError
+    if any(length % RELOCATION.itemsize for _, length in ranges):
+        raise OddError
+    return [np.frombuffer(file.at_address(*part), RELOCATION) for part in ranges]
+
+
+def _relocated_words(file: PlainFile) -> Table:
+    """Addresses of words that are relocated where they are (DT_RELR): one, and a bit for each of the 63 behind it."""
+    dynamic = file.dynamic
+    if (T_RELR in dynamic) != (T_RELRSZ in dynamic) or (T_RELR in dynamic) != (file.only(RELR) is not None):
+        raise OddError
+    if T_RELR not in dynamic:
+        return np.empty(0, "<u8")
+    if dynamic[T_RELRSZ] % 8 or dynamic[T_RELRSZ] > RELR_BYTES_MAX:
+        raise OddError
+    words = np.frombuffer(file.at_address(dynamic[T_RELR], dynamic[T_RELRSZ]), "<u8")
+    is_bits = (words & np.uint64(1)) != 0
+    if not len(words):
+        return words
+    if is_bits[0]:
+        raise OddError
+    places = np.flatnonzero(~is_bits)
+    last = np.repeat(places, np.diff(np.append(places, len(words))))
+    behind = (np.arange(len(words)) - last - 1).astype(np.uint64)  # bitmaps since the last address
+    starts = words[last] + np.uint64(8) + behind * np.uint64(63 * 8)
+    bits = words[is_bits, None] >> np.arange(1, 64, dtype=np.uint64) & np.uint64(1) != 0
+    addresses = starts[is_bits, None] + np.arange(63, dtype=np.uint64) * np.uint64(8)
+    return np.concatenate((words[~is_bits], addresses[bits]))
+
+
+_READERS: dict[bytes, Callable[[PlainFile], list[bytes]]] = {
+    HEAD: _read_head,
+    SYMBOLS: _read_symbols,
+    RELOCATIONS: _read_relocations,
+}

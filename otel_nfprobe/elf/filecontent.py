@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of files, in memory only while they are needed.
+
+A program with two hundred libraries has tens of megabytes of them, and of most only some tables are looked at. So a
+part is read when it is asked for, and whole files are forgotten again, those first that were not used for longest. A
+file that is opened again must be the very file that it was. Called by elf.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+from otel_nfprobe.base.errors import NfprobeError
+
+KEPT_BYTES_MAX = 32 << 20  # of whole files, beside the one that was read last
+
+
+class Content:
+    """Bytes that are there.
+
+    Args:
+        data: all of them.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size_bytes = len(data)
+        self.known: dict[str, Any] = {}  # what others worked out about these very bytes
+
+    def part(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes from an offset; fewer where the file ends."""
+        return self._data[offset : offset + size_bytes]
+
+    def whole(self) -> bytes:
+        """All bytes."""
+        return self._data
+
+    def copy(self) -> Content:
+        """All bytes as they are now, which nobody can change any more. Raises as `FileContent.part`."""
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all bytes, as they were when this was asked for first, in hex. Raises as `FileContent.part`."""
+        return hashlib.blake2b(self.whole(), digest_size=32).hexdigest()
+
+    def open(self) -> int:
+        """A descriptor of a file with these bytes, which the caller closes. Raises as `FileContent.part`."""
+        descriptor = os.memfd_create("elf", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(self._data)
+        return descriptor
+
+
+class FileContent(Content):
+    """A file's bytes.
+
+    Args:
+        file: open for reading; it may be closed afterwards.
+        path: where the file is found, too, when the path that it was opened by is gone.
+    """
+
+    def __init__(self, file: Any, path: str) -> None:
+        super().__init__(b"")
+        status = os.fstat(file.fileno())
+        self.key = _key(status)
+        self.size_bytes = status.st_size
+        self._paths = (str(file.name), path)
+
+    def part(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes from an offset; fewer where the file ends.
+
+        Raises:
+            NfprobeError: the file is gone, or another one.
+        """
+        copy = _kept.find(self)
+        return self._read(offset, size_bytes) if copy is None else copy.part(offset, size_bytes)
+
+    def whole(self) -> bytes:
+        """All bytes. Raises as `part`."""
+        return self.copy().whole()
+
+    def copy(self) -> Content:
+        """All bytes as they are now, which nobody can change any more; digested once. Raises as `part`."""
+        last = _kept.last
+        if last is not None and last[0] is self:
+            return last[1]
+        copy = _kept.find(self)
+        if copy is None:
+            copy = Content(self._read(0, self.size_bytes))
+            _kept.keep(self, copy)
+        _kept.last = self, copy
+        return copy
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all bytes, as they were when this was asked for first, in hex. Raises as `part`."""
+        return self.copy().digest
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        wanted = min(size_bytes, self.size_bytes - offset)
+        if offset < 0 or wanted <= 0:
+            return b""
+        descriptor = self.open()
+        try:
+            content = os.pread(descriptor, wanted, offset)
+        except OSError:
+            content = b""
+        finally:
+            os.close(descriptor)
+        if len(content) != wanted:
+            raise self._is_gone()
+        return content
+
+    def open(self) -> int:
+        """A descriptor of the file, which the caller closes. Raises as `part`."""
+        for path in self._paths:
+            try:
+                # Not blocking: somebody may have put a pipe there.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                continue
+            if _key(os.fstat(descriptor)) == self.key:
+                return descriptor
+            os.close(descriptor)
+        raise self._is_gone()
+
+    def _is_gone(self) -> NfprobeError:
+        return NfprobeError(f"{self._paths[-1]} was changed or removed while it was being looked at.")
+
+
+class _Kept:
+    """The whole files that were used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
+        self._contents: OrderedDict[tuple[int, ...], Content] = OrderedDict()
+        self._size_bytes = 0
+        self.last: tuple[FileContent, Content] | None = None  # the one that was asked for last, found without the lock
+
+    def find(self, content: FileContent) -> Content | None:
+        with self._lock:
+            if content.key in self._contents:
+                self._contents.move_to_end(content.key)
+            return self._contents.get(content.key)
+
+    def keep(self, content: FileContent, copy: Content) -> None:
+        with self._lock:
+            if content.key not in self._contents:
+                self._contents[content.key] = copy
+                self._size_bytes += copy.size_bytes
+            while self._size_bytes > KEPT_BYTES_MAX and len(self._contents) > 1:
+                self._size_bytes -= self._contents.popitem(last=False)[1].size_bytes
+
+    def forget(self) -> None:
+        with self._lock:
+            self._contents.clear()
+            self._size_bytes = 0
+            self.last = None
+
+
+_kept = _Kept()
+
+
+def forget_contents() -> None:
+    """Gives up what is in memory of all files: it can be read again."""
+    _kept.forget()
+
+
+def _key(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans: columns in, OTLP requests out. Prepares what the C encoder (native/core/otlp.h) copies from.
+
+Pure: no I/O, no clock reading. Ids are derived from the packets and the session, so the same recording always
+gives the same bytes. The pipeline's arrays are read in place: no Python object is made per packet or span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.util.types import AttributeValue
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
+from otel_nfprobe.base.holdrows import HOLD
+from otel_nfprobe.base.numbernames import NAMES_MAX, NumberNames
+from otel_nfprobe.causes.arrival import find_waited
+from otel_nfprobe.causes.latency_causes import CauseKind
+from otel_nfprobe.export.resource import SCHEMA_URL, encode_resource, encode_scope
+from otel_nfprobe.export.spantext import SpanText
+from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
+from otel_nfprobe.pipeline.sampling import RANDOMNESS
+
+TAIL = np.dtype(
+    [
+        ("excess_ns", "<i8"),
+        ("batch_id", "<u8"),
+        ("link_high", "<u8"),
+        ("link_low", "<u8"),
+        ("link_span", "<u8"),
+        ("share", "<f8"),
+        ("function", "<u4"),
+        ("kind", "<u4"),
+        ("flags", "<u4"),
+        ("flow_packet", "<u4"),
+        ("flow_share", "<f8"),
+        ("hold", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown", "barrier")
+_KIND_OF_CAUSE = {
+    CauseKind.UNKNOWN: TAIL_KINDS.index("unknown"),
+    CauseKind.OWN: TAIL_KINDS.index("own"),
+    CauseKind.QUEUE: TAIL_KINDS.index("queue"),
+    CauseKind.BATCHING: TAIL_KINDS.index("batching"),
+    CauseKind.BURST: TAIL_KINDS.index("burst"),
+    CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
+    CauseKind.BARRIER: TAIL_KINDS.index("barrier"),
+}
+
+TEXT_STRUCT = "struct nfp_otlp_text"
+SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
+
+
+class EncodedRequest(NamedTuple):
+    """The bytes of one ExportTraceServiceRequest, and how many spans and packets are in it; copies count no packets."""
+
+    data: bytes
+    spans: int
+    packets: int
+
+
+def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
+    """What `tail.find_causes` found, dtype CAUSE, as dtype TAIL for `SpanEncoder.encode`."""
+    kinds = np.array([_KIND_OF_CAUSE[kind] for kind in sorted(CauseKind)], dtype=np.uint32)
+    tails = np.zeros(len(causes), dtype=TAIL)
+    tails["kind"] = kinds[causes["kind"]]
+    tails["function"] = causes["function"]
+    tails["batch_id"] = causes["batch_id"]
+    tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
+    tails["flags"] = np.where(causes["saturated"] != 0, lib.NFP_TAIL_SATURATED, 0)
+    for name in ("share", "flow_packet", "flow_share", "hold"):
+        tails[name] = causes[name]
+    return tails
+
+
+def find_session_id(session: str) -> int:
+    """The 64 bits of a session that go into its trace ids, from its name in a recording.
+
+    Attach writes them as 16 hex digits; any other name is hashed.
+    """
+    if re.fullmatch("[0-9a-f]{16}", session):
+        return int(session, 16)
+    return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest(), "big")
+
+
+class SpanEncoder:
+    """Encodes selected packets of one session.
+
+    Args:
+        resource_attributes: of the resource (`make_resource_attributes`).
+        function_names: index is the function id; ids beyond it are called `unknown function`.
+        session_id: 64 bits that differ between sessions; part of every trace id.
+        clock: converts ticks; its newest anchors are taken at each `encode`.
+        trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
+        correlate_window_ns: of trace ids shared with other NFs (Identity); 0: they are unique.
+        time_scale: whether stretched copies are written.
+        is_linked: each batch is a trace of its own, to which its packets link.
+
+    Attributes:
+        dropped_spans: calls left out because their packet's trace alone is larger than a request.
+        bad_packets: packets without spans, because their indices point outside of the columns.
+    """
+
+    def __init__(
+        self,
+        resource_attributes: Mapping[str, AttributeValue],
+        function_names: Sequence[str],
+        session_id: int,
+        clock: Clock,
+        trace_state: str = "",
+        correlate_window_ns: int = 0,
+        time_scale: TimeScale = TRUE_TIMES,
+        is_linked: bool = False,
+    ) -> None:
+        self.dropped_spans = 0
+        self.bad_packets = 0
+        self._clock = clock
+        self._names = list(function_names)
+        self._threads: list[tuple[int, str]] = []
+        self._numbers = NumberNames()
+        self._scale = time_scale
+        self._resources = {
+            factor: ResourceSpans(
+                resource=encode_resource(resource_attributes if factor == 1 else time_scale.rename(resource_attributes))
+            ).SerializeToString()
+            for factor in time_scale.passes
+        }
+        self._job = ffi.new("struct nfp_otlp_job *")
+        self._job.session_id = session_id
+        self._job.correlate_window_ns = correlate_window_ns
+        self._job.is_linked = is_linked
+        self._trace_state = trace_state
+        self.set_trace_state("")
+        self._buffer = ffi.new("uint8_t[]", lib.NFP_OTLP_BYTES_MAX)
+        self._kept: dict[str, Any] = {}
+        self._counters: dict[int, list[tuple[str, int]]] = {}
+        self._prepare()
+
+    @property
+    def ticks_per_second(self) -> float:
+        """Of the session's clock."""
+        return self._clock.ticks_per_second
+
+    def set_trace_state(self, trace_state: str) -> None:
+        """Sets the trace state of packets drawn for the sample; empty: that of the session."""
+        state = Span(trace_state=trace_state or self._trace_state).SerializeToString()
+        if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
+            raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
+        ffi.memmove(self._job.trace_state, state, len(state))
+        self._job.trace_state_size = len(state)
+
+    def set_functions(self, function_names: Sequence[str]) -> None:
+        """Replaces the function names, when probes were added."""
+        if list(function_names) != self._names:
+            self._names = list(function_names)
+            self._prepare()
+
+    def set_threads(self, threads: Sequence[tuple[int, str]]) -> None:
+        """Sets thread id and name of each thread table index; spans of other threads carry neither."""
+        if list(threads) != self._threads:
+            self._threads = list(threads)
+            self._prepare()
+
+    def set_numbers(self, names: NumberNames) -> None:
+        """Sets what the target calls its interfaces and its reasons to drop packets."""
+        self._numbers = names
+        self._prepare()
+
+    def set_counters(self, counters: Sequence[tuple[str, int]], number: int = 0) -> None:
+        """Sets name and scale of the counters that calls were counted with, in the order of their readings.
+
+        Args:
+            number: how often they had been changed; those long before are forgotten.
+        """
+        self._counters[number] = list(counters)
+        for old in sorted(self._counters)[:-SETS_KEPT]:
+            del self._counters[old]
+        self._prepare()
+
+    def encode(
+        self,
+        columns: Columns,
+        selected: npt.NDArray[np.uint32],
+        reasons: npt.NDArray[np.uint8],
+        tails: Rows | None = None,
+    ) -> Iterator[EncodedRequest]:
+        """Yields requests of at most 8,192 spans and, but for one trace, 768 KiB. The arrays must not change meanwhile.
+
+        Args:
+            columns: calls, batches and packets.
+            selected: indices of packets, shape (n,).
+            reasons: why each was selected, REASON_* bits of sampling.py, shape (n,).
+            tails: what made each late, dtype TAIL, shape (n,); None when it was not examined.
+        """
+        selected, reasons = np.ascontiguousarray(selected, np.uint32), np.ascontiguousarray(reasons, np.uint8)
+        if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
+            raise ValueError("selected, reasons and tails differ in length")
+        columns = with_again(columns)
+        self._set_columns(columns)
+        self._point("selected", "uint32_t", selected)
+        self._point("reasons", "uint8_t", reasons)
+        self._point("tails", "struct nfp_tail", None if tails is None else np.ascontiguousarray(tails, dtype=TAIL))
+        speakers, waits = find_waited(columns, selected)
+        self._point("speakers", "uint32_t", speakers)
+        self._point("waits", "uint32_t", waits)
+        linked = bool(self._job.is_linked)
+        self._point("opens", "uint8_t", _find_first_of_batch(columns, selected) if linked else None)
+        self._point("handover_opens", "uint8_t", _find_first_taken_over(columns, selected) if linked else None)
+        self._job.selected_count, self._job.speaker_count = len(selected), len(speakers)
+        for factor in self._scale.passes:
+            self._set_scale(factor)
+            yield from self._encode_all(len(selected), is_copy=factor != self._scale.passes[0])
+
+    def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
+        """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
+        ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
+        return ids[:, 1] & RANDOMNESS
+
+    def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
+        self._set_columns(columns)
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        ids = np.zeros((len(packets), 2), dtype=np.uint64)
+        lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
+        return ids
+
+    def find_batch_links(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32] | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """Where a batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id.
+
+        Args:
+            numbers: of which of its handovers; 0, and None: the batch that received it.
+        """
+        self._set_columns(with_again(columns))
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        whose = np.zeros(len(packets), np.uint32) if numbers is None else np.ascontiguousarray(numbers, np.uint32)
+        links = np.zeros((len(packets), 3), dtype=np.uint64)
+        pointers = (_pointer("uint32_t", packets), _pointer("uint32_t", whose))
+        lib.nfp_otlp_batch_links(self._job, *pointers, len(packets), _pointer("uint64_t", links))
+        return links
+
+    def _encode_all(self, count: int, is_copy: bool) -> Iterator[EncodedRequest]:
+        result = ffi.new("struct nfp_otlp_result *")
+        first = 0
+        while first < count:
+            lib.nfp_otlp_encode(self._job, first, self._buffer, lib.NFP_OTLP_BYTES_MAX, result)
+            first += result.packets
+            self.dropped_spans += result.dropped_spans
+            self.bad_packets += 0 if is_copy else result.bad_packets
+            if result.spans:
+                data = ffi.unpack(ffi.cast("char *", self._buffer + result.offset), result.bytes)
+                packets = 0 if is_copy else result.packets - result.bad_packets
+                yield EncodedRequest(data, result.spans, packets)
+
+    def _set_columns(self, columns: Columns) -> None:
+        for name in ("calls", "batches", "packets", "topics"):
+            array = np.ascontiguousarray(getattr(columns, name))
+            singular = {"calls": "call", "batches": "batch", "packets": "packet", "topics": "topic"}[name]
+            if array.dtype.itemsize != ffi.sizeof(f"struct nfp_{singular}"):
+                raise ValueError(f"{name} are not of the dtype of columns.h")
+            self._point(name, f"struct nfp_{singular}", array)
+            setattr(self._job, f"{singular}_count", len(array))
+        self._point("counters", "struct nfp_call_counters", np.ascontiguousarray(columns.counters, CALL_COUNTERS))
+        self._job.counters_count = len(columns.counters)
+        self._point("holds", "struct nfp_hold", np.ascontiguousarray(columns.holds, HOLD))
+        self._job.hold_count = len(columns.holds)
+        self._point("handovers", "struct nfp_handover", np.ascontiguousarray(columns.handovers, HANDOVER))
+        self._job.handover_count = len(columns.handovers)
+        self._point("anchors", "struct nfp_anchor", self._clock.anchors)
+        self._job.anchor_count = len(self._clock.anchors)
+
+    def _point(self, field: str, kind: str, array: npt.NDArray[Any] | None) -> None:
+        # C keeps the address only: the array must live as long.
+        self._kept[field] = array
+        setattr(self._job, field, ffi.NULL if array is None else _pointer(kind, array))
+
+    def _prepare(self) -> None:
+        text = SpanText()
+        functions, threads = text.add_functions(self._names), text.add_threads(self._threads, self._numbers)
+        counters, sets = text.add_counters(self._counters)
+        self._point_numbers(text)
+        scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
+        resource_end = ResourceSpans(schema_url=SCHEMA_URL).SerializeToString()
+        for field, part in (
+            ("scope", ScopeSpans(scope=encode_scope()).SerializeToString()),
+            ("scope_end", scope_end),
+            ("resource_end", resource_end),
+        ):
+            offset, size = text.add(part)
+            setattr(self._job, field, {"offset": offset, "size": size})
+        self._places = {factor: text.add(part) for factor, part in self._resources.items()}
+        self._point("text", "uint8_t", np.frombuffer(text.join(), dtype=np.uint8))
+        self._point("functions", "struct nfp_otlp_function", functions)
+        self._point("threads", TEXT_STRUCT, threads)
+        self._point("counter_names", "struct nfp_otlp_counter", counters)
+        self._point("counter_sets", "struct nfp_otlp_counter_set", sets)
+        self._job.function_count, self._job.thread_count = len(functions), len(threads)
+        self._job.counter_set_count = len(sets)
+        for factor in self._scale.passes:
+            self._set_scale(factor)
+
+    def _point_numbers(self, text: SpanText) -> None:
+        interfaces, reasons = self._numbers.interfaces, self._numbers.reasons
+        count = min(max(interfaces, default=-1) + 1, NAMES_MAX)
+        self._point("received_on", TEXT_STRUCT, text.add_numbered("nf.interface.name", interfaces, count))
+        self._point("sent_on", TEXT_STRUCT, text.add_numbered("nf.interface.transmit.name", interfaces, count))
+        self._job.interface_count = count
+        count = min(max(reasons, default=-1) + 1, NAMES_MAX)
+        self._point("reasons_why", TEXT_STRUCT, text.add_numbered("nf.packet.drop_reason", reasons, count))
+        self._job.reason_count = count
+
+    def _set_scale(self, factor: int) -> None:
+        # Of what is encoded from now on.
+        offset, size = self._places[factor]
+        self._job.resource = {"offset": offset, "size": size}
+        self._job.time_scale = factor
+        if lib.nfp_otlp_prepare(self._job) > lib.NFP_OTLP_BYTES_MAX:
+            raise ValueError("the resource's attributes leave no room for spans in a request")
+
+
+def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Which selected packet is the first one of its batch."""
+    opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
+    _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
+    opens[rows[first]] = 1
+    return opens
+
+
+def _find_first_taken_over(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Of each handover whether it is the first one of a selected packet to its batch."""
+    opens, rank = np.zeros(len(columns.handovers), np.uint8), np.full(len(columns.packets), NONE, np.uint32)
+    rows = np.flatnonzero(selected < len(columns.packets))
+    rank[selected[rows][::-1]] = rows[::-1].astype(np.uint32)
+    order = rank[columns.handovers["packet"]]
+    rows = np.flatnonzero(order != NONE)
+    rows = rows[np.argsort(order[rows], kind="stable")]
+    _, first = np.unique(columns.handovers["batch"][rows], return_index=True)
+    opens[rows[first]] = 1
+    return opens
+
+
+def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
+    return ffi.cast(f"{kind} *", array.ctypes.data)

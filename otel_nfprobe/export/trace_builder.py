@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explain: from takes to requests. Selects packets, says what made the late ones late, links them to the culprits.
+
+What a packet waited for came before it, in takes that are over. So takes are kept for a bounded time, and packets
+are looked at together a few times per second: then most of what they waited for is at hand once for all of them. A
+late packet whose cause lies in an earlier batch links to the span of that batch, which belongs to the trace of one
+of the batch's own packets: if none of them was selected, one is added (reason `culprit`).
+
+No I/O, no clock reading. Used by drain.py while the target runs and by cli/export.py in a replay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from otel_nfprobe.base.columns import (
+    NONE,
+    UNKNOWN,
+    BatchFlag,
+    Columns,
+    Rows,
+    concatenate,
+    life_start_ticks,
+    place_handovers,
+)
+from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.export.limiter import Limiter
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
+from otel_nfprobe.pipeline.context_switches import SWITCHES_MAX, no_switches
+from otel_nfprobe.pipeline.sampling import (
+    RANDOMNESS,
+    REASON_CULPRIT,
+    REASON_SLOW,
+    REASON_SLOWEST,
+    Sampler,
+    find_latency_ticks,
+    find_population,
+)
+
+KEPT_S = 1.0  # how long takes are kept
+KEPT_PACKETS = 200_000
+KEPT_CALLS = 400_000
+WAITING_PACKETS = 50_000  # looked at when so many have come
+WAITING_CALLS = 100_000
+REFRESH_GROWTH = 1.25  # what is usual is worked out again when so many more batches were seen
+CULPRITS_KEPT = 4096
+EXPLAINED_MAX = 500  # late packets that are looked at one by one; of more, one of each batch speaks for the others
+
+
+@dataclass
+class _Take:
+    columns: Columns
+    selected: npt.NDArray[np.uint32]
+    reasons: npt.NDArray[np.uint8]
+    latency_ticks: npt.NDArray[np.int64]  # of all packets
+
+    @property
+    def end_ticks(self) -> int:
+        ends = self.columns.batches["end_ticks"]
+        return int(ends.max()) if len(ends) else 0
+
+
+class Explainer:
+    """Selected packets of one session, on their way to requests.
+
+    Args:
+        sampler: which packets.
+        encoder: how they are written.
+        ticks_per_second: of the session's clock.
+        typical: what is usual; None: to be learned from what is added.
+        limiter: how many may be written; None: all.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        encoder: SpanEncoder,
+        ticks_per_second: float,
+        typical: Typical | None = None,
+        limiter: Limiter | None = None,
+    ) -> None:
+        self._sampler = sampler
+        self._limiter = limiter or Limiter(None, ticks_per_second)
+        self._encoder = encoder
+        self._ticks_per_second = ticks_per_second
+        self._sample = BatchSample() if typical is None else None
+        self._typical = typical
+        self._waiting: list[_Take] = []
+        self._waiting_packets = self._waiting_calls = 0
+        self._kept: deque[_Take] = deque()
+        self._switches: Rows = no_switches()
+        self._exported: dict[int, int] = {}  # batch id: position in its batch of a packet that was exported
+
+    @property
+    def looks_for_causes(self) -> bool:
+        """Whether any packet can be selected for being late."""
+        return self._sampler.slower_than_ticks is not None or self._sampler.tracker is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits to be looked at."""
+        return bool(self._waiting)
+
+    @property
+    def waiting_traces(self) -> int:
+        """Selected packets that wait."""
+        return sum(len(take.selected) for take in self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough is waiting to be looked at at once."""
+        return self._waiting_packets > WAITING_PACKETS or self._waiting_calls > WAITING_CALLS
+
+    def add(self, columns: Columns) -> None:
+        """Selects packets of one take; the arrays must not change after this."""
+        if self._sample is not None and self.looks_for_causes:
+            self._sample.add(columns)
+        if not len(columns.batches):
+            return
+        randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
+        latency = find_latency_ticks(columns.packets, columns.batches)
+        selected, reasons = self._sampler.select(latency, randomness, find_population(columns))
+        self._waiting.append(_Take(columns, *self._sampler.restrict(columns.packets, selected, reasons), latency))
+        self._waiting_packets += len(columns.packets)
+        self._waiting_calls += len(columns.calls)
+
+    def add_switches(self, switches: Rows) -> None:
+        """Takes in when threads did not run (dtype SWITCH); before the packets that it made late are looked at."""
+        if len(switches) and self.looks_for_causes:
+            self._switches = np.concatenate((self._switches, switches))[-SWITCHES_MAX:]
+
+    def requests(self) -> Iterator[EncodedRequest]:
+        """Requests with all packets that are waiting; to be exhausted before anything else is done."""
+        takes, self._waiting = self._limit(self._waiting), []
+        self._waiting_packets = self._waiting_calls = 0
+        if any((take.reasons & (REASON_SLOW | REASON_SLOWEST)).any() for take in takes):
+            yield from self._explain(takes)
+        else:
+            for take in takes:
+                if len(take.selected):
+                    yield from self._encoder.encode(take.columns, take.selected, take.reasons)
+                    self._note_exported(take.columns, take.selected)
+        if self.looks_for_causes:
+            self._keep(takes)
+
+    def _limit(self, takes: list[_Take]) -> list[_Take]:
+        """The same, with as many selected packets as may be written."""
+        if not takes or not self._limiter.is_needed:
+            return takes
+        randomness = [self._encoder.find_trace_ids(take.columns, take.selected)[:, 1] for take in takes]
+        remaining = self._limiter.admit(
+            np.concatenate([take.reasons for take in takes]),
+            np.concatenate([take.latency_ticks[take.selected] for take in takes]),
+            np.concatenate(randomness) & RANDOMNESS,
+            max(take.end_ticks for take in takes),
+        )
+        self._encoder.set_trace_state(self._limiter.trace_state)
+        limited, first = [], 0
+        for take in takes:
+            reasons = remaining[first : first + len(take.selected)]
+            first += len(take.selected)
+            kept = reasons != 0
+            limited.append(replace(take, selected=take.selected[kept], reasons=reasons[kept]))
+        return limited
+
+    def _explain(self, takes: list[_Take]) -> Iterator[EncodedRequest]:
+        before = self._find_before(takes)
+        columns = concatenate([take.columns for take in [*before, *takes]])
+        first = sum(len(take.columns.packets) for take in before)
+        selected = []
+        for take in takes:
+            selected.append(take.selected + np.uint32(first))
+            first += len(take.columns.packets)
+        packets, reasons = np.concatenate(selected), np.concatenate([take.reasons for take in takes])
+        tails = np.zeros(len(packets), TAIL)
+        late = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
+        causes = self._find_causes(columns, packets[late])
+        tails[late] = make_tails(causes, self._ticks_per_second)
+        culprits, numbers, places = self._find_culprits(columns, packets, packets[late], causes)
+        links = self._encoder.find_batch_links(columns, culprits, numbers)
+        for row, place in zip(late, places, strict=True):
+            if place >= 0:
+                tails["link_high"][row], tails["link_low"][row], tails["link_span"][row] = links[place]
+        fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits, numbers)], packets).astype(np.uint32)
+        self._limiter.take(len(fresh))
+        packets = np.concatenate((packets, fresh))
+        reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
+        tails = np.concatenate((tails, np.zeros(len(fresh), TAIL)))
+        yield from self._encoder.encode(columns, packets, reasons, tails)
+        self._note_exported(columns, packets)
+
+    def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
+        if len(late) <= EXPLAINED_MAX:
+            return find_causes(columns, late, self._find_typical(), self._switches)
+        handovers, _ = place_handovers(columns)
+        last = np.full(len(columns.packets), NONE, np.int64)
+        last[handovers["packet"]] = handovers["batch"]  # of several, the last one stays
+        ways = columns.packets["batch"][late].astype(np.int64) << 32 | last[late]
+        _, chosen, whose = np.unique(ways, return_index=True, return_inverse=True)
+        return find_causes(columns, late[chosen], self._find_typical(), self._switches)[whose]
+
+    def _find_before(self, takes: list[_Take]) -> list[_Take]:
+        """Kept takes in which the late packets waited, or their queues were last empty."""
+        start, end = 2**63, 0
+        for take in takes:
+            late = take.selected[(take.reasons & (REASON_SLOW | REASON_SLOWEST)) != 0]
+            if len(late):
+                part = Columns(batches=take.columns.batches, packets=take.columns.packets[late])
+                start = min(start, int(life_start_ticks(part).min()))
+                end = max(end, int(part.packets["done_ticks"].max()))
+        since = start - max(end - start, 0)
+        return [take for take in self._kept if take.end_ticks >= since]
+
+    def _find_culprits(
+        self,
+        columns: Columns,
+        packets: npt.NDArray[np.uint32],
+        late: npt.NDArray[np.uint32],
+        causes: Rows,
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], list[int]]:
+        """A packet of each culprit batch, by which of its handovers, and which of them each late packet links to.
+
+        0: it was received in that batch; -1: none.
+        """
+        own = columns.packets["batch"][late]
+        linked = (causes["batch"] != NONE) & (causes["batch"] != own)
+        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.PREEMPTION, CauseKind.BARRIER))
+        batches = np.unique(causes["batch"][linked])
+        chosen: dict[int, tuple[int, int]] = {}
+        selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))
+        for batch in batches.tolist():
+            if columns.batches["flags"][batch] & BatchFlag.TAKEN_OVER:
+                taken = self._choose_taken_over(columns, batch, packets)
+                if taken is not None:
+                    chosen[batch] = taken
+                continue
+            packet = self._choose_packet(columns, batch, selected)
+            if packet is not None:
+                chosen[batch] = packet, 0
+        position = {batch: place for place, batch in enumerate(chosen)}
+        places = [
+            position.get(batch, -1) if link else -1
+            for batch, link in zip(causes["batch"].tolist(), linked.tolist(), strict=True)
+        ]
+        pairs = np.array(list(chosen.values()), np.uint32).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1], places
+
+    def _choose_taken_over(
+        self, columns: Columns, batch: int, selected: npt.NDArray[np.uint32]
+    ) -> tuple[int, int] | None:
+        """A packet that the batch took over, one that is exported if there is one, and the handover's number."""
+        handovers, numbers = place_handovers(columns)
+        rows = np.flatnonzero(handovers["batch"] == batch)
+        if not len(rows):
+            return None
+        packets = handovers["packet"][rows]
+        there = np.isin(packets, selected) | self._were_exported(columns, packets, numbers[rows])
+        best = int(np.argmax(there))  # the first one where none is
+        return int(packets[best]), int(numbers[rows[best]])
+
+    def _choose_packet(self, columns: Columns, batch: int, selected: dict[int, int]) -> int | None:
+        row = columns.batches[batch]
+        first, count = int(row["first_packet"]), int(row["packets"])
+        exported = self._exported.get(int(row["id"]))
+        if exported is not None and exported < count:
+            return first + exported
+        if batch in selected or not count:
+            return selected.get(batch)
+        packets = columns.packets[first : first + count]
+        done = np.where(packets["disposition"] == UNKNOWN, 0, packets["done_ticks"])
+        return first + int(np.argmax(done))
+
+    def _were_exported(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of them were, or, where a packet does not stand for a handover, another one of its batch."""
+        batches = columns.packets["batch"][packets]
+        known = [self._exported.get(int(id)) for id in columns.batches["id"][batches]]
+        places = (packets - columns.batches["first_packet"][batches]).tolist()
+        rows = zip(known, places, numbers.tolist(), strict=True)
+        return np.array([one is not None and (not number or one == place) for one, place, number in rows], bool)
+
+    def _note_exported(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> None:
+        batches = columns.packets["batch"][packets]
+        positions = packets - columns.batches["first_packet"][batches]
+        self._exported.update(zip(columns.batches["id"][batches].tolist(), positions.tolist(), strict=True))
+        while len(self._exported) > CULPRITS_KEPT:
+            del self._exported[next(iter(self._exported))]
+
+    def _find_typical(self) -> Typical:
+        if self._sample is not None:
+            seen = 0 if self._typical is None else self._typical.batches
+            if self._typical is None or self._sample.batches >= REFRESH_GROWTH * seen:
+                self._typical = self._sample.typical()
+        assert self._typical is not None
+        return self._typical
+
+    def _keep(self, takes: list[_Take]) -> None:
+        self._kept.extend(takes)
+        packets = sum(len(take.columns.packets) for take in self._kept)
+        calls = sum(len(take.columns.calls) for take in self._kept)
+        newest = max((take.end_ticks for take in self._kept), default=0)
+        oldest = newest - round(KEPT_S * self._ticks_per_second)
+        while self._kept and (packets > KEPT_PACKETS or calls > KEPT_CALLS or self._kept[0].end_ticks < oldest):
+            gone = self._kept.popleft()
+            packets -= len(gone.columns.packets)
+            calls -= len(gone.columns.calls)
+        if len(self._switches):
+            self._switches = self._switches[self._switches["in_ticks"].astype(np.int64) >= oldest]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exemplars: measured values that point to the trace in which they can be seen.
+
+Kept while packets are encoded, so each of them belongs to a packet that is exported: the slowest packet of each power
+of two of the latency, and of each function that made packets late its call that cost most. Called by drain.py in the
+place of a SpanEncoder; metrics.py takes what was kept at each export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.sdk.metrics import Exemplar
+
+from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows, latency_ticks
+from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
+
+NOTE_S = 0.1  # how often packets of the fair sample are looked at: there may be very many requests of them
+FUNCTIONS_MAX = 64  # that made packets late, between two exports
+_BITS_64 = (1 << 64) - 1
+
+
+class Exemplars(NamedTuple):
+    """What was kept since the last time.
+
+    Attributes:
+        latencies: of packets, seconds.
+        durations: of a call of each function by its name, seconds.
+    """
+
+    latencies: list[Exemplar]
+    durations: dict[str, Exemplar]
+
+
+class ExemplarKeeper:
+    """Keeps exemplars for one reader."""
+
+    def __init__(self) -> None:
+        self._latencies: dict[int, Exemplar] = {}  # by the power of two
+        self._durations: dict[str, Exemplar] = {}
+
+    def take(self) -> Exemplars:
+        """What was kept since the last time."""
+        taken = Exemplars(list(self._latencies.values()), self._durations)
+        self._latencies, self._durations = {}, {}
+        return taken
+
+    def keep_latency(self, power: int, exemplar: Exemplar) -> None:
+        """Of a packet whose latency has so many bits."""
+        _keep_largest(self._latencies, power, exemplar)
+
+    def keep_duration(self, name: str, exemplar: Exemplar) -> None:
+        """Of a function's call."""
+        if name in self._durations or len(self._durations) < FUNCTIONS_MAX:
+            _keep_largest(self._durations, name, exemplar)
+
+
+class ExemplarEncoder(SpanEncoder):
+    """A SpanEncoder that keeps exemplars of what it encodes."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._keepers: list[ExemplarKeeper] = []
+        self._due_at = 0.0
+
+    def keep_exemplars(self) -> ExemplarKeeper:
+        """From now on, for one more reader."""
+        keeper = ExemplarKeeper()
+        self._keepers.append(keeper)
+        return keeper
+
+    def encode(
+        self,
+        columns: Columns,
+        selected: npt.NDArray[np.uint32],
+        reasons: npt.NDArray[np.uint8],
+        tails: Rows | None = None,
+    ) -> Iterator[EncodedRequest]:
+        """As SpanEncoder.encode."""
+        if len(selected) and (tails is not None or time.monotonic() >= self._due_at):
+            self._due_at = time.monotonic() + NOTE_S
+            self._note_packets(columns, selected)
+            if tails is not None:
+                self._note_culprits(columns, selected, tails)
+        yield from super().encode(columns, selected, reasons, tails)
+
+    def _note_packets(self, columns: Columns, selected: npt.NDArray[np.uint32]) -> None:
+        ticks = latency_ticks(Columns(batches=columns.batches, packets=columns.packets[selected]))
+        powers = np.frexp(ticks.astype(np.float64))[1]
+        order = np.lexsort((ticks, powers))
+        slowest = order[np.flatnonzero(np.diff(powers[order], append=99))]
+        slowest = slowest[ticks[slowest] > 0]
+        spans = self._find_packet_spans(columns, selected[slowest])
+        for row, (trace, span) in zip(slowest.tolist(), spans, strict=True):
+            done = int(columns.packets["done_ticks"][selected[row]])
+            exemplar = self._make(int(ticks[row]), done, trace, span)
+            for keeper in self._keepers:
+                keeper.keep_latency(int(powers[row]), exemplar)
+
+    def _note_culprits(self, columns: Columns, selected: npt.NDArray[np.uint32], tails: Rows) -> None:
+        guilty = np.flatnonzero((tails["function"] < len(self._names)) & (tails["kind"] != 0))
+        order = guilty[np.lexsort((tails["excess_ns"][guilty], tails["function"][guilty]))]
+        worst = order[np.flatnonzero(np.diff(tails["function"][order].astype(np.int64), append=NONE))][:FUNCTIONS_MAX]
+        spans = self._find_packet_spans(columns, selected[worst])
+        for row, (trace, span) in zip(worst.tolist(), spans, strict=True):
+            tail = tails[row]
+            call = _find_call(columns, int(tail["batch_id"]), int(tail["function"]))
+            if call is None:
+                continue
+            ticks, end = call
+            if tail["link_high"]:  # its batch is a span, in the trace of another packet
+                high, low = self._write_id(int(tail["link_high"])), int(tail["link_low"])
+                trace, span = high << 64 | low, self._write_id(int(tail["link_span"]))
+            exemplar = self._make(ticks, end, trace, span)
+            for keeper in self._keepers:
+                keeper.keep_duration(self._names[int(tail["function"])], exemplar)
+
+    def _make(self, ticks: int, end_ticks: int, trace: int, span: int) -> Exemplar:
+        unix_ns = int(self._clock.convert(np.array([end_ticks], np.uint64))[0])
+        return Exemplar({}, ticks / self.ticks_per_second, unix_ns, span, trace)
+
+    def _find_packet_spans(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
+        """Trace id and id of the packet's span, as native/core/otlp_id.h makes them."""
+        traces = self.find_trace_ids(columns, packets).tolist()
+        window_ns, self._job.correlate_window_ns = self._job.correlate_window_ns, 0
+        uniques = self.find_trace_ids(columns, packets).tolist()
+        self._job.correlate_window_ns = window_ns
+        spans = [_mix(high) ^ low or 1 for high, low in uniques]
+        write = self._write_id
+        return [(write(high) << 64 | low, write(span)) for (high, low), span in zip(traces, spans, strict=True)]
+
+    def _write_id(self, word: int) -> int:
+        """A word of an id as native/core/otlp_scale.h writes it in the first of the passes."""
+        factor = self._scale.passes[0]
+        return word if factor == 1 else _mix(word ^ factor * 0x9E3779B97F4A7C15 & _BITS_64) or 1
+
+
+def _keep_largest(kept: dict[Any, Exemplar], key: object, exemplar: Exemplar) -> None:
+    if key not in kept or exemplar.value > kept[key].value:
+        kept[key] = exemplar
+
+
+def _find_call(columns: Columns, batch_id: int, function: int) -> tuple[int, int] | None:
+    """The longest call of a function in a batch: ticks as statistics.c counts them, and its end."""
+    batches = np.flatnonzero(columns.batches["id"] == batch_id)
+    if not len(batches):
+        return None
+    batch = columns.batches[batches[0]]
+    calls = columns.calls[int(batch["first_call"]) : int(batch["first_call"]) + int(batch["calls"])]
+    calls = calls[calls["function"] == function]
+    if not len(calls):
+        return None
+    raw = (calls["end_ticks"] - calls["start_ticks"]).astype(np.int64)
+    cost = np.where(calls["flags"] & CallFlag.CLIPPED, 0, calls["cost_ticks"]).astype(np.int64)
+    ticks = np.maximum(raw - cost, 0)
+    longest = int(np.argmax(ticks))
+    return int(ticks[longest]), int(calls["end_ticks"][longest])
+
+
+def _mix(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _BITS_64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _BITS_64
+    return x ^ x >> 31

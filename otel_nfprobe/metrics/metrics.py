@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: what is known of all packets, batches and calls, as OpenTelemetry metrics (docs/export.md).
+
+The thread that drains takes a Snapshot, which is a copy made by the C core; another thread (metrics_sender.py) makes
+the SDK's data of it. No call is ever recorded one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    ExponentialHistogram,
+    ExponentialHistogramDataPoint,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import AttributeValue
+
+from otel_nfprobe.counters.sums import CountedFunction
+from otel_nfprobe.export.export_counters import ExportCounters
+from otel_nfprobe.export.resource import SCHEMA_URL, SCOPE_NAME, find_version
+from otel_nfprobe.metrics.exemplars import ExemplarKeeper, Exemplars
+from otel_nfprobe.metrics.explicit import make_durations, make_sizes
+from otel_nfprobe.metrics.exponential import make_exponential
+from otel_nfprobe.metrics.metrics_settings import Temporality
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.summary import count_lost, count_packets
+from otel_nfprobe.pipeline.histogram_buckets import Attributes, Counted, Span, read_counted
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
+from otel_nfprobe.probes.calibration import ticks_per_call
+from otel_nfprobe.shm.threadcounts import ThreadCounts
+
+NAME_BYTES_MAX = 512  # as in spans
+By = tuple[tuple[str, str], ...]  # attributes of a point
+DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was known at one moment.
+
+    Attributes:
+        unix_ns: that moment.
+        statistics: a copy.
+        names: of each function id.
+        received: packets.
+        processed: packets by disposition.
+        lost: records by class.
+        exported: spans.
+        dropped: spans by reason.
+        unwritten: traces that were selected and not written, by reason.
+        spooled: spans that wait on disk.
+        busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
+        overhead: of a core, by the probes, since the session began.
+        probes: in place now.
+        exemplars: of what was exported since the last snapshot.
+        counted: what performance counters say of functions.
+    """
+
+    unix_ns: int
+    statistics: Statistics
+    names: Sequence[str]
+    received: int
+    processed: Mapping[str, int]
+    lost: Mapping[str, int]
+    exported: int
+    dropped: Mapping[str, int]
+    unwritten: Mapping[str, int]
+    spooled: int
+    busy: Sequence[tuple[int, str, float]]
+    overhead: float
+    probes: int
+    exemplars: Exemplars
+    counted: Sequence[CountedFunction] = ()
+
+
+class SnapshotTaker:
+    """Takes snapshots of a session, in the thread that drains it.
+
+    Args:
+        monitor: started.
+        exemplars: of the spans that are exported meanwhile.
+    """
+
+    def __init__(self, monitor: Monitor, exemplars: ExemplarKeeper) -> None:
+        self._monitor = monitor
+        self._exemplars = exemplars
+        self._empty_ticks: dict[int, int] = {}  # by thread id, at the last snapshot
+        self._taken_at_s = 0.0  # of the session
+
+    def take(self, spans: ExportCounters, is_last: bool = False) -> Snapshot:
+        """What is known now. When the session is over, packets that are still open count as `unknown`.
+
+        Raises:
+            MemoryError: there is none for the copy.
+        """
+        monitor = self._monitor
+        copy = Statistics()
+        copy.merge(monitor.drain.statistics)
+        elapsed_s = monitor.seconds if is_last else time.monotonic() - monitor.started_at
+        threads = monitor.session.thread_counts()
+        calls = monitor.drain.pipeline.counts().calls
+        elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
+        packets, sums = count_packets(monitor), monitor.drain.counter_sums
+        known = {"transmitted", "dropped", "punted", "absorbed", *(["unknown"] if is_last else [])} & packets.keys()
+        return Snapshot(
+            unix_ns=time.time_ns(),
+            statistics=copy,
+            names=monitor.names_by_id(),
+            received=packets["received"],
+            processed={name: count for name, count in packets.items() if name in known},
+            lost=count_lost(monitor),
+            exported=spans.total_exported,
+            dropped=spans.total_dropped,
+            unwritten=dict(monitor.drain.spans.limits.dropped) if monitor.drain.spans else {},
+            spooled=spans.total_spooled,
+            busy=self._find_busy(threads, elapsed_s),
+            overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
+            probes=len(monitor.follower.placed),
+            exemplars=self._exemplars.take(),
+            counted=() if sums is None else sums.counted_functions(),
+        )
+
+    def _find_busy(self, threads: Sequence[ThreadCounts], elapsed_s: float) -> list[tuple[int, str, float]]:
+        """Of threads that receive. One that began meanwhile is judged when its whole interval is known."""
+        is_first = not self._empty_ticks
+        passed = (elapsed_s - self._taken_at_s) * self._monitor.drain.clock.ticks_per_second
+        found = []
+        for thread in threads:
+            if thread.empty_polls + thread.batches == 0:
+                continue
+            before = self._empty_ticks.get(thread.tid)
+            if passed > 0 and (is_first or before is not None):
+                share = 1 - (thread.empty_ticks - (before or 0)) / passed
+                name = self._monitor.drain.thread_names.get(thread.tid, "")
+                found.append((thread.tid, name, min(1.0, max(0.0, share))))
+            self._empty_ticks[thread.tid] = thread.empty_ticks
+        self._taken_at_s = elapsed_s
+        return found
+
+
+class MetricsMaker:
+    """Makes the SDK's metrics of snapshots.
+
+    Args:
+        resource: attributes of the target, as those of its spans.
+        start_unix_ns: when the session began.
+        ticks_per_second: used for the whole session, so that no value ever moves to another bucket.
+        explicit: durations have fixed bounds instead of exponential buckets.
+    """
+
+    def __init__(
+        self,
+        resource: Mapping[str, AttributeValue],
+        start_unix_ns: int,
+        ticks_per_second: float,
+        temporality: Temporality,
+        explicit: bool = False,
+    ) -> None:
+        self._explicit = explicit
+        self._resource = Resource(resource, SCHEMA_URL)
+        self._scope = InstrumentationScope(SCOPE_NAME, find_version(), SCHEMA_URL)
+        self._start_ns = self._last_ns = start_unix_ns
+        self._seconds_per_tick = 1 / ticks_per_second
+        self._temporality = temporality
+        self._before: dict[tuple[str, str], Counted | int] = {}  # what was delivered, by metric and attribute
+        self._made: dict[tuple[str, str], Counted | int] = {}
+
+    def make(self, snapshot: Snapshot) -> MetricsData:
+        """All metrics of one moment."""
+        self._made = {}
+        self._made_ns = snapshot.unix_ns
+        metrics = [metric for metric in self._make_all(snapshot) if metric.data.data_points]
+        return MetricsData(
+            [ResourceMetrics(self._resource, [ScopeMetrics(self._scope, metrics, SCHEMA_URL)], SCHEMA_URL)]
+        )
+
+    def confirm(self) -> None:
+        """What was made last was delivered: the next deltas begin there."""
+        self._before |= self._made
+        self._last_ns = self._made_ns
+
+    def _make_all(self, snapshot: Snapshot) -> Iterator[Metric]:
+        statistics, exemplars = snapshot.statistics, snapshot.exemplars
+        latency = read_counted(statistics, Distribution.PACKET_TICKS)
+        about = "Time from a packet's arrival, or what stands for it, to the end of its transmit or drop call"
+        latencies = [*self._make_ticks("nf.packet.latency", latency, {}, exemplars.latencies)]
+        yield self._seconds("nf.packet.latency", about, latencies)
+        functions = [*self._make_functions(snapshot)]
+        yield self._seconds("nf.function.duration", "Time in a function, without what its probes cost", functions)
+        batches = [*self._make_ticks("nf.batch.duration", read_counted(statistics, Distribution.BATCH_TICKS), {}, [])]
+        yield self._seconds(
+            "nf.batch.duration", "Time from the receive call to the end of a batch's last call", batches
+        )
+        yield self._make_sizes(statistics)
+        yield self._make_sum("nf.packet.received", "Packets received", "{packet}", "", {"": snapshot.received})
+        by = "nf.packet.disposition"
+        yield self._make_sum("nf.packet.processed", "What became of packets", "{packet}", by, snapshot.processed)
+        yield self._make_sum("nf.record.lost", "Records lost, by class", "{record}", "nf.record.class", snapshot.lost)
+        yield self._make_sum("nf.span.exported", "Spans delivered", "{span}", "", {"": snapshot.exported})
+        yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
+        about, unwritten = "Traces that were selected and not written", snapshot.unwritten
+        yield self._make_sum("nf.trace.dropped", about, "{trace}", "nf.trace.reason", unwritten)
+        yield from self._make_counters(snapshot)
+        yield from self._make_gauges(snapshot)
+
+    def _make_functions(self, snapshot: Snapshot) -> Iterator[DurationPoint]:
+        ids: dict[str, list[int]] = {}
+        for function, name in enumerate(snapshot.names):
+            ids.setdefault(_shorten(name), []).append(function)
+        for name, functions in ids.items():
+            counted = read_counted(snapshot.statistics, Distribution.CALL_TICKS, functions)
+            exemplar = snapshot.exemplars.durations.get(name)
+            attributes = {"code.function.name": name}
+            yield from self._make_ticks("nf.function.duration", counted, attributes, [exemplar] if exemplar else [])
+
+    def _make_ticks(
+        self, metric: str, counted: Counted, attributes: Attributes, exemplars: Sequence[Exemplar]
+    ) -> Iterator[DurationPoint]:
+        """One point, or none when nothing was counted."""
+        counted = self._since(metric, str(attributes), counted)
+        if counted.count:
+            span = self._span(self._temporality.histograms_delta)
+            make = make_durations if self._explicit else make_exponential
+            yield make(counted, self._seconds_per_tick, attributes, span, exemplars)
+
+    def _make_sizes(self, statistics: Statistics) -> Metric:
+        counted = self._since("nf.batch.size", "", read_counted(statistics, Distribution.BATCH_SIZE))
+        points = [make_sizes(counted, self._span(self._temporality.histograms_delta))] if counted.count else []
+        data = Histogram(points, _temporality(self._temporality.histograms_delta))
+        return Metric("nf.batch.size", "Packets per batch", "{packet}", data)
+
+    def _since(self, metric: str, key: str, counted: Counted) -> Counted:
+        if not self._temporality.histograms_delta:
+            return counted
+        self._made[metric, key] = counted
+        before = self._before.get((metric, key))
+        return counted.since(before if isinstance(before, Counted) else None)
+
+    def _seconds(self, name: str, about: str, points: Sequence[DurationPoint]) -> Metric:
+        temporality = _temporality(self._temporality.histograms_delta)
+        if self._explicit:
+            return Metric(name, about, "s", Histogram(cast(Sequence[HistogramDataPoint], points), temporality))
+        exponential = cast(Sequence[ExponentialHistogramDataPoint], points)
+        return Metric(name, about, "s", ExponentialHistogram(exponential, temporality))
+
+    def _make_counters(self, snapshot: Snapshot) -> Iterator[Metric]:
+        """What performance counters say; functions of one name together."""
+        counts: dict[By, int] = {}
+        calls: dict[By, int] = {}
+        for item in snapshot.counted:
+            name = _shorten(snapshot.names[item.function]) if item.function < len(snapshot.names) else ""
+            function = ("code.function.name", name)
+            for key, number in (("yes", item.calls), ("no", item.invalid)):
+                place = (function, ("nf.counter.counted", key))
+                calls[place] = calls.get(place, 0) + number
+            for counter, count in item.counts.items():
+                place = (function, ("nf.counter.name", counter))
+                counts[place] = counts.get(place, 0) + count
+        about = "What performance counters counted in calls of a function, without its probes"
+        yield self._make_sums("nf.function.counter", about, "{event}", counts)
+        yield self._make_sums("nf.function.counted", "Calls by whether their counters say something", "{call}", calls)
+
+    def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
+        """A counter, by the values of one attribute; "" for none."""
+        keys: list[By] = [((attribute, key),) if attribute else () for key in values]
+        return self._make_sums(name, about, unit, dict(zip(keys, values.values(), strict=True)))
+
+    def _make_sums(self, name: str, about: str, unit: str, values: Mapping[By, int]) -> Metric:
+        """A counter, by attributes."""
+        delta = self._temporality.sums_delta
+        span, points = self._span(delta), []
+        for by, value in values.items():
+            attributes = dict(by)
+            before = self._before.get((name, str(by)), 0) if delta else 0
+            assert isinstance(before, int)
+            self._made[name, str(by)] = value
+            points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before))
+        return Metric(name, about, unit, Sum(points, _temporality(delta), is_monotonic=True))
+
+    def _make_gauges(self, snapshot: Snapshot) -> Iterator[Metric]:
+        busy = [
+            NumberDataPoint({"thread.id": tid, "thread.name": name}, self._last_ns, snapshot.unix_ns, share)
+            for tid, name, share in snapshot.busy
+        ]
+        yield Metric("nf.thread.busy", "Share of the time that was not spent in empty polls", "1", Gauge(busy))
+        spooled = [NumberDataPoint({}, self._last_ns, snapshot.unix_ns, snapshot.spooled)]
+        yield Metric("nf.span.spooled", "Spans that wait on disk", "{span}", Gauge(spooled))
+        overhead = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.overhead)]
+        probes = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.probes)]
+        yield Metric("nf.probe.count", "Probes in place", "{probe}", Gauge(probes))
+        yield Metric("nf.probe.overhead", "Share of a core that the probes took", "1", Gauge(overhead))
+
+    def _span(self, is_delta: bool) -> Span:
+        return Span(self._last_ns if is_delta else self._start_ns, self._made_ns)
+
+
+def _temporality(is_delta: bool) -> AggregationTemporality:
+    return AggregationTemporality.DELTA if is_delta else AggregationTemporality.CUMULATIVE
+
+
+def _shorten(name: str) -> str:
+    """Symbol tables hold any bytes; protobuf takes UTF-8 only."""
+    return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics sender: the SDK's OTLP exporter for metrics in a thread of its own.
+
+The drain never waits for it: a snapshot that is due while the one before is still being sent is not taken. What it
+would have said is in the next one. Called by cli/session_metrics.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import grpc
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+from otel_nfprobe.export.delivery import make_readable
+from otel_nfprobe.export.endpoint import Endpoint
+from otel_nfprobe.metrics.metrics import MetricsMaker, Snapshot
+
+POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
+ABANDON_S = 2.0  # a thread that does not end by then is left behind
+# What a receiver answers that takes traces only, as Jaeger.
+NO_METRICS = re.compile(r"UNIMPLEMENTED|\b404\b")
+_GRPC_LOGGER = "opentelemetry.exporter.otlp.proto.grpc"
+
+
+@dataclass(frozen=True)
+class SentMetrics:
+    """How often metrics were delivered and were not, and why not."""
+
+    delivered: int = 0
+    failed: int = 0
+    error: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """The receiver takes no metrics at all."""
+        return NO_METRICS.search(self.error) is not None
+
+
+class MetricsSender:
+    """Sends what `maker` makes of snapshots, one at a time."""
+
+    def __init__(self, exporter: MetricExporter, maker: MetricsMaker) -> None:
+        self._maker = maker
+        self._exporter = exporter
+        self._changed = threading.Condition()
+        self._waiting: deque[Snapshot] = deque()  # at most one, and the last one of the session
+        self._closing = False
+        self._sent = SentMetrics()
+        self._thread = threading.Thread(target=self._run, name="nfprobe-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a snapshot would be sent at once, and not in vain."""
+        with self._changed:
+            return not self._waiting and not self._sent.is_refused
+
+    def send(self, snapshot: Snapshot) -> None:
+        """Sends a snapshot after those before it; returns at once."""
+        with self._changed:
+            self._waiting.append(snapshot)
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> SentMetrics:
+        """Waits for what is being sent for at most so long. Returns what became of all."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        self._exporter.shutdown()  # ends its waits and calls, but not one of HTTP
+        self._thread.join(ABANDON_S)
+        return self._sent
+
+    def _run(self) -> None:
+        with _Complaints() as complaints:
+            while True:
+                with self._changed:
+                    while not self._waiting and not self._closing:
+                        self._changed.wait()
+                    if not self._waiting:
+                        return
+                    snapshot = self._waiting[0]
+                complaints.last = ""
+                self._send(snapshot, complaints)
+                with self._changed:
+                    self._waiting.popleft()
+
+    def _send(self, snapshot: Snapshot, complaints: _Complaints) -> None:
+        if self._sent.is_refused:
+            return
+        try:
+            result = self._exporter.export(self._maker.make(snapshot))
+        except Exception as error:  # the SDK is asked with data of its own: whatever it is, the session goes on
+            result, complaints.last = MetricExportResult.FAILURE, make_readable(f"{type(error).__name__}: {error}")
+        if result is MetricExportResult.SUCCESS:
+            self._maker.confirm()
+            self._sent = replace(self._sent, delivered=self._sent.delivered + 1)
+        else:
+            self._sent = replace(self._sent, failed=self._sent.failed + 1, error=complaints.last or "no answer")
+
+
+class _Complaints(logging.Handler):
+    """Keeps what the SDK's exporters log in this thread, instead of letting it write to standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
+        self._logger = logging.getLogger("opentelemetry.exporter.otlp")
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> _Complaints:
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes the gRPC error, or the whole sentence about HTTP."""
+        if record.thread != self._thread:
+            return
+        if not record.name.startswith(_GRPC_LOGGER):
+            # The last one says only that there were too many of those before it.
+            if "max retries" not in record.msg or not self.last:
+                self.last = make_readable(record.getMessage())
+        elif isinstance(record.args, tuple):
+            for code in record.args:
+                if isinstance(code, grpc.StatusCode):
+                    self.last = f"{code.name}: {make_readable(str(record.args[-1]))}"
+
+
+def open_exporter(endpoint: Endpoint) -> MetricExporter:
+    """The SDK's exporter for metrics; it connects when it is first used."""
+    if endpoint.path:
+        return _open_http(endpoint)
+    credentials = None
+    if endpoint.secure:
+        credentials = grpc.ssl_channel_credentials(
+            endpoint.root_certificates, endpoint.client_key, endpoint.client_certificate
+        )
+    scheme = "https" if endpoint.secure else "http"
+    return OTLPMetricExporter(
+        endpoint=f"{scheme}://{endpoint.target}",
+        insecure=not endpoint.secure,
+        credentials=credentials,
+        headers=endpoint.headers,
+        timeout=endpoint.timeout_s,
+        compression=grpc.Compression.Gzip if endpoint.gzip else grpc.Compression.NoCompression,
+        max_export_batch_size=POINTS_MAX,
+        # The SDK's annotation says text; gRPC takes numbers, as the SDK's own default options are.
+        channel_options=cast(Any, (("grpc.enable_http_proxy", 0),)) if endpoint.loopback else None,
+    )
+
+
+def _open_http(endpoint: Endpoint) -> MetricExporter:
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
+
+    from otel_nfprobe.export.boundedsession import open_session
+
+    return HttpMetricExporter(
+        session=open_session(),
+        endpoint=endpoint.url,
+        certificate_file=endpoint.root_certificates_file,
+        client_key_file=endpoint.client_key_file,
+        client_certificate_file=endpoint.client_certificate_file,
+        headers=dict(endpoint.headers),
+        timeout=endpoint.timeout_s,
+        compression=Compression.Gzip if endpoint.gzip else Compression.NoCompression,
+        max_export_batch_size=POINTS_MAX,
+    )

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budget: what probes may take of a core, and what is done when they take more.
+
+Once a second the calls of each function are multiplied with what a probed call costs, as calibrated in the target. Over
+the budget the functions that cost most lose their probes, never those that receive, transmit or drop; when these
+alone are too many, the session ends. Called by cli/measure.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.calibration import costs_by_id
+
+LOOK_S = 1.0
+ROOM = 0.8  # of the budget is aimed at, so that the next second does not exceed it again
+NAMES_MAX = 3
+
+
+@dataclass
+class Budget:
+    """Keeps one session within a share of a core.
+
+    Attributes:
+        share: 0.05 is 5 % of one core.
+        thinned: functions that lost their probes.
+        exceeded: the session was ended.
+    """
+
+    share: float
+    say: Callable[[str], None]
+    thinned: int = 0
+    exceeded: bool = False
+    _calls: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    _looked_at: float = 0.0
+
+    def step(self, monitor: Monitor) -> None:
+        """To be called often by the thread that drains."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S or self.exceeded:
+            return
+        elapsed_s = now - max(self._looked_at, monitor.started_at)
+        self._looked_at = now
+        if elapsed_s < LOOK_S / 2:
+            return
+        calls = monitor.drain.statistics.call_counts().astype(np.float64)
+        fresh = calls.copy()
+        fresh[: len(self._calls)] -= self._calls
+        self._calls = calls
+        costs = costs_by_id(monitor.probes, monitor.costs)["whole_ticks"]
+        count = min(len(fresh), len(costs))
+        spent = fresh[:count] * costs[:count] / (elapsed_s * monitor.drain.clock.ticks_per_second)
+        if spent.sum() > self.share:
+            self._thin(monitor, spent)
+
+    def _thin(self, monitor: Monitor, spent: NDArray[np.float64]) -> None:
+        roles = monitor.roles_by_id()[: len(spent)]
+        inner = np.flatnonzero((roles == 0) & (spent > 0))
+        order = inner[np.argsort(-spent[inner])]
+        left = spent.sum() - np.cumsum(spent[order])
+        enough = int(np.searchsorted(-left, -self.share * ROOM)) + 1
+        chosen = order[:enough]
+        before = f"Probes took {spent.sum():.1%} of a core, more than {self.share:.1%}"
+        if len(order) == 0 or left[len(chosen) - 1] > self.share:
+            self.exceeded = True
+            self.say(f"{before}, and those that cannot be left out are too many: the session ends.")
+            monitor.stopping.set()
+            return
+        monitor.follower.take_out(chosen.tolist())
+        self.thinned += len(chosen)
+        names = monitor.names_by_id()
+        listed = ", ".join(names[index] for index in chosen[:NAMES_MAX]) + (", ..." if len(chosen) > NAMES_MAX else "")
+        self.say(f"{before}: {len(chosen)} functions are not probed any more ({listed}).")

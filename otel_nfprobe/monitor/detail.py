@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detail: when the inner functions of a batch are timed. The target decides it batch by batch (native/probe/detail.c).
+
+Used by monitor.py, which tells the target by what rule, by the drain, which moves the threshold, and by the command
+line.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import NONE, CallFlag, Columns
+from otel_nfprobe.pipeline.sampling import QuantileTracker
+from otel_nfprobe.shm.session import GATE_AUTO, Session
+
+ALWAYS, AUTO = "always", "auto"
+ONE_IN = 64  # batches: one of them is detailed, so that what is usual is known
+UPDATE_S = 0.02  # how often the threshold is written
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The rule of `--detail auto`.
+
+    Attributes:
+        slow_ns: batches after one of this age are detailed; None: no age is given.
+        slowest: batches after one of the slowest are, of which there is this share; None: not asked for.
+        one_in: one of so many batches is.
+    """
+
+    slow_ns: int | None = None
+    slowest: float | None = None
+    one_in: int = ONE_IN
+
+
+def choose_detail(session: Session, detail: Detail | None, clock: Clock) -> int:
+    """Tells the target when to time inner functions, before its gates are opened. Returns gate bits to open, too."""
+    if detail is None:
+        return 0
+    session.header.detail_slow_ticks = clock.find_ticks(detail.slow_ns) if detail.slow_ns else 0
+    session.header.detail_one_in = detail.one_in
+    return GATE_AUTO
+
+
+class SlowBatches:
+    """Moves the age from which on a batch is slow, with the quantile of all batches.
+
+    Args:
+        session: whose rule has been chosen.
+        share: of all batches, the slowest.
+    """
+
+    def __init__(self, session: Session, share: float) -> None:
+        self._header = session.header
+        self._given_ticks = int(self._header.detail_slow_ticks)  # 0: none
+        self._ages = QuantileTracker(share)
+        self._due_at = 0.0
+
+    def add(self, columns: Columns) -> None:
+        """Counts the batches of one take; writes the threshold when it is time to."""
+        self._ages.add(find_ages(columns))
+        if time.monotonic() < self._due_at:
+            return
+        self._due_at = time.monotonic() + UPDATE_S
+        known = [ticks for ticks in (self._given_ticks, self._ages.find_threshold()) if ticks]
+        self._header.detail_slow_ticks = min(known, default=0)
+
+
+def follow_slow_batches(session: Session, detail: Detail | None) -> SlowBatches | None:
+    """What moves the threshold; None where it stays."""
+    return SlowBatches(session, detail.slowest) if detail is not None and detail.slowest else None
+
+
+def find_ages(columns: Columns) -> NDArray[np.int64]:
+    """Of each batch that was handed on, the ticks from its earliest arrival to its last transmit or drop call's end."""
+    calls, batches = columns.calls, columns.batches
+    calls = calls[((calls["flags"] & (CallFlag.TRANSMIT | CallFlag.DROP)) != 0) & (calls["batch"] != NONE)]
+    ends = np.zeros(len(batches), np.uint64)
+    np.maximum.at(ends, calls["batch"], calls["end_ticks"])
+    starts = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
+    ages = ends.astype(np.int64) - starts.astype(np.int64)
+    found: NDArray[np.int64] = ages[(ends != 0) & (ages > 0)]
+    return found

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies: processes that were forked from a measured one and go on with its program. Reads only. Called by forks.py.
+
+The session's memory file stays mapped in a forked child and in whatever that forks, also when the process between
+them has ended, and is gone after an exec. Which processes are new is looked up in /proc.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.target.leftover import mapped_sessions
+from otel_nfprobe.target.target import has_ended, read_text
+
+if TYPE_CHECKING:
+    from otel_nfprobe.monitor.monitor import Monitor
+
+FINISHED_KEPT = 16  # sessions on children that have ended: what these have forked may still come
+ENDED, REPLACED, SHARED, COPY = "ended", "replaced", "on its parent's memory", "copy"
+
+
+@dataclass
+class Family:
+    """The target of a session and its followed children.
+
+    Attributes:
+        target: the session that the others come from.
+        members: sessions on children, in the order in which they began, by the inode of their memory file.
+    """
+
+    target: Monitor
+    members: dict[int, Monitor] = field(default_factory=dict)
+    _finished: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.members = {self.target.session.inode: self.target}
+        self._before = mapped_sessions(self.target.target.pid)
+
+    def add(self, monitor: Monitor) -> None:
+        """Takes a child that is measured from now on."""
+        self.members[monitor.session.inode] = monitor
+
+    def finish(self, monitor: Monitor) -> None:
+        """A child's session is over; those that finished long ago are forgotten."""
+        self._finished.append(monitor.session.inode)
+        while len(self._finished) > FINISHED_KEPT:
+            self.members.pop(self._finished.pop(0), None)
+
+    def source_of(self, pid: int) -> Monitor | None:
+        """The session whose probes a copy has: that of the process which forked it. None when that is not known."""
+        mapped = mapped_sessions(pid)
+        if not mapped <= self._before | self.members.keys():
+            return None
+        return next((monitor for inode, monitor in reversed(list(self.members.items())) if inode in mapped), None)
+
+    def has(self, pid: int) -> bool:
+        """Whether a process has the session's memory: it, or a process that led to it, was forked from a member."""
+        return not self.members.keys().isdisjoint(mapped_sessions(pid))
+
+    def judge(self, pid: int) -> str:
+        """What has become of a process that was found: ENDED, REPLACED, SHARED or COPY."""
+        if has_ended(pid):
+            return ENDED
+        if not self.has(pid):
+            return REPLACED if os.path.exists(f"/proc/{pid}") else ENDED
+        source = self.source_of(pid)
+        return SHARED if source is not None and _runs_on_memory_of(source, pid) else COPY
+
+
+class Search:
+    """Finds the copies of one family's program as they come up."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._pid = pid = family.target.target.pid
+        self._program = _program_of(pid)
+        self._known: set[int] = {pid}
+        self._newest = ""
+
+    def look(self) -> list[int]:
+        """Copies that came up since the look before; at the first look all that there are."""
+        newest = read_text("/proc/loadavg").split()[-1:]  # the number that was given to a process or thread last
+        if newest and newest[0] == self._newest:
+            return []
+        pids = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        fresh, self._known = pids - self._known, pids | {self._pid}
+        self._newest = newest[0] if newest else ""
+        return [pid for pid in sorted(fresh) if _program_of(pid) == self._program and self._family.has(pid)]
+
+
+def _program_of(pid: int) -> tuple[int, int] | None:
+    try:
+        status = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _runs_on_memory_of(source: Monitor, pid: int) -> bool:
+    """Whether a process is a vfork child or the like: nothing may be changed through it."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            return any(os.pread(memory.fileno(), 8, source.session.kept_address))
+    except (OSError, OverflowError, NfprobeError):
+        return True

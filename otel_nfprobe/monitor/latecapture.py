@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Late capture: tells the target which packets deserve to be identified (docs/late-capture.md).
+
+The target decides when a packet is handed on, by two words of its thread (native/probe/late.c): from which age on,
+and how many batches are drawn. The monitor moves the age with the quantile of all packets, which it knows from
+the calls that handed them on. Called by the drain with each take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.pipeline.sampling import QuantileTracker, find_population
+from otel_nfprobe.shm.session import GATE_LATE, GATE_PACKETS, LATE_NEVER, SAMPLE_ALL, Session
+
+ALL, SLOW, NONE = "all", "slow", "none"
+PACKET_GATES = {ALL: GATE_PACKETS, SLOW: GATE_LATE, NONE: 0}
+UPDATE_S = 0.02  # how often thresholds are written
+MARGIN = 2.0  # so many times the wanted share is identified: the quantile moves until it is looked at
+HANDED_OVER_MIN, HANDED_OVER_SHARE = 1000, 0.1  # packets, and of those received, from which on a person is told
+DEFAULT_SHARE = 0.001  # of the slowest, and of the sample, when nothing is chosen
+
+
+@dataclass(frozen=True)
+class LateWish:
+    """Which packets a person wants.
+
+    Attributes:
+        slower_than_ns: those older than this; None: not asked for.
+        slowest: this share of all, the slowest; None: not asked for.
+        sample: this share of all batches.
+    """
+
+    slower_than_ns: int | None = None
+    slowest: float | None = None
+    sample: float = 0.0
+
+    @classmethod
+    def choose(cls, slower_than_ns: int | None, slowest: float | None, sample: float | None) -> LateWish:
+        """What is asked for; when nothing is, the slowest thousandth and a fair thousandth."""
+        if slower_than_ns is None and slowest is None and sample is None:
+            return cls(None, DEFAULT_SHARE, DEFAULT_SHARE)
+        return cls(slower_than_ns, slowest, sample or 0.0)
+
+
+class LateCapture:
+    """Keeps the words of one session's threads up to date.
+
+    Args:
+        session: whose gates are still closed.
+        wish: which packets are wanted.
+        clock: of the session.
+    """
+
+    def __init__(self, session: Session, wish: LateWish, clock: Clock) -> None:
+        self._session = session
+        self._share = wish.slowest
+        self._sample = round(wish.sample * SAMPLE_ALL)
+        self._fixed = LATE_NEVER if wish.slower_than_ns is None else clock.find_ticks(wish.slower_than_ns)
+        self._all: QuantileTracker | None = QuantileTracker(wish.slowest) if wish.slowest else None
+        self._of_thread: dict[int, QuantileTracker] = {}
+        self._copying: set[int] = set()
+        self._told_handed_over = False
+        self._due_at = 0.0
+        session.choose_packets(self._fixed, self._sample)
+
+    def add(self, columns: Columns) -> None:
+        """Counts the packets of one take; writes thresholds when it is time to."""
+        population = find_population(columns) if self._all is not None else None
+        if population is None or self._all is None:
+            return
+        self._all.add(population.latency_ticks, population.weights)
+        for thread in np.unique(population.thread).tolist():
+            rows = population.thread == thread
+            tracker = self._of_thread.setdefault(thread, QuantileTracker(self._all.share))
+            tracker.add(population.latency_ticks[rows], population.weights[rows])
+        if time.monotonic() >= self._due_at:
+            self._due_at = time.monotonic() + UPDATE_S
+            self._write(self._all)
+
+    def _write(self, of_all: QuantileTracker) -> None:
+        # What is exported is the slowest share of all packets; of a thread, its own slowest share is recorded, too.
+        edge = of_all.find_threshold(MARGIN)
+        self._session.choose_packets(self._lowest(edge), self._sample)
+        for thread, tracker in self._of_thread.items():
+            self._session.choose_packets(self._lowest(edge, tracker.find_threshold(MARGIN)), self._sample, thread)
+
+    def _lowest(self, *edges: int | None) -> int:
+        return min(self._fixed, *(edge for edge in edges if edge is not None), LATE_NEVER)
+
+    def find_copying(self) -> Iterator[str]:
+        """One sentence for each thread whose transmit calls change packets, told once."""
+        if self._copying.issuperset(self._session.copying_threads()):
+            return
+        found = [c for c in self._session.late_counts() if c.copying and c.index not in self._copying]
+        self._copying.update(count.index for count in found)
+        tids = {count.index: count.tid for count in self._session.thread_counts()}
+        for count in found:
+            yield (
+                f"Transmit calls of thread {tids.get(count.index, 0)} change their packets"
+                f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now on."
+            )
+
+    def find_handed_over(self) -> Iterator[str]:
+        """A sentence, told once, when one thread hands on what another has received."""
+        if self._told_handed_over:
+            return
+        of_thread, handed_on = self._session.packet_balance()
+        surplus, received = of_thread - handed_on, int(of_thread.sum())
+        moved = int(min(surplus.clip(min=0).sum(), -surplus.clip(max=0).sum()))
+        if moved < max(HANDED_OVER_MIN, HANDED_OVER_SHARE * received):
+            return
+        self._told_handed_over = True
+        yield (
+            f"{moved} of {received} packets were received by one thread and handed on by another: --packets slow does"
+            f" not identify those. To identify them: nfprobe attach {self._session.pid} --packets all"
+        )

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trial: which functions are worth a probe when nobody has named any.
+
+Before a session, all candidates are probed for a moment, in a session of its own that ends before the real one
+begins: nothing of it is in a summary, a recording or an export. Those that are called a few times a batch, and
+take longer than their probe, are kept, the longest first, as long as their probes cost little of a batch.
+
+What encloses the receive call is left out, because it also runs when nothing was received: an idle NF would
+write records at full speed. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import glob
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.adapters.base import FREE, Adapter
+from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.columns import CallFlag, Columns
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.strategies import ENTRY_ONLY
+from otel_nfprobe.elf.pattern import Pattern
+from otel_nfprobe.elf.symbols import Function
+from otel_nfprobe.monitor.latecapture import NONE
+from otel_nfprobe.monitor.monitor import TRIAL, Monitor
+from otel_nfprobe.monitor.probe_candidates import find_candidates
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
+from otel_nfprobe.probes.analysis import GOT_SLOT
+from otel_nfprobe.probes.calibration import costs_by_id, ticks_per_call
+from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.target.hot_code import see_running
+from otel_nfprobe.target.target import Target
+
+LOOK_SHARE = 0.3  # of the trial's time: for seeing what runs, before anything is probed;
+LOOK_S_MAX = 0.3  # at most
+ENOUGH_BATCHES = 2000  # the trial ends early when so many were counted,
+COUNT_S_MIN = 0.1  # and it has lasted so long,
+COUNT_S_MAX = 1.0  # or when packets have come for so long
+STEP_S = 0.02
+CALLS_PER_BATCH_MAX = 4.0
+CLIPPED_SHARE_MAX = 0.1  # of a function's calls that may enclose a receive call
+CHOSEN_MAX = 32
+COST_SHARE_MAX = 0.03  # of a batch's time
+CALLS_ALWAYS = 4  # so many calls a batch are worth their cost however short a batch is
+
+
+class Tally(Statistics):
+    """Statistics that also tell which calls belong to a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+        self.in_batches: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.elsewhere: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.clipped: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def add(self, columns: Columns) -> None:
+        """See Statistics."""
+        super().add(columns)
+        calls, batches = columns.calls, columns.batches
+        self.batches += len(batches)
+        if not len(calls):
+            return
+        self._make_room(int(calls["function"].max()) + 1)
+        placed = calls["batch"] < len(batches)
+        clipped = (calls["flags"] & CallFlag.CLIPPED) != 0
+        for counts, chosen in ((self.in_batches, placed), (self.elsewhere, ~placed), (self.clipped, clipped)):
+            counts += np.bincount(calls["function"][chosen], minlength=len(counts))
+
+    def _make_room(self, count: int) -> None:
+        if count > len(self.in_batches):
+            more = count - len(self.in_batches)
+            self.in_batches, self.elsewhere, self.clipped = (
+                np.pad(counts, (0, more)) for counts in (self.in_batches, self.elsewhere, self.clipped)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the trial found out about one function.
+
+    Attributes:
+        per_batch: calls in a batch, on average.
+        elsewhere: calls outside of batches, for each one in a batch.
+        clipped: share of its calls that enclose a receive call.
+        mean_ticks: how long a call takes without its probes.
+        self_ticks: in all its calls, without what it calls and without probes.
+    """
+
+    function: Function
+    per_batch: float
+    elsewhere: float
+    clipped: float
+    mean_ticks: float
+    self_ticks: int
+
+
+@dataclass
+class Found:
+    """What a trial has found.
+
+    Attributes:
+        candidates: how many functions were probed.
+        batches: how many batches were seen.
+        batch_ns: how long one takes without the trial's probes.
+        chosen: what is worth a probe, the longest first.
+        calls: of these in a batch.
+        cost_ns: what their probes cost in a batch.
+        left_out: numbers of functions that ran, by reason.
+    """
+
+    candidates: int
+    batches: int
+    batch_ns: float = 0.0
+    chosen: list[Function] = field(default_factory=list)
+    calls: float = 0.0
+    cost_ns: float = 0.0
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def globs(self) -> list[str]:
+        """The chosen functions as `--functions` names them."""
+        return [f"{glob.escape(function.module.name)}:{function.offset:#x}" for function in self.chosen]
+
+
+def thin(rows: Sequence[Counted], call_ticks: float, batch_ticks: float) -> tuple[list[Counted], dict[str, int]]:
+    """Keeps what is worth a probe.
+
+    Args:
+        rows: all functions that ran.
+        call_ticks: what a probed call costs.
+        batch_ticks: how long a batch takes.
+
+    Returns:
+        what is kept, by falling own time, and how many are left out by reason.
+    """
+    kept: list[Counted] = []
+    left_out: dict[str, int] = {}
+    budget = max(COST_SHARE_MAX * batch_ticks, CALLS_ALWAYS * call_ticks)
+    for row in sorted(rows, key=lambda row: -row.self_ticks):
+        reason = _why_not(row, call_ticks)
+        if not reason and (len(kept) == CHOSEN_MAX or row.per_batch * call_ticks > budget):
+            reason = "beyond what may be spent on a batch"
+        if reason:
+            left_out[reason] = left_out.get(reason, 0) + 1
+            continue
+        budget -= row.per_batch * call_ticks
+        kept.append(row)
+    return kept, left_out
+
+
+def _why_not(row: Counted, call_ticks: float) -> str:
+    if row.clipped > CLIPPED_SHARE_MAX:
+        return "around the receive call"
+    if row.per_batch == 0 or row.elsewhere > 1:
+        return "mostly outside of batches"
+    if row.per_batch > CALLS_PER_BATCH_MAX:
+        return f"called more than {CALLS_PER_BATCH_MAX:g} times a batch"
+    return "shorter than a probe" if row.mean_ticks < call_ticks else ""
+
+
+@dataclass
+class Trial:
+    """One trial on one target.
+
+    Attributes:
+        target: checked; nobody is attached to it.
+        adapter: knows its receive and transmit functions.
+        excluded, strategy, no_stop: as for the session that follows (probe_selection.py).
+        ring_bytes: of each thread's ring.
+        stopping: set: the trial ends at once.
+    """
+
+    target: Target
+    adapter: Adapter
+    excluded: Sequence[str]
+    strategy: str | None
+    no_stop: bool
+    ring_bytes: int
+    stopping: threading.Event
+
+    def run(self, seconds: float) -> Found:
+        """Looks, probes, counts and thins. The target is as it was afterwards.
+
+        Raises:
+            NfprobeError: the candidates cannot be probed.
+        """
+        roles = self.adapter.roles(self.target)
+        # What only frees packets is in libraries that need not be of interest.
+        handling = [role.address for role in roles if role.role != FREE]
+        served = {role.address for role in roles}
+        look_s = min(LOOK_S_MAX, LOOK_SHARE * seconds)
+        seen = see_running(self.target, look_s, self.stopping.is_set)
+        patterns = [Pattern(text) for text in self.excluded]
+        candidates = [
+            function
+            for function in find_candidates(self.target, handling, seen)
+            if function.address not in served and not any(pattern.matches(function) for pattern in patterns)
+        ]
+        if not candidates:
+            return Found(0, 0)
+        choice = self._choose(candidates)
+        tally = Tally()
+        monitor = Monitor(self.target, choice, self.ring_bytes, NONE, _keep_silent, self.stopping, purpose=TRIAL)
+        monitor.attach()
+        clock = Clock.start()
+        try:
+            monitor.start(clock, None, None)
+            monitor.drain.statistics = tally
+            self._count(monitor, tally, seconds - look_s)
+        finally:
+            self._end(monitor)
+        return _judge(monitor, tally, clock.ticks_per_second)
+
+    def _choose(self, candidates: Sequence[Function]) -> Choice:
+        choice = choose(self.target, self.adapter, (), self.excluded, self.strategy, self.no_stop, further=candidates)
+        roles = {role.address for role in choice.roles}
+        untimed = (None, ENTRY_ONLY, GOT_SLOT)  # no duration, or not all calls
+        choice.plans = [plan for plan in choice.plans if plan.address in roles or plan.strategy not in untimed]
+        return choice
+
+    def _count(self, monitor: Monitor, tally: Tally, seconds: float) -> None:
+        tally.set_costs(costs_by_id(monitor.probes, monitor.costs))
+        start, until = time.monotonic(), time.monotonic() + seconds
+        while not self.stopping.is_set() and monitor.session.helper_is_there and time.monotonic() < until:
+            idle = not tally.batches
+            monitor.drain.run_until(time.monotonic() + STEP_S)
+            if idle and tally.batches:
+                until = min(until, time.monotonic() + COUNT_S_MAX)
+            if tally.batches >= ENOUGH_BATCHES and time.monotonic() >= start + COUNT_S_MIN:
+                return
+
+    def _end(self, monitor: Monitor) -> None:
+        monitor.detach()
+        monitor.close()
+        if monitor.not_restored:
+            raise NfprobeError(f"{monitor.not_restored[0]}.", f"nfprobe detach {self.target.pid}")
+
+
+def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
+    """What is worth a probe, by what was counted."""
+    roles = {role.address for role in monitor.choice.roles}
+    tried = sum(probe.request.plan.address not in roles for probe in monitor.probes)
+    found = Found(tried, tally.batches)
+    if not tally.batches:
+        return found
+    call_ticks = max(1.0, ticks_per_call(monitor.costs))
+    rows = _rows(monitor, tally)
+    probed_calls = float(tally.in_batches.sum()) / tally.batches
+    # The median: the trial's own cost to a batch, and preemption, must not make room for more probes.
+    batch_ticks = max(1.0, tally.quantile(Distribution.BATCH_TICKS, 0.5) - probed_calls * call_ticks)
+    kept, found.left_out = thin(rows, call_ticks, batch_ticks)
+    ns = 1e9 / ticks_per_second
+    found.chosen = [row.function for row in kept]
+    found.calls = sum(row.per_batch for row in kept)
+    found.cost_ns = found.calls * call_ticks * ns
+    found.batch_ns = batch_ticks * ns
+    return found
+
+
+def _rows(monitor: Monitor, tally: Tally) -> list[Counted]:
+    roles = {role.address for role in monitor.choice.roles}
+    functions = {probe.id: probe.request.plan.function for probe in monitor.probes}
+    rows: list[Counted] = []
+    for line in tally.functions():
+        index, count = int(line["function"]), int(line["count"])
+        function = functions.get(index)
+        if function is None or function.address in roles:
+            continue
+        inside, elsewhere, clipped = (
+            int(counts[index]) for counts in (tally.in_batches, tally.elsewhere, tally.clipped)
+        )
+        per_batch = inside / tally.batches
+        outside = elsewhere / max(1, inside)
+        mean, own = int(line["total_ticks"]) / count, int(line["self_ticks"])
+        rows.append(Counted(function, per_batch, outside, clipped / count, mean, own))
+    return rows
+
+
+def _keep_silent(_sentence: str) -> None:
+    pass
+
+
+def describe(found: Found, pid: int, say: Callable[..., None]) -> None:
+    """Says in a sentence or two what was chosen and what that costs."""
+    if not found.candidates:
+        say(
+            "trial: this program is large, and the kernel does not show which of its functions run: only the"
+            " adapter's functions are probed.",
+            f"nfprobe attach {pid} --functions GLOB",
+        )
+    elif not found.batches:
+        say(
+            "trial: no packets came, so which functions work on them is not known: only the adapter's are probed.",
+            f"nfprobe attach {pid} --trial 30s",
+        )
+    else:
+        left = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
+        ran = f"trial: {found.batches:,} batches of {found.batch_ns / 1000:.1f} us, {found.candidates} functions tried"
+        left = f" Left out: {left}." if left else ""
+        if not found.chosen:
+            say(f"{ran}; none is worth a probe beside the adapter's.{left}")
+            return
+        names = ", ".join(function.label for function in found.chosen)
+        cost = f"{found.calls:.1f} calls and about {found.cost_ns:.0f} ns a batch"
+        say(f"{ran}; probed beside the adapter's: {names}: {cost}.{left}")

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of all calls, batches and packets, in bounded memory. A thin cover of native/core/statistics.h.
+
+Fed with the columns of each take; read by views, sampling and tail. Quantiles are exact to 1/64 of the value.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.columns import COST, Columns, Rows
+
+FUNCTION = np.dtype(
+    [
+        ("function", "<u4"),
+        ("count", "<u8"),
+        ("clipped", "<u8"),
+        ("total_ticks", "<u8"),
+        ("self_ticks", "<u8"),
+        ("min_ticks", "<u8"),
+        ("p50_ticks", "<u8"),
+        ("p90_ticks", "<u8"),
+        ("p99_ticks", "<u8"),
+        ("max_ticks", "<u8"),
+        ("self_p50_ticks", "<u8"),
+        ("raw_total_ticks", "<u8"),
+        ("raw_self_ticks", "<u8"),
+        ("raw_min_ticks", "<u8"),
+        ("raw_max_ticks", "<u8"),
+    ]
+)
+
+SUMMARY_FIELDS = ("count", "clipped", "total", "min", "max")
+
+
+class Distribution(IntEnum):
+    CALL_TICKS = 0
+    SELF_TICKS = 1
+    BATCH_SIZE = 2
+    BATCH_TICKS = 3
+    PACKET_TICKS = 4
+    PACKET_OWN_TICKS = 5
+    RAW_TICKS = 6
+
+
+SIZES_EXACT = int(lib.NFP_SIZES_EXACT)
+"""Batches of fewer packets are counted by their exact size."""
+ORIGINS = ("stamp", "capture", "poll", "receive")
+"""What a packet's latency counts from, as enum nfp_origin: its stamp, its generator's capture, the last poll that had
+left its queue empty, or the receive call, where nothing is known of the time before."""
+
+
+class Statistics:
+    """Counts, sums, extremes and quantiles of everything added; those of two sessions can be merged.
+
+    Raises:
+        MemoryError: there is none.
+    """
+
+    def __init__(self) -> None:
+        statistics = lib.nfp_statistics_create()
+        if statistics == ffi.NULL:
+            raise MemoryError("no memory for statistics")
+        self._statistics = ffi.gc(statistics, lib.nfp_statistics_destroy)
+
+    def add(self, columns: Columns) -> None:
+        """Add what a take gave. Raises MemoryError when there is none for a new function's histogram."""
+        calls, batches, packets = (
+            np.ascontiguousarray(rows) for rows in (columns.calls, columns.batches, columns.packets)
+        )
+        given = ffi.new("struct nfp_columns *")
+        if len(calls):
+            given.calls = ffi.from_buffer("struct nfp_call[]", calls)
+        if len(batches):
+            given.batches = ffi.from_buffer("struct nfp_batch[]", batches)
+        if len(packets):
+            given.packets = ffi.from_buffer("struct nfp_packet[]", packets)
+        given.call_count, given.batch_count, given.packet_count = len(calls), len(batches), len(packets)
+        if lib.nfp_statistics_add(self._statistics, given):
+            raise MemoryError("no memory for statistics")
+
+    def set_costs(self, costs: Rows) -> None:
+        """Set what a probed call of each function costs by itself (dtype COST, by function id), for later adds."""
+        rows = np.ascontiguousarray(costs, COST)
+        pointer = ffi.cast("struct nfp_cost *", rows.ctypes.data)
+        if lib.nfp_statistics_costs(self._statistics, pointer, len(rows)):
+            raise MemoryError("no memory for statistics")
+
+    def merge(self, other: Statistics) -> None:
+        """Add all that `other` has seen; function ids must mean the same functions."""
+        if lib.nfp_statistics_merge(self._statistics, other._statistics):
+            raise MemoryError("no memory for statistics")
+
+    def summary(self, distribution: Distribution, function: int = 0) -> dict[str, int]:
+        """Give `count`, `clipped`, `total`, `min` and `max`, in ticks or packets."""
+        summary = ffi.new("struct nfp_summary *")
+        lib.nfp_statistics_summary(self._statistics, distribution, function, summary)
+        return {name: int(getattr(summary, name)) for name in SUMMARY_FIELDS}
+
+    def quantile(self, distribution: Distribution, quantile: float, function: int = 0) -> int:
+        """Give the smallest value that a share `quantile` (0 to 1) of all do not exceed; 0 when empty."""
+        return int(lib.nfp_statistics_quantile(self._statistics, distribution, function, quantile))
+
+    def origins(self) -> dict[str, int]:
+        """Give how many of PACKET_TICKS count from what, by the names of ORIGINS."""
+        counts = ffi.new("uint64_t[]", len(ORIGINS))
+        lib.nfp_statistics_origins(self._statistics, counts)
+        return dict(zip(ORIGINS, map(int, counts), strict=True))
+
+    def histogram(self, distribution: Distribution, function: int = 0) -> NDArray[np.uint64]:
+        """Give the non-empty buckets, ascending; of BATCH_SIZE each size below SIZES_EXACT is one.
+
+        Returns:
+            array of shape (n, 2): the largest value that falls into the bucket, and how many did.
+        """
+        room = 64 * 32 + SIZES_EXACT
+        buckets = ffi.new("struct nfp_bucket[]", room)
+        found = lib.nfp_statistics_histogram(self._statistics, distribution, function, buckets, room)
+        flat = np.frombuffer(ffi.buffer(buckets, found * ffi.sizeof("struct nfp_bucket")), np.uint64)
+        return flat.reshape(-1, 2).copy()
+
+    def functions(self) -> Rows:
+        """Give one row of dtype FUNCTION per function that was called, by function id."""
+        rows = []
+        for function in range(lib.nfp_statistics_functions(self._statistics)):
+            row = self._function(function)
+            if row[1]:
+                rows.append(row)
+        return np.array(rows, FUNCTION)
+
+    def call_counts(self) -> NDArray[np.uint64]:
+        """Give the number of calls of each function, by function id."""
+        counts = np.zeros(lib.nfp_statistics_functions(self._statistics), np.uint64)
+        pointer = ffi.cast("uint64_t *", counts.ctypes.data)
+        lib.nfp_statistics_call_counts(self._statistics, pointer, len(counts))
+        return counts
+
+    def self_medians(self) -> NDArray[np.uint64]:
+        """Give the median own time per call of each function, in ticks, by function id; 0: never called."""
+        count = lib.nfp_statistics_functions(self._statistics)
+        values = (self.quantile(Distribution.SELF_TICKS, 0.5, function) for function in range(count))
+        return np.fromiter(values, np.uint64, count)
+
+    def _function(self, function: int) -> tuple[Any, ...]:
+        calls = self.summary(Distribution.CALL_TICKS, function)
+        own = self.summary(Distribution.SELF_TICKS, function)
+        raw = self.summary(Distribution.RAW_TICKS, function)
+        cost = int(lib.nfp_statistics_self_cost(self._statistics, function))
+        p50, p90, p99 = (self.quantile(Distribution.CALL_TICKS, q, function) for q in (0.5, 0.9, 0.99))
+        return (
+            function,
+            calls["count"],
+            calls["clipped"],
+            calls["total"],
+            max(0, own["total"] - cost),
+            calls["min"],
+            p50,
+            p90,
+            p99,
+            calls["max"],
+            self.quantile(Distribution.SELF_TICKS, 0.5, function),
+            raw["total"],
+            own["total"],
+            raw["min"],
+            raw["max"],
+        )

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which strategy a function is probed with, or the named reason why it is not.
+
+    in-stack call      the trampoline calls the displaced first instructions; the body stays where it is and
+                       everything below the return address moves down by 16 bytes: right only for a function
+                       that never looks at its stack arguments or return address
+    relocated body     the trampoline holds a copy of the whole function: nothing moves on the stack
+    copied arguments   as the in-stack call, with the stack arguments pushed again
+    GOT slot           calls that leave a module through a slot go to the trampoline; no code changes
+    entry only         calls are counted and stamped where they begin
+
+In this order, which is that of the least interference: each step is tried when static analysis rules out the
+ones before. Decides only, touches nothing. Called by the command line, probe_selection.py and trampoline.py.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from otel_nfprobe.arch.x86_64.body import check_body
+from otel_nfprobe.arch.x86_64.branches import scan_module
+from otel_nfprobe.arch.x86_64.copied import count_words
+from otel_nfprobe.arch.x86_64.relocate import relocate
+from otel_nfprobe.arch.x86_64.scan import NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME
+from otel_nfprobe.arch.x86_64.sites import Site, find_site
+from otel_nfprobe.arch.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
+from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.base.strategies import (
+    COPIED_ARGUMENTS,
+    ENTRY_ONLY,
+    GOT_SLOT,
+    IN_STACK_CALL,
+    RELOCATED_BODY,
+    STRATEGIES,
+    find_strategy,
+)
+from otel_nfprobe.elf.cursor import FrameError
+from otel_nfprobe.elf.ehframe import RBP, RSP, Row
+from otel_nfprobe.elf.symbols import Function
+from otel_nfprobe.probes.plan import PLT_STUB, FunctionPlan
+from otel_nfprobe.probes.plancache import KeptPlans
+from otel_nfprobe.probes.slots import slots_leading_to
+from otel_nfprobe.target.target import Target
+
+PUSH_RBP = b"\x55"
+IN_LINKER = "in the dynamic linker"
+IN_LIBRARY = "in the probe library"
+PROGRAM_START = "nothing called it: a program or thread starts here"
+SIGNAL_RETURN = "signal return"
+NEVER_RETURNS = "never returns"
+RUNTIME = "runtime support that must not be interfered with"
+TWICE = "returns twice"
+CALLER = "looks at its caller"
+OWN_LOOP = "branches to its own start"
+TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
+NOT_EXPORTED = "not exported, so no GOT slot leads to it"
+NO_STACK_ARGUMENTS = "reads no stack arguments"
+
+_NEVER_RETURNING = re.compile(
+    r"_*(sig)?longjmp(_chk|_cancel)?|setcontext|siglongjmp|_*exit|_Exit|quick_exit|abort|pthread_exit|thrd_exit"
+    r"|__assert_fail|__assert_perror_fail|__cxa_(re)?throw|_Unwind_\w+|__fortify_fail|__chk_fail|__stack_chk_fail"
+    r"|__libc_fatal|clib_longjmp|clib_calljmp"
+)
+_NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child runs on with the parent's memory
+_RUNTIME = re.compile(
+    r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
+    r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
+    r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
+)
+# Most names are none of all these.
+_SPECIAL = re.compile(
+    "|".join(names.pattern for names in (_NEVER_RETURNING, _NEW_STACK, _RUNTIME, RETURNS_TWICE, CALLER_SENSITIVE))
+)
+
+
+def plan_functions(
+    functions: Iterable[Function], target: Target | None = None, strategy: str | None = None
+) -> list[FunctionPlan]:
+    """One plan for each function.
+
+    Args:
+        functions: of a process, or of files.
+        target: the process, to see where jumps through GOT slots lead; without it they are judged by name.
+        strategy: a name of STRATEGIES: only this one.
+
+    Raises:
+        UsageError: there is no such strategy.
+        NfprobeError: a module is malformed.
+    """
+    if strategy is not None and find_strategy(strategy) is None:
+        raise UsageError(f"No strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}.")
+    if strategy is not None:
+        tail_calls = TailCalls(target)
+        return [_Ladder(function, tail_calls).plan(find_strategy(strategy)) for function in functions]
+    kept = KeptPlans(target)
+    plans = [kept.find(function) or _judge(function, kept) for function in functions]
+    kept.store()
+    return plans
+
+
+def _judge(function: Function, kept: KeptPlans) -> FunctionPlan:
+    began_s = time.process_time()
+    plan = _Ladder(function, kept.tail_calls).plan(None)
+    return kept.keep(plan, time.process_time() - began_s)
+
+
+def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
+    """The plan of one function. As plan_functions, which is faster for many."""
+    return plan_functions([function], target, strategy)[0]
+
+
+def plan_seventh(function: Function, target: Target) -> FunctionPlan:
+    """A call of a function that takes one word from the stack and no more, as somebody knows who knows its prototype.
+
+    Only the template of transmit, drop and hand-over functions puts that word where the function looks for it.
+    """
+    return _Ladder(function, TailCalls(target)).plan_seventh()
+
+
+def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, list[int]]:
+    """The displaced instructions for another address, with a jump back where flow goes on behind them.
+
+    Returns the code and, for each of `plan.displaced_offsets`, the offset in it. For a GOT slot the code is a
+    jump to the function.
+
+    Raises:
+        NfprobeError: an instruction cannot be moved so far; the sentence is the reason.
+    """
+    if plan.is_slot:
+        return b"\xff\x25\0\0\0\0" + plan.address.to_bytes(8, "little"), [0]
+    return relocate(plan.displaced, plan.site, new_address, plan.site + len(plan.displaced))
+
+
+class _Ladder:
+    """The strategies for one function, tried in turn."""
+
+    def __init__(self, function: Function, tail_calls: TailCalls) -> None:
+        self.function = function
+        source, names = function.found_names
+        self.is_named = source != "offset"  # an offset is no name
+        aliases = names if self.is_named else ()
+        self.is_cold = any(".cold" in alias for alias in aliases)
+        self.aliases = [alias for alias in aliases if _SPECIAL.fullmatch(alias)]
+        self.tail_calls = tail_calls
+
+    def plan(self, strategy: str | None) -> FunctionPlan:
+        """By one strategy, or by the first that fits."""
+        reason = self._refuse_everything()
+        if reason:
+            return self._refused(reason)
+        if strategy is not None:
+            return self.STEPS[strategy](self)
+        first = ""
+        for step in self.STEPS.values():
+            plan = step(self)
+            if plan.strategy is not None:
+                return replace(plan, reason=first) if first else plan
+            first = first or plan.reason
+        return self._refused(plan.reason if self._end() else first)
+
+    def _refused(self, reason: str) -> FunctionPlan:
+        return FunctionPlan(self.function, None, reason)
+
+    def _refuse_everything(self) -> str:
+        """Why the function can be probed in no way, or ""."""
+        function, module = self.function, self.function.module
+        if module.is_dynamic_linker:
+            return IN_LINKER
+        if module.is_probe_library:
+            return IN_LIBRARY
+        if module.image.unread:
+            return f"{module.name} cannot be read: {module.image.failure}"
+        if function.name_source == "section":
+            return PLT_STUB
+        if self.aliases and any(_RUNTIME.fullmatch(alias) for alias in self.aliases):
+            return RUNTIME
+        self.scan = scan_module(module.image)
+        self.index = self.scan.index_of(function.offset)
+        self.own = self.scan.at(self.index)
+        if function.frame.common.is_signal_frame:
+            return SIGNAL_RETURN
+        if self.own.outermost:
+            return ""
+        if not self.own.own_entry or self.is_cold:
+            return NO_ENTRY
+        return NO_ENTRY if self.scan.is_part(self.index, self.is_named) else ""
+
+    def _end(self) -> str:
+        """Why a call of the function has no end, or ""."""
+        if self.own.outermost:
+            return PROGRAM_START
+        if self.aliases and any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
+            return NEVER_RETURNS
+        if not self.own.has_exit and self.own.trouble != UNDECODABLE:
+            return NEVER_RETURNS
+        if self.aliases and any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
+            return TWICE
+        return ""
+
+    def _frame_must_stay(self) -> str:
+        """Why the function cannot be called from a trampoline, or ""."""
+        reason = self._end()
+        for alias in self.aliases:
+            if RETURNS_TWICE.fullmatch(alias):
+                reason = reason or TWICE
+            if CALLER_SENSITIVE.fullmatch(alias):
+                reason = reason or CALLER
+        return reason or self.tail_calls.trouble(self.function.module, self.index)
+
+    def _loops(self) -> str:
+        """Why its start is reached without a call, or ""."""
+        start = self.function.offset
+        if any(start <= address <= start + 4 for address in self.own.near):
+            site = find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
+            if {start, site.offset} & set(self.own.near):
+                return OWN_LOOP
+        return TAIL_LOOP if comes_back(self.scan, self.index) else ""
+
+    def _in_stack(self) -> FunctionPlan:
+        reason = self._frame_must_stay() or self._loops()
+        return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
+
+    def plan_seventh(self) -> FunctionPlan:
+        """As by in-stack, of a function whose only fault is that it takes an argument from the stack."""
+        reason = self._refuse_everything()
+        reason = reason or self._frame_must_stay()
+        reason = self._loops() if reason in ("", STACK_ARGUMENTS) else reason
+        return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
+
+    def _relocated(self) -> FunctionPlan:
+        reason = self._end() or check_body(self.scan, self.index)
+        return self._refused(reason) if reason else self._at_site(RELOCATED_BODY)
+
+    def _copied(self) -> FunctionPlan:
+        reason, words = self._count_words()
+        reason = reason or self._loops() or ("" if words else NO_STACK_ARGUMENTS)
+        return self._refused(reason) if reason else self._at_site(COPIED_ARGUMENTS, words)
+
+    def _count_words(self) -> tuple[str, int]:
+        reason = self._end()
+        if any(RETURNS_TWICE.fullmatch(alias) or CALLER_SENSITIVE.fullmatch(alias) for alias in self.aliases):
+            reason = reason or CALLER
+        if reason:
+            return reason, 0
+        try:
+            return "", count_words(self.tail_calls, self.function.module, self.index)
+        except RefusedError as refusal:
+            return refusal.sentence, 0
+
+    def _slot(self) -> FunctionPlan:
+        if not self.function.exported:
+            return self._refused(NOT_EXPORTED)
+        reason, words = self._frame_must_stay(), 0
+        if reason:
+            stays = reason
+            reason, words = self._count_words()
+            if reason or not words:
+                return self._refused(stays)
+        return FunctionPlan(self.function, GOT_SLOT, displaced_offsets=(0,), argument_words=words)
+
+    def _entry_only(self) -> FunctionPlan:
+        reason = self._loops()
+        return self._refused(reason) if reason else self._at_site(ENTRY_ONLY)
+
+    STEPS: ClassVar[Mapping[str, Callable[[_Ladder], FunctionPlan]]] = {
+        "in-stack": _in_stack,
+        "relocated": _relocated,
+        "copied": _copied,
+        "got": _slot,
+        "entry": _entry_only,
+    }
+
+    def _rules(self) -> Sequence[Row] | None:
+        try:
+            return self.scan.entry_rows(self.index)
+        except FrameError:
+            return None
+
+    def _at_site(self, strategy: str, words: int = 0) -> FunctionPlan:
+        function = self.function
+        moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
+        site = find_site(function, self.scan, self.index, moves_calls)
+        rules = () if strategy == RELOCATED_BODY else self._rules()
+        rows = _rows(rules, site) if rules else None if rules is None else ()
+        reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
+        if reason:
+            return self._refused(reason)
+        image, base = function.module.image, function.module.base
+        return FunctionPlan(
+            function,
+            strategy,
+            "",
+            base + site.offset,
+            image.read(site.offset, site.length),
+            site.displaced,
+            site.boundaries,
+            rows or (),
+            site.single,
+            base + site.island if site.island else 0,
+            image.read(site.island, 5) if site.island else b"",
+            words,
+            site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(rules),
+        )
+
+
+def _sets_frame_pointer(rules: Sequence[Row] | None) -> bool:
+    return any((row.register, row.offset) == (RBP, 16) for row in rules or ())
+
+
+def _rows(rules: Sequence[Row], site: Site) -> tuple[tuple[int, int, int], ...] | None:
+    found: list[tuple[int, int, int]] = []
+    before = (RSP, 8)
+    position, last = 0, len(rules) - 1
+    for offset in site.boundaries:
+        while position < last and rules[position + 1].address <= site.offset + offset:
+            position += 1
+        row = rules[position]
+        if row.register < 0:
+            return None
+        if (row.register, row.offset) != before:
+            before = (row.register, row.offset)
+            found.append((offset, *before))
+    return tuple(found)
+
+
+def find_slots(target: Target, plans: Sequence[FunctionPlan]) -> list[FunctionPlan]:
+    """One plan for each GOT slot that leads to a function whose strategy is GOT_SLOT.
+
+    Slots of the dynamic linker and the probe library are left alone. A slot that still leads to the dynamic
+    linker counts for the function that its name will be bound to.
+
+    Raises:
+        NfprobeError: the target has ended.
+    """
+    wanted = {plan.address: plan for plan in plans if plan.is_slot}
+    found = []
+    for slot in slots_leading_to(target, {address: plan.function for address, plan in wanted.items()}):
+        plan = wanted[slot.function]
+        found.append(replace(plan, site=slot.address, site_bytes=slot.value.to_bytes(8, "little")))
+    return found
+
+
+def refused(plans: Sequence[FunctionPlan]) -> dict[str, int]:
+    """Number of refused functions by reason, the most frequent first."""
+    counts: dict[str, int] = {}
+    for plan in plans:
+        if plan.strategy is None:
+            counts[plan.reason] = counts.get(plan.reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+__all__ = [
+    "COPIED_ARGUMENTS",
+    "ENTRY_ONLY",
+    "GOT_SLOT",
+    "IN_STACK_CALL",
+    "RELOCATED_BODY",
+    "STRATEGIES",
+    "FunctionPlan",
+    "find_slots",
+    "plan_function",
+    "plan_functions",
+    "refused",
+    "relocate_displaced",
+]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas: where trampolines lie. The target maps each read-execute within reach of one module; only the monitor
+maps it writable. An arena is an ELF file that profilers can read (arenafile.py) where the target sees a directory
+for it, else a part of the session's memory file. Arenas are never unmapped while the target lives: a thread may
+be inside. Called by trampoline.py and calibration.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.probes.arenafile import ArenaFile, make_file
+from otel_nfprobe.probes.arenatable import ARENA_COUNT, Arena, add_arena, damaged, read_arenas
+from otel_nfprobe.probes.codemap import HEAD_BYTES, CodeObject, build_head
+from otel_nfprobe.shm.session import ARENA_BYTES, ARENA_OFFSET, Session
+from otel_nfprobe.target.target import Mapping, Target
+
+REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
+GUARD_BYTES = 64 << 10
+STACK_ROOM_BYTES = 64 << 20  # that a stack may still grow into
+ARENA_STEP_BYTES = 1 << 20
+FILES_MAX = 48  # the others are memory that takes more code at a later attach
+LOWEST_ADDRESS = 1 << 20
+
+
+class NoRoomError(NfprobeError):
+    """Less code at once may find room."""
+
+
+class Arenas:
+    """The arenas of one session. All addresses are the target's.
+
+    Raises:
+        NfprobeError: what the session's header says of them cannot be.
+    """
+
+    def __init__(self, session: Session, target: Target) -> None:
+        self._session = session
+        self._target = target
+        self._mapped: dict[int, Any] = {}
+        self._files: dict[int, ArenaFile] = {}
+        self._entries, self._used_bytes = read_arenas(session)
+        self._absent: set[int] = set()  # that are not mapped where the header says
+        self._check_mapped(range(len(self._entries)))
+
+    def entry(self, arena: int) -> Arena:
+        """What is known of it."""
+        return self._entries[arena]
+
+    def write(self, arena: int, start: int, content: bytes) -> None:
+        """Puts bytes into it.
+
+        Raises:
+            NfprobeError: there is no room for them.
+        """
+        if arena in self._files:
+            self._files[arena].write(start, content)
+        else:
+            self.mapping(arena)[start : start + len(content)] = content
+
+    def mapping(self, arena: int) -> Any:
+        """Its bytes, writable, where it is memory and no file."""
+        if arena not in self._mapped:
+            entry = self.entry(arena)
+            self._mapped[arena] = self._session.map_arena(entry.offset, entry.bytes)
+        return self._mapped[arena]
+
+    def holds(self, address: int, module: Module) -> bool:
+        """Whether code was written there, within reach of a module."""
+        return _within_reach(address, 0, module.low, module.high) and any(
+            entry.address <= address < entry.address + entry.used
+            for index, entry in enumerate(self._entries)
+            if index not in self._absent
+        )
+
+    def _check_mapped(self, arenas: Collection[int]) -> None:
+        """Code is written only to what the target has mapped executable, as the kernel says."""
+        maps = self._target.maps() if arenas else []
+        self._absent.update(index for index in arenas if not self._entries[index].is_mapped(self._session, maps))
+
+    def near(self, module: Module, size_bytes: int, in_file: bool = True) -> int:
+        """An arena with so much room within reach of a module.
+
+        Args:
+            in_file: it may be a file, which `finish` closes for further code.
+
+        Raises:
+            NoRoomError: not so much lies free in one piece.
+            NfprobeError: the arenas are used up, or the target may not map executable memory.
+        """
+        low, high = module.low, module.high
+        for index, arena in enumerate(self._entries):
+            fits = arena.used + size_bytes <= arena.bytes and index not in self._absent
+            # A file is written by one monitor, once.
+            mine = arena.offset != 0 or (in_file and index in self._files)
+            if fits and mine and _within_reach(arena.address, arena.bytes, low, high):
+                return index
+        size_bytes = -(-(size_bytes + HEAD_BYTES) // ARENA_STEP_BYTES) * ARENA_STEP_BYTES
+        return self._make(low, high, size_bytes, in_file)
+
+    def _map_file(self, index: int, address: int, size_bytes: int) -> bool:
+        if index >= FILES_MAX:
+            return False
+        file = make_file(self._target, size_bytes)
+        if file is None:
+            return False
+        self._session.write_message(file.path)
+        if self._session.ask(lib.NFP_COMMAND_MAP_FILE, address, size_bytes) != 0:
+            file.remove()
+            return False
+        self._entries.append(add_arena(self._session, index, address, 0, size_bytes, HEAD_BYTES))
+        self._files[index] = file
+        return True
+
+    def finish(self, arena: int, code: CodeObject, start: int) -> None:
+        """All code of the arena is described by what stands at offset `start`: a file takes no more."""
+        if arena in self._files:
+            entry = self.entry(arena)
+            used_bytes = -(-entry.used // HEAD_BYTES) * HEAD_BYTES
+            self.write(arena, 0, build_head(code, start, (entry.address, used_bytes)))
+            self._files.pop(arena).finish(used_bytes)
+            entry.used = entry.bytes
+
+    def _make(self, low: int, high: int, size_bytes: int, in_file: bool) -> int:
+        index, offset = len(self._entries), self._used_bytes
+        if index >= ARENA_COUNT or offset + size_bytes > ARENA_BYTES:
+            raise NfprobeError(
+                "The trampoline memory of this target is used up.", "nfprobe attach PID --functions FEWER"
+            )
+        for address in find_gaps(self._target.maps(), low, high, size_bytes):
+            if in_file and self._map_file(index, address, size_bytes):
+                return index
+            result = self._session.ask(lib.NFP_COMMAND_MAP_ARENA, address, ARENA_OFFSET + offset, size_bytes)
+            if result == 0:
+                self._used_bytes = self._session.header.arena_used = offset + size_bytes
+                self._entries.append(add_arena(self._session, index, address, ARENA_OFFSET + offset, size_bytes, 0))
+                self._check_mapped([index])
+                if index in self._absent:
+                    raise damaged(self._session)
+                return index
+            if result != -errno.EEXIST:
+                raise NfprobeError(
+                    f"The target cannot map executable memory for trampolines: {os.strerror(-result)}.",
+                    f"nfprobe doctor {self._target.pid}",
+                )
+        raise NoRoomError(
+            "There is no free memory within 2 GiB of a module for its trampolines.",
+            f"nfprobe functions {self._target.pid}",
+        )
+
+
+def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> list[int]:
+    """Addresses where `size_bytes` are free within reach of [low, high), the nearest first.
+
+    Keeps away from where the heap begins or will begin, and from the lower end of a stack: both grow. So the upper end
+    of a gap is taken, but of that between libraries and stack, which may be larger than what is within reach.
+    """
+    found: list[int] = []
+    before_end, after_heap = LOWEST_ADDRESS, False
+    for mapping in sorted(maps, key=lambda mapping: mapping.start):
+        is_stack = mapping.path.startswith("[stack")
+        gap_low = -(-(before_end + GUARD_BYTES) // GUARD_BYTES) * GUARD_BYTES
+        gap_high = (mapping.start - (STACK_ROOM_BYTES if is_stack else GUARD_BYTES) - size_bytes) & -GUARD_BYTES
+        if gap_low <= gap_high and not (is_stack and after_heap):
+            found.append(gap_low if is_stack else gap_high)
+        before_end, after_heap = max(before_end, mapping.end), mapping.path == "[heap]"
+    reachable = [address for address in found if _within_reach(address, size_bytes, low, high)]
+    return sorted(reachable, key=lambda address: abs(address - low))
+
+
+def _within_reach(address: int, size_bytes: int, low: int, high: int) -> bool:
+    return max(high, address + size_bytes) - min(low, address) < REACH_BYTES

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration: what one probed call costs on this CPU, in this target, by strategy.
+
+The helper thread calls a function that does nothing through real trampolines. Of the ticks that a probe adds,
+those between its two time stamps are billed to the function, the others to its caller; reports take both off
+(native/core/calltree.h). Done at every attach, in a few milliseconds, on the helper thread's own CPU.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.arch.x86_64.relocate import encode_jump
+from otel_nfprobe.base.columns import COST, Rows
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.probes.arena import Arenas
+from otel_nfprobe.probes.template import fill_template, template_values
+from otel_nfprobe.probes.trampoline import Probe
+from otel_nfprobe.shm.session import Session
+
+ROOM_BYTES = 4096
+ALIGNMENT_BYTES = 64
+TICKS_MAX = np.iinfo(COST["whole_ticks"]).max  # of one call; more is nonsense
+NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
+RETURN = b"\xc3"
+SHAPES: Mapping[str, int] = {
+    IN_STACK_CALL: lib.NFP_SHAPE_CALL,
+    RELOCATED_BODY: lib.NFP_SHAPE_ENTER,
+    COPIED_ARGUMENTS: lib.NFP_SHAPE_COPY_8,
+    GOT_SLOT: lib.NFP_SHAPE_CALL,
+    ENTRY_ONLY: lib.NFP_SHAPE_MARK,
+}
+
+
+class Cost(NamedTuple):
+    """Ticks of one probed call: between its time stamps, and in all."""
+
+    inside_ticks: float
+    whole_ticks: float
+
+
+def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iterable[str]) -> dict[str, Cost]:
+    """Measures the strategies in the target. What cannot be measured is left out.
+
+    Args:
+        module: any that trampolines lie near.
+    """
+    costs: dict[str, Cost] = {}
+    try:
+        arena = arenas.near(module, ROOM_BYTES, in_file=False)
+    except NfprobeError:  # the trampolines have taken all that was free there
+        return costs
+    entry = arenas.entry(arena)
+    used = int(entry.used)
+    start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    for strategy in strategies:
+        address = int(entry.address) + start
+        bare = NOTHING + RETURN
+        code = bare.ljust(ALIGNMENT_BYTES, b"\xcc")
+        code += write_probed(session, SHAPES[strategy], address + len(code), address, strategy == GOT_SLOT)
+        arenas.mapping(arena)[start : start + len(code)] = code
+        entry.used = start + len(code)  # nobody else may take it until the helper thread is through
+        try:
+            result = session.ask(lib.NFP_COMMAND_CALIBRATE, address, address + ALIGNMENT_BYTES)
+        except NfprobeError:
+            result = -1
+        calls = int(session.header.calibrated_calls)
+        if result == 0 and calls:
+            inside = int(session.header.calibrated_inside_ticks) / calls
+            whole = int(session.header.calibrated_added_ticks) / calls
+            if whole <= TICKS_MAX:
+                costs[strategy] = Cost(min(inside, whole), whole)
+    entry.used = used
+    return costs
+
+
+def write_probed(
+    session: Session,
+    shape: int,
+    address: int,
+    bare: int = 0,
+    is_slot: bool = False,
+    program: int = 0,
+    is_empty: bool = False,
+) -> bytes:
+    """A function at `address` that does nothing, probed by a template.
+
+    Args:
+        shape: enum nfp_shape.
+        bare: address of a function without probe, for a GOT slot: the way to it is given then.
+        program: capture program index of a receive, transmit or drop function.
+        is_empty: of a receive function: it returns nothing.
+    """
+    values = template_values(session)
+    values.program = program
+    if shape == lib.NFP_SHAPE_RECEIVE:
+        values.when, values.return_mask = (lib.NFP_WHEN_NONZERO, 0) if is_empty else (lib.NFP_WHEN_ALWAYS, 0xFFFFFFFF)
+    if is_slot:
+        return fill_template(shape, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
+    trampoline = address + ALIGNMENT_BYTES
+    site = address
+    if shape in (lib.NFP_SHAPE_ENTER, lib.NFP_SHAPE_ENTER_VALUE):
+        way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + RETURN
+        enter = fill_template(shape, values) + NOTHING
+        entry = trampoline + len(way_out)
+        code = way_out + enter + encode_jump(entry + len(enter), trampoline)
+    else:
+        entry = trampoline
+        code = fill_template(shape, values) + NOTHING
+        code += encode_jump(trampoline + len(code), site + len(NOTHING))
+    return (encode_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
+
+
+def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:
+    """What a call of each function costs (dtype COST, by function id); 0 where it is not known."""
+    known = {probe.id: costs.get(probe.request.plan.strategy or "", Cost(0, 0)) for probe in probes}
+    rows = np.zeros(max(known, default=-1) + 1, COST)
+    for index, cost in known.items():
+        rows[index] = round(cost.inside_ticks), round(cost.whole_ticks)
+    return rows
+
+
+def ticks_per_call(costs: Mapping[str, Cost] = MappingProxyType({})) -> float:
+    """Ticks that an entry and an exit probe add to a call, by the strategy that most functions have.
+
+    Measured in the monitor where the target could not be asked; zero where that cannot be done either.
+    """
+    for strategy in (IN_STACK_CALL, RELOCATED_BODY, COPIED_ARGUMENTS, GOT_SLOT):
+        if strategy in costs:
+            return costs[strategy].whole_ticks
+    return _ticks_in_monitor()
+
+
+@lru_cache(maxsize=1)
+def _ticks_in_monitor() -> float:
+    return max(0.0, float(lib.nfp_calibrate_call()))

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evidence: whether what a killed monitor is said to have changed can be put back. Reads only. Called by patch.py.
+
+The table that says so lies in memory that the target can write. So nothing of it is believed: code is restored where a
+jump to a trampoline of ours stands and the old bytes are those of the file that is mapped there; a slot where it leads
+to a trampoline and the old value is one that the dynamic linker could have put there.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES
+from otel_nfprobe.arch.x86_64.tailcalls import IFUNC
+from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.probes.arenafile import PREFIX
+from otel_nfprobe.probes.slots import changed_slots, is_lazy
+from otel_nfprobe.shm.patchtable import PatchTable
+from otel_nfprobe.target.leftover import SESSION_PATH
+from otel_nfprobe.target.target import Target
+
+SITE_BYTES_MAX = 32
+SHORT_JUMP, LONG_JUMP = 0xEB, 0xE9
+SLOT_BYTES = 8
+PIECE_BYTES = 1 << 20  # of code that is compared at a time
+
+
+def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> dict[int, str]:
+    """Why entries of the table are not to be put back, by index; those that are not named here may be.
+
+    Raises:
+        NfprobeError: the target has ended.
+    """
+    evidence = _Evidence(target)
+    doubts: dict[int, str] = {}
+    end = 0  # of what is written: entries that overlap cannot all be true
+    for index in sorted(indexes, key=lambda index: int(table.entry(index).site)):
+        entry = table.entry(index)
+        site, length = int(entry.site), int(entry.length)
+        doubt = "it overlaps another one" if site < end else evidence.doubt(entry)
+        if doubt:
+            doubts[index] = f"probe {index} at {site:#x}: {doubt}"
+        else:
+            end = site + length
+    return doubts
+
+
+class Standing(NamedTuple):
+    """What leads to trampolines in a target.
+
+    Attributes:
+        jumps: in its code and not in its files: how many.
+        jump_places: where the first ones are.
+        slots: addresses of GOT slots.
+    """
+
+    jumps: int
+    jump_places: list[int]
+    slots: list[int]
+
+
+def find_standing(target: Target, places_max: int) -> Standing:
+    """What leads to trampolines, whatever the session's memory says of it.
+
+    Raises:
+        NfprobeError: the target has ended.
+    """
+    if not any(_is_arena(mapping.path) for mapping in target.maps()):
+        return Standing(0, [], [])
+    evidence = _Evidence(target)
+    return Standing(*_find_jumps(evidence, places_max), evidence.slots())
+
+
+def _find_jumps(evidence: _Evidence, places_max: int) -> tuple[int, list[int]]:
+    count = 0
+    places: list[int] = []
+    for first, last, module in evidence.ranges:
+        for low, high in module.image.code_ranges:
+            start, end = max(first, module.base + low), min(last, module.base + high)
+            file = np.frombuffer(module.image.read(start - module.base, max(end - start, 0)), np.uint8)
+            for at in range(0, len(file), PIECE_BYTES):
+                found = evidence.jumps(start + at, file[at : at + PIECE_BYTES + JUMP_BYTES - 1])
+                count += len(found)
+                places += found[: places_max - len(places)].tolist()
+    return count, places
+
+
+class _Evidence:
+    """What is known of a target's code without its session's memory."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        arenas = (item for item in target.maps() if item.is_executable and _is_arena(item.path))
+        self._arenas = sorted((item.start, item.end) for item in arenas)
+        self._modules = target.modules()
+        ranges = ((start, end, module) for module in self._modules for start, end in module.executable_ranges)
+        self.ranges = sorted(ranges, key=lambda item: item[0])
+        self._range_starts = [start for start, _, _ in self.ranges]
+        self._slots: dict[int, dict[int, str]] = {}
+        self._contents: dict[int, bytes] = {}
+
+    def doubt(self, entry: Any) -> str:
+        """Why an entry is not to be put back, or ""."""
+        if entry.kind == lib.NFP_SITE_GOT:
+            return self._doubt_slot(entry)
+        return self._doubt_code(entry)
+
+    # ---- code ----------------------------------------------------------------------------------------------
+
+    def _doubt_code(self, entry: Any) -> str:
+        site, length, island = int(entry.site), int(entry.length), int(entry.island)
+        if not 2 <= length <= SITE_BYTES_MAX:
+            return "its length cannot be"
+        old, new = _bytes(entry.old_bytes, length), _bytes(entry.new_bytes, length)
+        destination = _destination(site, new, LONG_JUMP)
+        if island:
+            island_new = _bytes(entry.island_new, JUMP_BYTES)
+            leads_there = _destination(site, new, SHORT_JUMP) == island and new[2:] == old[2:]
+            destination = _destination(island, island_new, LONG_JUMP) if leads_there else 0
+        if destination != int(entry.trampoline) or not self._is_in_arena(destination):
+            return "what is said to stand there is no jump to a trampoline"
+        if old != self._file_bytes(site, length):
+            return "its old bytes are not those of the file"
+        if island and _bytes(entry.island_old, JUMP_BYTES) != self._file_bytes(island, JUMP_BYTES):
+            return "the old bytes of its island are not those of the file"
+        return ""
+
+    def _file_bytes(self, address: int, length: int) -> bytes:
+        """What the file that is mapped there has; empty where no code of a file is."""
+        at = bisect_right(self._range_starts, address) - 1
+        if at < 0 or address + length > self.ranges[at][1]:
+            return b""
+        start, end, module = self.ranges[at]
+        if at not in self._contents:
+            self._contents[at] = module.image.read(start - module.base, end - start)
+        return self._contents[at][address - start : address - start + length]
+
+    def _is_in_arena(self, address: int) -> bool:
+        return any(start <= address < end for start, end in self._arenas)
+
+    def jumps(self, start: int, file: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Addresses of jumps to trampolines in a piece of code, where its file has something else."""
+        code = np.frombuffer(self._target.read(start, len(file)), np.uint8)
+        differs = code != file
+        if len(code) < JUMP_BYTES or not differs.any():
+            return np.zeros(0, np.int64)
+        first = len(code) - JUMP_BYTES + 1  # places where a jump may begin
+        is_changed = np.logical_or.reduce([differs[at : at + first] for at in range(JUMP_BYTES)])
+        places = np.flatnonzero(is_changed & (code[:first] == LONG_JUMP))
+        distances = code[places[:, None] + np.arange(1, JUMP_BYTES)].view("<i4").ravel()
+        destinations = start + places + JUMP_BYTES + distances
+        leads = [(low <= destinations) & (destinations < high) for low, high in self._arenas]
+        return start + places[np.logical_or.reduce(leads)] if leads else np.zeros(0, np.int64)
+
+    # ---- GOT slots -----------------------------------------------------------------------------------------
+
+    def _doubt_slot(self, entry: Any) -> str:
+        site = int(entry.site)
+        old, new = (int.from_bytes(_bytes(part, SLOT_BYTES), "little") for part in (entry.old_bytes, entry.new_bytes))
+        module = next((module for module in self._modules if module.low <= site < module.high), None)
+        if module is None or int(entry.length) != SLOT_BYTES or site - module.base not in self._names(module):
+            return "no slot is there"
+        if new != int(entry.trampoline) or not self._is_in_arena(new):
+            return "what is said to stand there is no trampoline"
+        if not self._may_hold(module, self._names(module)[site - module.base], old):
+            return "its old value is none that the dynamic linker puts there"
+        return ""
+
+    def slots(self) -> list[int]:
+        """Addresses of slots that hold the address of a trampoline."""
+        found = []
+        for module in self._modules:
+            holding = changed_slots(self._target, dict.fromkeys((module.base + at for at in self._offsets(module)), 0))
+            found += [address for address, value in holding.items() if self._is_in_arena(value)]
+        return sorted(found)
+
+    @staticmethod
+    def _offsets(module: Module) -> Iterable[int]:
+        return () if module.is_probe_library else module.image.slot_names
+
+    def _names(self, module: Module) -> dict[int, str]:
+        return self._slots.setdefault(id(module), module.image.slot_names)
+
+    def _may_hold(self, module: Module, name: str, value: int) -> bool:
+        return is_lazy(module, value) or any(_may_bind(other, name, value) for other in self._modules)
+
+
+def _may_bind(module: Module, name: str, value: int) -> bool:
+    """Whether a slot of this name may hold the value because this module exports the name."""
+    symbol = module.image.exports.get(name) if name else None
+    if symbol is None:
+        return False
+    if symbol.kind == IFUNC or name in module.image.names_by_version:  # another function is chosen at run time
+        return _begins_function(module.image, module.executable_ranges, value, module.base)
+    return value == module.base + symbol.address
+
+
+def _begins_function(image: ElfImage, ranges: Sequence[tuple[int, int]], value: int, base: int) -> bool:
+    frame = image.frames.find(value - base) if any(start <= value < end for start, end in ranges) else None
+    return frame is not None and frame.start == value - base
+
+
+def _is_arena(path: str) -> bool:
+    return path.startswith(SESSION_PATH) or os.path.basename(path).startswith(PREFIX)
+
+
+def _bytes(part: Any, length: int) -> bytes:
+    return bytes(ffi.buffer(part))[:length]
+
+
+def _destination(place: int, code: bytes, opcode: int) -> int:
+    """Where a jump leads that is written as patch.py writes it; 0 when it is none."""
+    if opcode == SHORT_JUMP:
+        return place + 2 + int.from_bytes(code[1:2], "little", signed=True) if code[0] == opcode else 0
+    if len(code) < JUMP_BYTES or code[0] != opcode or code[JUMP_BYTES:].strip(b"\xcc"):
+        return 0
+    return place + JUMP_BYTES + int.from_bytes(code[1:JUMP_BYTES], "little", signed=True)

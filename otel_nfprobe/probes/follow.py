@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow: what the target loads, closes and binds while it is measured, and the probes that follow from it.
+
+A thread of the monitor looks ten times a second, and soon after probes were put in place:
+
+    loader's list changed -> new modules: plan, trampolines, tell the drain the function ids, arm
+                          -> closed modules: their probes are gone; nothing is ever written to their addresses
+    adapter, now and then -> functions that receive or transmit only now (a port was started): the same; those that it
+                             knows beforehand are judged before they run, when there is time
+    slots we changed      -> the dynamic linker bound a function over a probe: put there again
+    code we changed       -> the same module closed and loaded again between two looks: armed again
+
+The thread writes through patch.py only. It ends before a detach begins. Called by monitor.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from otel_nfprobe._core import ffi
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.probes.foreseen import judge_foreseen
+from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.probes.plan import FunctionPlan
+from otel_nfprobe.probes.probe_selection import Choice
+from otel_nfprobe.probes.slots import changed_slots
+from otel_nfprobe.probes.trampoline import Probe, ProbeRequest, Trampolines
+from otel_nfprobe.probes.unwinders import tell_unwinders
+from otel_nfprobe.target.linkmap import LinkMap, Listed
+from otel_nfprobe.target.liveness import Presence
+from otel_nfprobe.target.target import Target
+
+LOOK_S = 0.1
+FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before
+UNSETTLED_S = 1.0  # a module is relocated after it was announced; a list that never comes to rest is taken as it is
+ROLES_LOOK_S = 0.5  # at most between two questions to the adapter ...
+ROLES_PAUSE_RATIO = 20  # ... or so many times the processor time that the last one took
+SITE_BYTES_MAX = 32
+IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # what stands at a site
+
+
+def _write_nothing() -> None:
+    return
+
+
+@dataclass
+class Follower:
+    """Keeps the probes of one session in step with the modules of its target.
+
+    Attributes:
+        introduce: makes the ids of new probes known to whoever reads records; False: the session is ending.
+        protect: is given each module before code in it is changed.
+        placed: probes that are in place, by id.
+        modules: what is loaded, as far as it is known.
+        loaded, closed: modules with probes that came and went.
+        rebound: slots that the dynamic linker had bound over a probe.
+        write_programs: tells the probes what to read for all functions of the adapter.
+    """
+
+    target: Target
+    presence: Presence
+    choice: Choice
+    patcher: Patcher
+    trampolines: Trampolines
+    introduce: Callable[[Sequence[Probe]], bool]
+    protect: Callable[[Module], None]
+    say: Callable[[str], None]
+    placed: dict[int, Probe] = field(default_factory=dict)
+    loaded: int = 0
+    closed: int = 0
+    rebound: int = 0
+    write_programs: Callable[[], None] = _write_nothing
+
+    def __post_init__(self) -> None:
+        self._roles_at = 0.0
+        self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_going_on)
+        self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
+        self._link_map = LinkMap(self.target)
+        self._list: Listed | None = None
+        self._unsettled_until = 0.0
+        self.modules: list[Module] = list(self.choice.modules)
+        self._holders: dict[int, Module] = {}  # by probe id: the module whose memory is changed
+        self._tried: set[int] = set()  # sites
+        self._unwanted: deque[int] = deque()  # probes that are to be taken out
+        self._witnesses: dict[int, int] = {}  # a placed probe in the code of each module
+        self._slots: dict[int, int] = {}  # what each slot of a placed probe must hold
+        self._slot_probes: dict[int, int] = {}  # probe id by slot
+        self._said: set[str] = set()
+        self.turn = threading.Lock()  # held while the target is changed, and the helper thread has commands
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
+
+    def place(self, probes: Sequence[Probe]) -> None:
+        """Takes charge of probes that are in place."""
+        for probe in probes:
+            site, plan = probe.request.plan.site, probe.request.plan
+            self.placed[probe.id] = probe
+            self._holders[probe.id] = self._holder(probe)
+            self._tried.add(site)
+            if plan.is_slot:
+                self._slots[site], self._slot_probes[site] = probe.trampoline, probe.id
+            else:
+                self._witnesses[id(plan.module)] = probe.id
+
+    def _holder(self, probe: Probe) -> Module:
+        plan = probe.request.plan
+        around = (module for module in self.modules if plan.is_slot and module.low <= plan.site < module.high)
+        return next(around, plan.module)
+
+    def take_out(self, indexes: Sequence[int]) -> None:
+        """Takes probes out of the target soon; their function ids keep their meaning."""
+        self._unwanted.extend(indexes)
+
+    # ---- the thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def end(self, meanwhile: Callable[[], None]) -> None:
+        """Ends the thread; does `meanwhile` until what it is at is finished."""
+        self._stopping.set()
+        while self._thread.is_alive():
+            meanwhile()
+        # The monitor's own methods: with them it would stay, with all that it holds, until a garbage collection.
+        self.introduce, self.write_programs, self._foreseen = _introduce_nobody, _write_nothing, iter(())
+
+    def _run(self) -> None:
+        pause_s = FIRST_LOOK_S
+        while not self._stopping.wait(pause_s):
+            before = len(self.placed)
+            try:
+                with self.turn:
+                    self.look()
+                next(self._foreseen, None)  # takes a while, and changes nothing: others may have their turn
+            except NfprobeError as error:
+                self._say_once(error.sentence)
+            except OSError as error:
+                self._say_once(f"Process {self.target.pid} cannot be looked at: {error.strerror}.")
+            pause_s = LOOK_S if len(self.placed) == before else FIRST_LOOK_S
+
+    def _is_going_on(self) -> bool:
+        return not self._stopping.is_set()
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said and not self.presence.is_gone:
+            self._said.add(sentence)
+            self.say(sentence)
+
+    def between_looks(self, work: Callable[[], None]) -> None:
+        """Does what needs the helper thread, unless a look is at work with it."""
+        if self.turn.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self.turn.release()
+
+    # ---- one look ------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Compares the target with what is known of it, and makes up for the difference.
+
+        Raises:
+            NfprobeError: it cannot be read or changed at this moment; the next look tries again.
+        """
+        at_rest, listed = self._link_map.read()
+        now = time.monotonic()
+        if listed != self._list:
+            if not at_rest and self._unsettled_until == 0.0:
+                self._unsettled_until = now + UNSETTLED_S
+            if at_rest or now > self._unsettled_until:
+                self._list, self._unsettled_until = listed, now + UNSETTLED_S
+                self._follow_modules()
+        elif now < self._unsettled_until:
+            slots = self.choice.new_slots(self.target, self._tried)
+            if self._put(self.choice.requests(slots)) is None:
+                self._tried.difference_update(plan.site for plan in slots)
+        else:
+            self._unsettled_until = 0.0
+        self._follow_roles()
+        self._take_out()
+        self._keep_code()
+        self._keep_slots()
+
+    def _follow_modules(self) -> None:
+        current = self.target.modules()
+        self._forget(current)
+        fresh = [module for module in current if not _is_in(module, self.modules)]
+        fresh.sort(key=_code_bytes)  # a large one takes seconds
+        self.modules = current
+        if fresh:
+            tell_unwinders(self.target, self.patcher, fresh)
+        placed: list[Probe] = []
+        for turn, module in enumerate(fresh):  # each for itself: while a large one is planned, others come
+            if self._stopping.is_set():
+                break
+            if not self._add(placed, self.choice.add_modules(self.target, [module])):
+                self._list = None
+                self._tell_loaded(fresh[:turn], placed)
+                self._forget([known for known in current if not _is_in(known, fresh[turn:])])
+                return
+        if not self._add(placed, self.choice.new_slots(self.target, self._tried)):
+            self._list = None
+        self._tell_loaded(fresh, placed)
+
+    def _tell_loaded(self, modules: Sequence[Module], placed: Sequence[Probe]) -> None:
+        for module in modules:
+            count = sum(_is_in(module, (probe.request.plan.module, self._holders[probe.id])) for probe in placed)
+            if count:
+                self.loaded += 1
+                self._say_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
+
+    def _add(self, placed: list[Probe], plans: Sequence[FunctionPlan]) -> bool:
+        """Puts these in place. False: a module was closed meanwhile, what was planned may lie elsewhere by now."""
+        found = self._put_if_possible(self.choice.requests(plans))
+        if found is None:
+            self._tried.difference_update(plan.site for plan in plans)
+            return False
+        placed += found
+        return True
+
+    def _follow_roles(self) -> None:
+        if time.monotonic() >= self._roles_at:
+            before_s = time.thread_time()
+            fresh = self.choice.add_roles(self.target)
+            self._later += self.choice.requests(fresh)
+            if unprobed := self.choice.tell_unprobed(fresh):
+                self.say(unprobed)
+            pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
+            # Where one was found others follow: packets that take another way come upon several. There are not many.
+            self._roles_at = time.monotonic() + (0.0 if fresh else min(pause_s, ROLES_LOOK_S))
+        if not self._later:
+            return
+        self.write_programs()
+        placed = self._put(self._later)
+        if placed is not None:  # else the list of modules has changed: the next look tries again
+            self._later = []
+        if placed:
+            names = ", ".join(probe.request.plan.function.label for probe in placed)
+            self.say(f"{len(placed)} more functions receive or transmit now and are probed: {names}.")
+
+    def _put_if_possible(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
+        try:
+            return self._put(requests)
+        except NfprobeError:
+            if self._link_map.still_holds(self._list):
+                raise
+            return None  # a module was closed under our hands
+
+    def _put(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
+        """Makes and arms probes. Returns those that are in place; None: nothing was done, try again."""
+        if not requests or self._stopping.is_set():
+            return []
+        self._tried.update(request.plan.site for request in requests)
+        made, refused = self.trampolines.make(requests)
+        for module in {id(probe.request.plan.module): probe.request.plan.module for probe in made}.values():
+            self.protect(module)
+        if not made or not self.introduce(made):
+            return []
+        if not self._link_map.still_holds(self._list):
+            return None
+        placed, differ = self.patcher.arm(made)
+        self.place(placed)
+        for reasons in (refused, differ):
+            for reason, count in reasons.items():
+                self.choice.refuse(reason, count)
+        return placed
+
+    def _take_out(self) -> None:
+        indexes = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        indexes = [index for index in indexes if index in self.placed]
+        if not indexes:
+            return
+        try:
+            self.patcher.disarm(indexes)
+        except NfprobeError:
+            self._unwanted.extend(indexes)  # the target cannot be changed at this moment: the next look tries again
+            raise
+        for index in indexes:
+            probe = self.placed.pop(index)
+            self._slots.pop(probe.request.plan.site, None)
+            del self._holders[index]
+        self._witnesses = {
+            id(probe.request.plan.module): index
+            for index, probe in self.placed.items()
+            if not probe.request.plan.is_slot
+        }
+
+    # ---- modules that are closed ---------------------------------------------------------------------------
+
+    def forget_closed(self) -> None:
+        """Marks the probes of modules that are not there any more: what stands at their addresses is not ours."""
+        try:
+            self._forget(self.target.modules())
+        except NfprobeError as error:
+            self._say_once(error.sentence)
+
+    def is_placed(self, index: int) -> bool:
+        """Whether the memory that probe `index` has changed still belongs to its module."""
+        return index in self._holders
+
+    def _forget(self, current: Sequence[Module]) -> None:
+        gone = [module for module in self.modules if not _is_in(module, current)]
+        self.modules = [module for module in self.modules if _is_in(module, current)]
+        for module in gone:
+            lost = [index for index, holder in self._holders.items() if holder is module]
+            for index in lost:
+                self.patcher.session.patches.mark(index, False)
+                site = self.placed[index].request.plan.site
+                self._slots.pop(site, None)
+                del self._holders[index], self.placed[index]
+            self.closed += bool(lost)
+            self._witnesses.pop(id(module), None)
+            self._tried = {site for site in self._tried if not module.low <= site < module.high}
+            self.choice.forget_module(module)
+
+    # ---- what was put in place and is not any more ---------------------------------------------------------
+
+    def _keep_code(self) -> None:
+        """A module that was closed and loaded again since the last look has its own code at the same place."""
+        differing = [index for index in self._witnesses.values() if self._stands(index) != IN_PLACE]
+        if not differing:
+            return
+        self._forget(self.target.modules())
+        for index in differing:
+            if index not in self.placed:
+                self._list = None  # what came to its place is looked at next, even if the list looks the same
+                continue
+            holder = self._holders[index]
+            found = {number: self._stands(number) for number, module in self._holders.items() if module is holder}
+            if IN_PLACE not in found.values():
+                self.patcher.arm([self.placed[number] for number in found if found[number] == AS_BEFORE])
+            if found[index] == CHANGED:  # by somebody else, whose bytes stay
+                del self._witnesses[id(holder)]
+
+    def _stands(self, index: int) -> str:
+        """What stands at a probe's site; "" when nothing can be read there, or it is a slot."""
+        entry = self.patcher.session.probe(index)
+        length = min(int(entry.length), SITE_BYTES_MAX)
+        if self.placed[index].request.plan.is_slot:
+            return ""
+        try:
+            found = self.target.read(int(entry.site), length)
+        except NfprobeError:
+            return ""
+        if found == bytes(ffi.buffer(entry.new_bytes, SITE_BYTES_MAX))[:length]:
+            return IN_PLACE
+        return AS_BEFORE if found == bytes(ffi.buffer(entry.old_bytes, SITE_BYTES_MAX))[:length] else CHANGED
+
+    def _keep_slots(self) -> None:
+        again: list[Probe] = []
+        for site, value in changed_slots(self.target, self._slots).items():
+            probe = self.placed[self._slot_probes[site]]
+            entry = self.patcher.session.probe(probe.id)
+            if value in (int(entry.function), int.from_bytes(bytes(ffi.buffer(entry.old_bytes, 8)), "little")):
+                ffi.buffer(entry.old_bytes, 8)[:] = value.to_bytes(8, "little")
+                again.append(probe)
+        if again:
+            self.rebound += len(self.patcher.arm(again)[0])
+
+
+def _code_bytes(module: Module) -> int:
+    return sum(end - start for start, end in module.executable_ranges)
+
+
+def _is_in(module: Module, modules: Sequence[Module]) -> bool:
+    return any(module is other for other in modules)
+
+
+def _introduce_nobody(added: Sequence[Probe]) -> bool:
+    return False

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can this process be probed? Every refusal, each as one sentence, before anything in the process is touched.
+
+The only thing it opens for writing is /proc/PID/mem, which asks the kernel for the
+right to trace the process and changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import time
+from typing import NamedTuple
+
+from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.elf.elf import ElfImage, read_image
+from otel_nfprobe.elf.modules import MUSL_SYMBOL
+from otel_nfprobe.linux.descriptors import NO_PIDFD_GETFD, can_take
+from otel_nfprobe.probes.seccomp import check_filters
+from otel_nfprobe.target.library_file import has_place, no_place
+from otel_nfprobe.target.linkmap import LinkMap
+from otel_nfprobe.target.target import Target, read_stat, read_status, read_text
+
+KERNEL_THREAD_FLAG = 0x00200000  # PF_KTHREAD in /proc/PID/stat
+SHELLS = (
+    "ash",
+    "bash",
+    "busybox",
+    "csh",
+    "dash",
+    "fish",
+    "ksh",
+    "ksh93",
+    "mksh",
+    "rbash",
+    "sh",
+    "tcsh",
+    "zsh",
+)
+LIBC_NAMES = ("libc.so", "libc-2.", "ld-musl", "libc.musl")
+CHILDREN_SHOWN = 3
+OWN_TRACER_PATIENCE_S = 10.0
+START_LOOKS = 2_500
+START_LOOKS_S = 0.002
+AT_REST_LOOKS = 125  # a program that sleeps so long without a switch waits for no library: reading one is no such sleep
+YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+def check_target(target: Target) -> list[str]:
+    """Says whether the process can be probed. Changes nothing. Returns notes for a person.
+
+    Raises:
+        UsageError: it is no process any more.
+        NfprobeError: this user may not.
+        RefusedError: it cannot be probed.
+    """
+    if platform.machine() != "x86_64":
+        raise RefusedError(f"This machine is {platform.machine()}; nfprobe works on x86-64 only.")
+    status = read_status(target.pid)
+    _check_life(target, status)
+    try:
+        return _check_living(target, status)
+    except (NfprobeError, OSError):
+        _check_life(target, read_status(target.pid))  # when it has ended meanwhile, nothing else is worth saying
+        raise
+
+
+def _check_living(target: Target, status: dict[str, str]) -> list[str]:
+    _check_rights(target)
+    _check_tracer(target, status)
+    image = _read_executable(target)
+    _check_program(target, image)
+    _check_shell(target)
+    _await_start(target)
+    musl = _check_libc(target)
+    notes = check_filters(target, musl)
+    if not has_place(target):
+        raise RefusedError(no_place(target), f"ls -l /proc/{target.pid}/root")
+    if not can_take():
+        raise NfprobeError(NO_PIDFD_GETFD, "nfprobe doctor")
+    return notes + describe_unreadable(target)
+
+
+def _check_life(target: Target, status: dict[str, str]) -> None:
+    if not status:
+        raise UsageError(f"No process has pid {target.pid}.", "pgrep -a NAME")
+    state = status.get("State", "")[:1]
+    if state in ("Z", "X"):
+        parent = status.get("PPid", "?")
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) has ended; its parent {parent} has not collected it yet.",
+            f"ps -o pid,stat,cmd -p {parent}",
+        )
+    if int(read_stat(target.pid)[6]) & KERNEL_THREAD_FLAG:
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) is a kernel thread; only programs can be probed.",
+            "pgrep -a NAME",
+        )
+
+
+def _check_rights(target: Target) -> None:
+    try:
+        os.close(os.open(f"/proc/{target.pid}/mem", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):
+            raise UsageError(f"No process has pid {target.pid}.", "pgrep -a NAME") from error
+        raise NfprobeError(
+            f"This user may not trace process {target.pid} ({target.name}): {_missing_right(target)}.",
+            f"sudo nfprobe attach {target.pid}" if os.geteuid() else f"nfprobe doctor {target.pid}",
+        ) from error
+
+
+def _missing_right(target: Target) -> str:
+    scope = read_text(YAMA_PATH).strip()
+    if scope == "3":
+        return f"{YAMA_PATH} is 3, which forbids it to everyone until a reboot"
+    if not os.geteuid():
+        return "root without CAP_SYS_PTRACE and CAP_DAC_OVERRIDE in its user namespace"
+    owner = read_status(target.pid).get("Uid", "?").split()[0]
+    if owner != str(os.geteuid()):
+        return f"it belongs to user {owner}; that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+    if scope in ("1", "2"):
+        return f"{YAMA_PATH} is {scope}, so that takes root or CAP_SYS_PTRACE"
+    return "it is not dumpable (it has changed its user, say); that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+
+
+def _find_tracer(target: Target, status: dict[str, str]) -> str:
+    """Who traces the process; another nfprobe, which does so for moments only, is waited for."""
+    tracer = status.get("TracerPid", "0")
+    deadline = time.monotonic() + OWN_TRACER_PATIENCE_S
+    while tracer != "0" and "nfprobe" in read_text(f"/proc/{tracer}/cmdline") and time.monotonic() < deadline:
+        time.sleep(0.01)
+        tracer = read_status(target.pid).get("TracerPid", "0")
+    return tracer
+
+
+def _check_tracer(target: Target, status: dict[str, str]) -> None:
+    tracer = _find_tracer(target, status)
+    if tracer != "0":
+        name = read_text(f"/proc/{tracer}/comm").strip() or "?"
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) is being traced by {name} (pid {tracer}); "
+            "a process has one tracer at most.",
+            f"ps -o pid,cmd -p {tracer}",
+        )
+
+
+def _read_executable(target: Target) -> ElfImage:
+    path = f"/proc/{target.pid}/exe"
+    try:
+        with open(path, "rb") as file:
+            return read_image(file, target.executable)
+    except OSError as error:
+        raise NfprobeError(
+            f"The program of process {target.pid} cannot be read: {error.strerror}.",
+            f"sudo nfprobe doctor {target.pid}",
+        ) from error
+    except RefusedError as refusal:
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) cannot be probed: {refusal.sentence}",
+            refusal.next_command or f"file {target.executable}",
+        ) from refusal
+
+
+def _check_program(target: Target, image: ElfImage) -> None:
+    who = f"Process {target.pid} ({target.name})"
+    if image.is_go:
+        raise RefusedError(
+            f"{who} is a Go program; Go moves stacks and checks return addresses: probes would break it.",
+            f"perf top -p {target.pid}",
+        )
+    is_linker = image.soname.startswith("ld-linux") or image.find_export(MUSL_SYMBOL) is not None  # ld.so PROGRAM
+    if not (image.has_interpreter or is_linker):
+        raise RefusedError(
+            f"{who} is statically linked; a library cannot be loaded into it.",
+            f"nfprobe functions {target.executable}",
+        )
+
+
+def _check_shell(target: Target) -> None:
+    shell = os.path.basename(target.executable.removesuffix(" (deleted)"))
+    arguments = target.command_line[1:]
+    script = _script_of(arguments)
+    if shell not in SHELLS or script is None:
+        return
+    children = _descendants(target.pid)
+    shown = ", ".join(f"{pid} ({name})" for pid, name in children[:CHILDREN_SHOWN])
+    programs = [pid for pid, name in children if name not in SHELLS]
+    raise RefusedError(
+        f"Process {target.pid} is {shell}, which runs {script}; "
+        + (f"what it has started is {shown}." if children else "it has no child process."),
+        f"nfprobe attach {programs[0]}" if programs else f"ps --ppid {target.pid}",
+    )
+
+
+def _script_of(arguments: list[str]) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument.startswith("-") and not argument.startswith("--") and argument.endswith("c"):
+            text = " ".join(arguments[index + 1 : index + 2])
+            return f"the command {text[:60]!r}"
+        if not argument.startswith(("-", "+")):
+            return f"the script {argument}"
+    return None
+
+
+def _descendants(pid: int) -> list[tuple[int, str]]:
+    """Processes below `pid`, nearest first, without kernel help that may be missing."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            status = read_status(int(entry))
+            if status.get("PPid", "").isdigit():
+                children.setdefault(int(status["PPid"]), []).append((int(entry), status.get("Name", "?")))
+    found: list[tuple[int, str]] = []
+    level = children.get(pid, [])
+    while level:
+        found += level
+        level = [child for parent, _ in level for child in children.get(parent, [])]
+    return found
+
+
+def describe_unreadable(target: Target) -> list[str]:
+    """Which modules of a target are not probed because of their files, one sentence each."""
+    return [
+        f"Functions of {path} are not probed: {sentence}"
+        for path, sentence in target.unreadable.items()
+        if "libnfprobe-" not in path
+    ]
+
+
+def _await_start(target: Target) -> None:
+    """Until its libraries are there. Before that, those that are missing would not be probed, and the C library, when
+    it is mapped but not relocated yet, would crash the target at the first call. Later on, dlopen is waited for, too.
+    """
+    before = None
+    at_rest = 0
+    for _ in range(START_LOOKS):
+        has_libc = _has_libc(target)
+        if at_rest > AT_REST_LOOKS or not target.is_alive() or (has_libc and _has_loaded(target)):
+            return
+        progress = _read_progress(target.pid)
+        at_rest = at_rest + 1 if progress == before and progress.is_asleep and not has_libc else 0
+        before = progress
+        time.sleep(START_LOOKS_S)
+
+
+class _Progress(NamedTuple):
+    is_asleep: bool
+    switches: tuple[str, str]
+
+
+def _read_progress(pid: int) -> _Progress:
+    # Of the first thread, which is the one that loads the libraries; a read of a disk is no interruptible sleep (D).
+    status = read_status(pid)
+    switches = status.get("voluntary_ctxt_switches", ""), status.get("nonvoluntary_ctxt_switches", "")
+    return _Progress(status.get("State", "").startswith(("S", "T")), switches)
+
+
+# Asked when the C library is there: for a moment before it loads anything, glibc's linker is at rest, too.
+def _has_loaded(target: Target) -> bool:
+    try:
+        return LinkMap(target).has_started()
+    except NfprobeError:
+        return False
+
+
+def _has_libc(target: Target) -> bool:
+    names = [os.path.basename(mapping.path) for mapping in target.maps() if mapping.is_executable]
+    return any(name.startswith(LIBC_NAMES) for name in names)
+
+
+def _check_libc(target: Target) -> bool:
+    """Whether it is musl."""
+    if not _has_libc(target):
+        raise RefusedError(
+            f"Process {target.pid} ({target.name}) has loaded no C library (neither glibc nor musl).",
+            f"nfprobe functions {target.executable}",
+        )
+    return target.runs_on_musl

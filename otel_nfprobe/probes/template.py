@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates of trampolines (native/core/trampoline.h), filled in. Called by trampoline.py and calibration.py."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.shm.session import GATE_OUTER, Session
+
+NO_ARGUMENT = 255  # NFP_ABSENT of session.h
+_BYTES = ffi.typeof("uint8_t[]")
+
+
+def template_values(session: Session) -> Any:
+    """What templates are filled in with (struct nfp_trampoline): that of a plain call of function 0."""
+    plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
+    return ffi.new("struct nfp_trampoline *", {"tls_offset": session.tls_offset} | plain)
+
+
+@cache
+def template_bytes(shape: int) -> int:
+    """Bytes of a template (enum nfp_shape)."""
+    return int(lib.nfp_trampoline_bytes(shape))
+
+
+def fill_template(shape: int, values: Any) -> bytes:
+    """A template (enum nfp_shape) with its fields filled in from a struct nfp_trampoline."""
+    size = template_bytes(shape)
+    room = ffi.new(_BYTES, size)
+    lib.nfp_trampoline_write(shape, values, room, size)
+    return bytes(ffi.buffer(room, size))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where threads were seen: samples of the kernel's profiler, joined to functions and call paths."""

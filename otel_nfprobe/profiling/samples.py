@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples: where threads of the target were seen, many times a second, as rows; and what addresses are called. Pure.
+
+A row is one moment: its time, the thread, and the address of the instruction that ran. Places are ranges of addresses
+with the function that lies there. Written by profiler.py and address_map.py, kept in recordings (blocks SAMPLES and
+PLACES), used by flame.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base import recording_pb2
+from otel_nfprobe.base.columns import Rows
+
+SAMPLE = np.dtype(
+    [
+        ("ticks", "<u8"),
+        ("address", "<u8"),
+        ("thread", "<u4"),
+        ("cpu", "<u4"),
+        ("period", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+"""thread: its index in the thread table; period: ns, or cycles with HARDWARE, since the thread's last sample; flags:
+SampleFlag."""
+
+SAMPLES_MAX = 1 << 20  # kept of a whole recording
+KERNEL = "[kernel]"
+KERNEL_SUFFIX = "_[k]"  # as flame graphs of perf have it
+UNKNOWN = "[unknown]"
+
+
+class SampleFlag(IntFlag):
+    PRECISE = 1  # the address is exact; else the instruction is one near it
+    HARDWARE = 2  # by a counter of the processor; else by the kernel's clock
+    IN_KERNEL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A range of addresses of the target.
+
+    Attributes:
+        start, size: the range, in bytes.
+        module: path, or a word in brackets.
+        offset: of `start`, the file's own address.
+        name: of the function; "" where only the module is known.
+    """
+
+    start: int
+    size: int
+    module: str
+    offset: int
+    name: str
+
+
+def no_samples() -> Rows:
+    """An empty array of rows."""
+    return np.empty(0, SAMPLE)
+
+
+def encode_places(places: Iterable[Place]) -> bytes:
+    """The payload of a PLACES block."""
+    message = recording_pb2.Places(place=[recording_pb2.Place(**asdict(place)) for place in places])
+    return bytes(message.SerializeToString())
+
+
+def decode_places(payload: bytes) -> list[Place]:
+    """The places of a PLACES block. Raises DecodeError when it is none."""
+    items: Any = recording_pb2.Places.FromString(payload).place
+    return [Place(item.start, item.size, item.module, item.offset, item.name) for item in items]
+
+
+class PlaceNames:
+    """Names of addresses.
+
+    Args:
+        places: the named ones count first; where two hold an address, the one that starts later.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._named = _Ranges([place for place in places if place.name])
+        self._modules = _Ranges([place for place in places if not place.name])
+
+    def name(self, address: int, in_kernel: bool) -> str:
+        """The function (of the kernel: with `_[k]`), or module and the file's own address, or a word in brackets."""
+        place = self._named.find(address)
+        if place is not None:
+            return place.name + KERNEL_SUFFIX if in_kernel else place.name
+        place = self._modules.find(address)
+        if place is not None and place.module.startswith("["):
+            return place.module
+        if place is not None:
+            return f"{os.path.basename(place.module)}+{address - place.start + place.offset:#x}"
+        return KERNEL if in_kernel else UNKNOWN
+
+
+class _Ranges:
+    def __init__(self, places: list[Place]) -> None:
+        self._places = sorted({place.start: place for place in places}.values(), key=lambda place: place.start)
+        self._starts = np.array([place.start for place in self._places], np.uint64)
+
+    def find(self, address: int) -> Place | None:
+        index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
+        if index < 0 or address >= self._places[index].start + self._places[index].size:
+            return None
+        return self._places[index]
+
+
+def addresses_of(samples: Rows) -> Iterable[tuple[int, bool]]:
+    """Address of each sample, and whether it is the kernel's."""
+    in_kernel = (samples["flags"] & SampleFlag.IN_KERNEL) != 0
+    return zip(samples["address"].tolist(), in_kernel.tolist(), strict=True)
+
+
+def describe_samples(samples: Rows) -> dict[str, Any] | None:
+    """How many there are, of which kinds; None without any."""
+    if not len(samples):
+        return None
+    counts = {flag.name.lower(): int(np.count_nonzero(samples["flags"] & flag)) for flag in SampleFlag if flag.name}
+    event = "cycles" if counts.pop("hardware") else "cpu-clock"
+    return {"event": event, "samples": len(samples), **counts}
+
+
+def find_calls(calls: Rows, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The innermost of one thread's calls that ran at each of some moments.
+
+    Args:
+        calls: of dtype CALL, in the order of their beginning; `parent` counts from the first of them, and anything
+            beyond them is none.
+        ticks: shape (n,).
+
+    Returns:
+        shape (n,): index of the call, or -1.
+    """
+    if not len(calls):
+        return np.full(len(ticks), -1, np.int64)
+    found = np.searchsorted(calls["start_ticks"], ticks, side="right").astype(np.int64) - 1
+    parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), -1)
+    while True:
+        # The call that began last is over: its caller may run on, whose number is smaller.
+        over = (found >= 0) & (ticks >= calls["end_ticks"][found])
+        if not over.any():
+            return found
+        found[over] = np.minimum(parents[found[over]], found[over] - 1)

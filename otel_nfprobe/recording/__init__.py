@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session on disk: written as it runs or by the flight recorder, read again, and as tables for other programs."""

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay: a recording through the pipeline, as if the session ran again. Used by report.py and cli/export.py.
+
+A replay of one recording always gives the same columns in the same order, so that it can be run twice: once
+to find what matters and once to look at it. Taken in the steps of the session, it gives the very columns that the
+session had. Memory is bounded by ROUND_RECORDS, not by the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.clock import ANCHOR, Clock
+from otel_nfprobe.base.columns import COST, COUNTER_COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
+from otel_nfprobe.base.numbernames import NumberNames
+from otel_nfprobe.causes.arrivals import Matches
+from otel_nfprobe.counters.choice import read_names
+from otel_nfprobe.counters.sets import CounterSet
+from otel_nfprobe.pipeline.context_switches import SWITCH, SWITCHES_MAX, no_switches
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.repeats import Repeats
+from otel_nfprobe.profiling.samplecounts import CountColumns, Words
+from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
+from otel_nfprobe.recording import recording
+from otel_nfprobe.recording.recording import Block, RecordingHeader, RecordingReader
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.shm.session import PROBE_COUNT
+
+ROUND_RECORDS = 1 << 16  # their columns stay in the cache
+COST_ROWS_MAX = 1 << 20
+
+
+@dataclass
+class RecordingFacts:
+    """Everything in a recording but its records.
+
+    `functions` and `threads` are by id and index, `counters` the newest of each thread, `countings` the counters that
+    others were changed to; `sample_counts` by counter what was counted before each of `samples`; `summary` is empty
+    and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
+    are known from a capture file; `names`: what numbers in records are called.
+    """
+
+    header: RecordingHeader
+    functions: dict[int, FunctionInfo] = field(default_factory=dict)
+    threads: dict[int, ThreadInfo] = field(default_factory=dict)
+    counters: dict[int, ThreadCounters] = field(default_factory=dict)
+    anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
+    switches: Rows = field(default_factory=no_switches)
+    samples: Rows = field(default_factory=no_samples)
+    sample_counts: dict[str, Words] = field(default_factory=dict)
+    places: list[Place] = field(default_factory=list)
+    countings: dict[int, CounterSet] = field(default_factory=dict)
+    summary: dict[str, object] = field(default_factory=dict)
+    complete: bool = False
+    damage: str = ""
+    arrivals: Matches | None = None
+    names: NumberNames = field(default_factory=NumberNames)
+
+    @property
+    def function_names(self) -> list[str]:
+        """Names by function id; empty where a recording leaves one out."""
+        count = max(self.functions, default=-1) + 1
+        return [self.functions[id].name if id in self.functions else "" for id in range(count)]
+
+    @property
+    def roles(self) -> NDArray[np.uint8]:
+        """Role (enum nfp_role) by function id."""
+        roles = np.zeros(max(self.functions, default=-1) + 1, np.uint8)
+        for id, function in self.functions.items():
+            roles[id] = function.role
+        return roles
+
+    @property
+    def costs(self) -> Rows:
+        """What a probed call of each function costs by itself (dtype COST), by function id."""
+        rows = np.zeros(max(self.functions, default=-1) + 1, COST)
+        for id, function in self.functions.items():
+            ticks = np.nan_to_num([function.probe_inside_ticks, function.probe_whole_ticks])
+            rows[id] = tuple(np.clip(np.round(ticks), 0, 0xFFFF))
+        return rows
+
+    @property
+    def counter_costs(self) -> Rows:
+        """What a probed call of each function counts by itself (dtype COUNTER_COST), by function id."""
+        items = self.functions.values()
+        return counter_cost_rows({item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in items})
+
+    @property
+    def counter_sets(self) -> list[CounterSet]:
+        """All counters that calls were counted with, those of the session's beginning first."""
+        names = read_names(self.header.settings.get("counter_choice", ""))
+        sets = [CounterSet(0, tuple(names), self.counter_costs), *self.countings.values()]
+        counts_receives = recording.COUNTED_RECEIVES in self.header.settings
+        return [counted._replace(counts_receives=counts_receives) for counted in sets]
+
+    def learn_counting(self, counted: CounterSet) -> None:
+        """Other counters; what their probes count is left out where a recording says too much of it."""
+        known = sum(len(item.costs) for item in self.countings.values())
+        fits = known + len(counted.costs) <= COST_ROWS_MAX
+        self.countings[counted.number] = counted if fits else counted._replace(costs=np.zeros(0, COUNTER_COST))
+
+    @property
+    def ticks_per_second(self) -> float:
+        """As the session knew it when it began."""
+        rate = self.header.ticks_per_second
+        return rate if 1e6 < rate < 1e11 else 1e9
+
+    def make_clock(self) -> Clock:
+        """The recording's clock; when it was cut before the first anchor, the header's nominal rate.
+
+        Raises:
+            UsageError: the anchors are damaged.
+        """
+        anchors = self.anchors
+        if not len(anchors):
+            anchors = np.array([(0, 0, round(1e9 / self.ticks_per_second * 2**32))], ANCHOR)
+        return Clock.from_anchors(anchors, 0)
+
+
+def read_facts(reader: RecordingReader) -> RecordingFacts:
+    """Reads the recording once, its records not looked at."""
+    facts = RecordingFacts(reader.header)
+    anchors: list[Rows] = []
+    switches: list[Rows] = []
+    samples: list[Rows] = []
+    counts = CountColumns()
+    for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
+        if block.type == recording.FUNCTIONS:
+            facts.functions.update({item.id: item for item in block.payload if item.id < PROBE_COUNT})
+        elif block.type == recording.THREADS:
+            facts.threads.update({item.index: item for item in block.payload if item.tid})
+        elif block.type == recording.COUNTERS:
+            facts.counters.update({item.index: item for item in block.payload})
+        elif block.type == recording.CLOCK:
+            anchors.append(block.array(ANCHOR))
+        elif block.type == recording.SWITCHES:
+            switches.append(block.array(SWITCH))
+        elif block.type == recording.SAMPLES:
+            samples.append(block.array(SAMPLE))
+            counts.add_samples(len(samples[-1]))
+        elif block.type == recording.SAMPLE_COUNTS:
+            counts.add(block.payload)
+        elif block.type == recording.COUNTING:
+            facts.learn_counting(block.payload)
+        elif block.type == recording.PLACES:
+            facts.places += block.payload
+        elif block.type == recording.NAMES:
+            facts.names.learn([block.payload])
+    if samples:
+        facts.samples, facts.sample_counts = np.concatenate(samples)[:SAMPLES_MAX], counts.finish()
+    if anchors:
+        facts.anchors = np.concatenate(anchors)
+    if switches:
+        facts.switches = np.concatenate(switches)[:SWITCHES_MAX]
+    facts.summary, facts.complete, facts.damage = reader.summary, reader.complete, reader.damage
+    return facts
+
+
+def replay(
+    reader: RecordingReader, facts: RecordingFacts, pipeline: Pipeline, repeats: Repeats | None = None
+) -> Iterator[Columns]:
+    """Feeds all records to a fresh pipeline (made with facts.roles) and yields what it gives, take by take.
+
+    Arrival times are in ticks; repeated packets are marked, by `repeats` where other windows than a second's
+    are wanted. Damage ends it early; `facts.damage` says so.
+    """
+    for step in replay_steps(reader, facts, pipeline, repeats, ROUND_RECORDS):
+        if isinstance(step, Columns):
+            yield step
+
+
+def replay_steps(
+    reader: RecordingReader,
+    facts: RecordingFacts,
+    pipeline: Pipeline,
+    repeats: Repeats | None = None,
+    round_records: int = 0,
+) -> Iterator[Columns | Block]:
+    """The same, and between the columns the THREADS, SWITCHES and SUBMIT blocks where the session wrote them.
+
+    Args:
+        round_records: columns of so many records are taken together; 0: as the session took them.
+    """
+    rounds = _Rounds(pipeline, facts, repeats or Repeats(), round_records)
+    for block in reader.blocks():
+        if block.type == recording.RECORDS:
+            yield from rounds.feed(block)
+        elif block.type == recording.TAKE:
+            yield from rounds.take_noted(bool(block.thread))
+        elif block.type == recording.PART:
+            yield from rounds.take_noted(is_part=True)
+        elif block.type == recording.COUNTING:
+            pipeline.count_anew(block.payload.number, block.payload.costs)
+        elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
+            if block.type == recording.THREADS:
+                rounds.end_threads(block.payload)
+            yield block
+    facts.complete, facts.damage = reader.complete, reader.damage
+    yield from rounds.finish()
+
+
+class _Rounds:
+    # When columns are taken: where the session did, or, where a recording does not say, when a drain round is over.
+    def __init__(self, pipeline: Pipeline, facts: RecordingFacts, repeats: Repeats, round_records: int) -> None:
+        self._pipeline = pipeline
+        self._clock = facts.make_clock()
+        self._arrivals = facts.arrivals
+        self._repeats = repeats
+        self._round_records = round_records
+        self._noted = False  # whether the recording says where columns were taken
+        self._fed = self._last_count = 0
+        self._last_thread = -1
+
+    def feed(self, block: Block) -> Iterator[Columns | Block]:
+        count = len(block.payload) // RECORD.itemsize
+        if not self._noted:
+            # A drain round goes over the threads in order; a thread's long drain is written as several blocks.
+            again = block.thread == self._last_thread and self._last_count < recording.RECORDS_PER_BLOCK
+            if (block.thread < self._last_thread or again) and self._fed >= ROUND_RECORDS:
+                yield self._take()
+                yield Block(recording.SUBMIT, 0, b"")
+            self._last_thread, self._last_count = block.thread, count
+        self._pipeline.feed(block.thread, block.array(RECORD))
+        self._fed += count
+
+    def take_noted(self, is_over: bool = False, is_part: bool = False) -> Iterator[Columns]:
+        self._noted = True
+        if is_over:
+            self._pipeline.finish()
+        if is_over or self._fed >= self._round_records:
+            yield self._take(is_part)
+
+    def end_threads(self, threads: list[ThreadInfo]) -> None:
+        self._pipeline.end_threads([item.index for item in threads if not item.tid])  # their rings go to others
+
+    def finish(self) -> Iterator[Columns | Block]:
+        self._pipeline.finish()
+        yield self._take()
+        yield Block(recording.SUBMIT, 0, b"")
+
+    def _take(self, is_part: bool = False) -> Columns:
+        self._fed = 0
+        columns = self._pipeline.take(is_part)
+        convert_arrivals(columns.packets, self._clock.convert_back)
+        if self._arrivals is not None:
+            self._arrivals.apply(columns, self._clock)
+        self._repeats.mark(columns.packets, self._clock)
+        return columns

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads, functions and counters of a session, as plain data and as messages of proto/recording.proto.
+
+Called by drain.py and monitor.py, which know them, and by recording.py, which keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from otel_nfprobe.base import recording_pb2
+from otel_nfprobe.base.columns import counter_cost_rows
+from otel_nfprobe.counters.choice import read_names, write_names
+from otel_nfprobe.counters.sets import CounterSet
+from otel_nfprobe.shm.session import PROBE_COUNT
+
+THREAD_COUNT = 1024
+FUNCTIONS_PER_BLOCK = 10_000
+
+
+@dataclass(frozen=True)
+class ThreadInfo:
+    """One thread: its index in the session's thread table, its tid as the target sees it, its name."""
+
+    index: int
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True)
+class FunctionInfo:
+    """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
+
+    The four after strategy are what a probed call costs by itself, between its time stamps and in all, and what it
+    counts by itself, of its own counts and in all; 0 or empty: not known. `unit` is VECTORS where its calls count them.
+    """
+
+    id: int
+    role: int
+    module: str
+    offset: int
+    size: int
+    name: str
+    name_source: str
+    strategy: str
+    probe_inside_ticks: float = 0.0
+    probe_whole_ticks: float = 0.0
+    probe_inside_counts: tuple[int, ...] = ()
+    probe_whole_counts: tuple[int, ...] = ()
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class ThreadCounters:
+    """One entry of the thread table at one moment; `lost` counts records by loss class."""
+
+    index: int
+    empty_polls: int = 0
+    empty_ticks: int = 0
+    batches: int = 0
+    received_packets: int = 0
+    transmit_calls: int = 0
+    transmitted_packets: int = 0
+    refused_packets: int = 0
+    dropped_packets: int = 0
+    lost: tuple[int, ...] = ()
+    punted_packets: int = 0
+    handed_over_packets: int = 0
+    taken_over_packets: int = 0
+
+
+def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
+    """Payloads of FUNCTIONS blocks of bounded size."""
+    items = [recording_pb2.Function(**asdict(item)) for item in functions]
+    for start in range(0, len(items), FUNCTIONS_PER_BLOCK):
+        yield recording_pb2.Functions(function=items[start : start + FUNCTIONS_PER_BLOCK]).SerializeToString()
+
+
+def encode_counters(counters: Iterable[ThreadCounters]) -> bytes:
+    """The payload of a COUNTERS block."""
+    entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
+    return bytes(recording_pb2.Counters(thread=entries).SerializeToString())
+
+
+def encode_counting(counted: CounterSet) -> bytes:
+    """The payload of a COUNTING block."""
+    message = recording_pb2.Counting(number=counted.number, names=write_names(counted.counters))
+    for id, row in enumerate(counted.costs):
+        if row["inside"].any() or row["whole"].any():
+            inside, whole = row["inside"].tolist(), row["whole"].tolist()
+            message.function.add(id=id, probe_inside_counts=inside, probe_whole_counts=whole)
+    return bytes(message.SerializeToString())
+
+
+def decode_counting(payload: bytes) -> CounterSet:
+    """What encode_counting made.
+
+    Raises:
+        ValueError, DecodeError: it did not.
+    """
+    message = recording_pb2.Counting.FromString(payload)
+    if any(item.id >= PROBE_COUNT for item in message.function):
+        raise ValueError
+    costs = {item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in message.function}
+    return CounterSet(message.number, tuple(read_names(message.names)), counter_cost_rows(costs))
+
+
+def encode_threads(threads: Iterable[ThreadInfo]) -> bytes:
+    """The payload of a THREADS block."""
+    entries = [recording_pb2.Thread(**asdict(entry)) for entry in threads]
+    return bytes(recording_pb2.Threads(thread=entries).SerializeToString())
+
+
+def decode_threads(payload: bytes) -> list[ThreadInfo]:
+    """What encode_threads made.
+
+    Raises:
+        ValueError, DecodeError: it did not.
+    """
+    return [ThreadInfo(item.index, item.tid, item.name) for item in _items(recording_pb2.Threads, payload)]
+
+
+def decode_functions(payload: bytes) -> list[FunctionInfo]:
+    """What encode_functions made.
+
+    Raises:
+        DecodeError: it did not.
+    """
+    return [_function_of(item) for item in recording_pb2.Functions.FromString(payload).function]
+
+
+def decode_counters(payload: bytes) -> list[ThreadCounters]:
+    """What encode_counters made.
+
+    Raises:
+        ValueError, DecodeError: it did not.
+    """
+    return [_counters_of(item) for item in _items(recording_pb2.Counters, payload)]
+
+
+def _items(message: Any, payload: bytes) -> Sequence[Any]:
+    items: Sequence[Any] = message.FromString(payload).thread
+    if any(item.index >= THREAD_COUNT for item in items):
+        raise ValueError
+    return items
+
+
+def _function_of(item: Any) -> FunctionInfo:
+    return FunctionInfo(
+        item.id,
+        item.role,
+        item.module,
+        item.offset,
+        item.size,
+        item.name,
+        item.name_source,
+        item.strategy,
+        item.probe_inside_ticks,
+        item.probe_whole_ticks,
+        tuple(item.probe_inside_counts),
+        tuple(item.probe_whole_counts),
+        item.unit,
+    )
+
+
+def _counters_of(item: Any) -> ThreadCounters:
+    return ThreadCounters(
+        item.index,
+        item.empty_polls,
+        item.empty_ticks,
+        item.batches,
+        item.received_packets,
+        item.transmit_calls,
+        item.transmitted_packets,
+        item.refused_packets,
+        item.dropped_packets,
+        tuple(item.lost),
+        item.punted_packets,
+        item.handed_over_packets,
+        item.taken_over_packets,
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The difference of two recordings, function by function, as the JSON object of `nfprobe diff` (docs/diff.md).
+
+Functions are compared by their own time per packet in each of many time slices (slices.py): a function *stands out*
+when that differs between the recordings by more than it does between the slices of each. Called by cli/diff.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts, replay
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
+from otel_nfprobe.report.report import build_report
+from otel_nfprobe.report.slices import TimeSlices
+
+AT_LEAST = 0.1  # of a function's time: two runs of one program differ by some percent with nothing changed
+NOISES = 3  # a change of the usual time is this many times what chance makes of it
+ERRORS = 4  # a change of the mean is this many times its standard error, and
+FACTOR = 2  # that mean is at least so many times the other: few calls, but far slower ones
+SHARE = 0.01  # a change is this much of all functions' time: less changes no packet
+SLICES_MIN = 4
+THIN = 0.25  # slices with less than this share of the usual work are the ends of a recording, or say little
+SIGMA = 1.4826  # standard deviations per median absolute deviation
+
+Key = tuple[str, str, int]
+Values = NDArray[np.float64]
+
+
+@dataclass
+class Side:
+    """One of the two recordings.
+
+    Attributes:
+        document: of its report.
+        own: own time of each function per unit of work in each slice that counts, ns.
+        total, calls: time from entry to exit (ns) and calls per unit of work.
+        functions: what the recording says of each function that was called.
+    """
+
+    path: str
+    document: dict[str, Any]
+    damage: str
+    unit: str
+    own: Values
+    total: Values
+    calls: Values
+    functions: dict[Key, FunctionInfo]
+
+
+def build_diff(path_a: str, path_b: str, at_least: float = AT_LEAST) -> dict[str, Any]:
+    """Reads both recordings, each of them three times.
+
+    Args:
+        path_a: the recording that the other is compared with.
+        path_b: the other.
+        at_least: by which share a function's usual time must change to stand out.
+
+    Raises:
+        UsageError: one is no recording, or nothing was called in it.
+    """
+    readings = [_Reading(path) for path in (path_a, path_b)]
+    unit = next((name for name in ("packet", "batch") if all(reading.has(name) for reading in readings)), "ms")
+    a, b = (reading.measure(unit) for reading in readings)
+    both = [_compare(key, a, b, at_least) for key in a.functions if key in b.functions]
+    whole_ns = max(sum(function[side]["self_ns_per_unit"] for function in both) for side in ("a", "b"))
+    for function in both:
+        if function["stands_out"] and abs(function["change_ns"]) < SHARE * whole_ns:
+            function["stands_out"] = None
+    both.sort(key=lambda function: (function["stands_out"] is None, -abs(function["change_ns"]), function["name"]))
+    return {
+        "unit": unit,
+        "functions": both,
+        "only_a": _only(a, b),
+        "only_b": _only(b, a),
+        "batches": {"a": a.document["batches"], "b": b.document["batches"]},
+        "packets": {side: _describe_packets(of.document["packets"]) for side, of in (("a", a), ("b", b))},
+        "causes": _compare_causes(a.document["packets"], b.document["packets"]),
+        "lost": {"a": a.document["lost"], "b": b.document["lost"]},
+        "recordings": {
+            side: {**of.document["recording"], "file": of.path, "damage": of.damage}
+            for side, of in (("a", a), ("b", b))
+        },
+    }
+
+
+class _Reading:
+    # One recording, read.
+    def __init__(self, path: str) -> None:
+        self._path = path
+        reader = RecordingReader(path)
+        self._report = build_report(reader)
+        facts = read_facts(reader)
+        self._slices = TimeSlices(facts.costs, facts.switches)
+        with Pipeline(facts.roles) as pipeline:
+            pipeline.set_costs(facts.costs)
+            for columns in replay(reader, facts, pipeline):
+                self._slices.add(columns)
+        self._ns_per_tick = 1e9 / facts.make_clock().ticks_per_second
+        self._functions = facts.functions
+        if not self._report.document["calls"]:
+            raise UsageError(f"No call is in the recording {path}.", f"nfprobe report {path}")
+
+    def has(self, unit: str) -> bool:
+        return bool((self._slices.packets if unit == "packet" else self._slices.batches).any())
+
+    def measure(self, unit: str) -> Side:
+        slices = self._slices
+        used = slices.used()
+        width_ms = slices.width_ticks * self._ns_per_tick / 1e6
+        work = {"packet": slices.packets, "batch": slices.batches, "ms": np.full(len(slices.packets), width_ms)}[unit]
+        work = work[:used]
+        if unit == "ms" and used > 1:
+            work = np.append(work[:-1], 0.0)  # the last one is not over
+        counts = np.flatnonzero(work >= THIN * np.median(work[work > 0]))
+        own, total, calls = (
+            table[:, :used][:, counts] / work[counts] for table in (slices.own_ticks, slices.total_ticks, slices.calls)
+        )
+        ns = self._ns_per_tick
+        document, damage = self._report.document, self._report.damage
+        return Side(self._path, document, damage, unit, own * ns, total * ns, calls, self._name_functions())
+
+    def _name_functions(self) -> dict[Key, FunctionInfo]:
+        """Functions that were called: module, name, and for several of one name which of them."""
+        names: dict[Key, FunctionInfo] = {}
+        seen: Counter[tuple[str, str]] = Counter()
+        called = self._slices.calls.sum(axis=1) > 0
+        for function in sorted(self._functions.values(), key=lambda function: function.offset):
+            key = PurePath(function.module).name, function.name or f"+0x{function.offset:x}"
+            if called[function.id]:
+                names[(*key, seen[key])] = function
+            seen[key] += 1
+        return names
+
+
+def _compare(key: Key, a: Side, b: Side, at_least: float) -> dict[str, Any]:
+    in_a, in_b = a.functions[key], b.functions[key]
+    own_a, own_b = a.own[in_a.id], b.own[in_b.id]
+    usual = float(np.median(own_b) - np.median(own_a))
+    noise = SIGMA * max(_deviation(own_a), _deviation(own_b))
+    change = float(own_b.mean() - own_a.mean())
+    error = float(np.sqrt(sum(own.var() / len(own) for own in (own_a, own_b))))
+    low, high = sorted((max(float(own_a.mean()), 0.0), max(float(own_b.mean()), 0.0)))
+    enough = min(len(own_a), len(own_b)) >= SLICES_MIN
+    stands_out = None
+    if enough and abs(change) > ERRORS * error and high > FACTOR * low:
+        stands_out = "mean"
+    if enough and abs(usual) > NOISES * noise and abs(usual) > at_least * float(np.median(own_a)):
+        stands_out = "usual"
+    return {
+        "module": key[0],
+        "name": key[1],
+        "stands_out": stands_out,
+        "change_ns": round(change, 3),
+        "usual_change_ns": round(usual, 3),
+        "noise_ns": round(noise, 3),
+        "error_ns": round(error, 3),
+        "a": _describe(a, in_a),
+        "b": _describe(b, in_b),
+    }
+
+
+def _deviation(values: Values) -> float:
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def _describe(side: Side, function: FunctionInfo) -> dict[str, Any]:
+    """One function in one recording: what its report says, and the same per unit of work."""
+    place = function.module, function.offset, function.name or f"function {function.id}"
+    entries = side.document["functions"]
+    entry = next(entry for entry in entries if (entry["module"], entry["offset"], entry["name"]) == place)
+    own, total, calls = (table[function.id] for table in (side.own, side.total, side.calls))
+    return {
+        **{name: entry[name] for name in ("calls", "total_ns", "self_ns", "p50_ns", "p99_ns")},
+        "calls_per_unit": round(float(calls.mean()), 6),
+        "total_ns_per_unit": round(max(float(total.mean()), 0.0), 3),
+        "self_ns_per_unit": round(max(float(own.mean()), 0.0), 3),
+        "usual_ns_per_unit": round(max(float(np.median(own)), 0.0), 3),
+    }
+
+
+def _only(side: Side, other: Side) -> list[dict[str, Any]]:
+    """Functions that were called in one recording only, those with most time first."""
+    found = [
+        {"module": key[0], "name": key[1], **_describe(side, function)}
+        for key, function in side.functions.items()
+        if key not in other.functions
+    ]
+    return sorted(found, key=lambda function: -function["self_ns"])
+
+
+def _describe_packets(packets: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("received", "transmitted", "dropped", "punted", "absorbed", "unknown", "latency_ns", "late")
+    return {name: packets.get(name, 0) for name in names}
+
+
+def _compare_causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What made late packets late in each recording, that which changed most first."""
+    shares = [{(cause["kind"], cause["function"]): cause["share"] for cause in of["causes"]} for of in (a, b)]
+    keys: Iterable[tuple[str, str | None]] = shares[0] | shares[1]
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": kind,
+            "function": function,
+            "a": shares[0].get((kind, function), 0.0),
+            "b": shares[1].get((kind, function), 0.0),
+        }
+        for kind, function in keys
+    ]
+    return sorted(rows, key=lambda row: (-abs(row["b"] - row["a"]), row["kind"], row["function"] or ""))

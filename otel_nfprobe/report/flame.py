@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folded stacks of a recording: where its threads spent their time, for flame graphs.
+
+A stack is `batch`, the probed calls inside each other, and the function that was sampled, where it is another than the
+innermost call. Without samples each call counts with its own time (self time); with counters, each sample with what
+the thread had counted since the one before. Two classes of packets: all, and slow:
+then only batches count that ran while a slow packet was in the network function, on its thread: its own batch and those
+that it waited for. Called by cli/report.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
+from otel_nfprobe.base.printable import printable
+from otel_nfprobe.causes.lateness import LatenessStatistics
+from otel_nfprobe.pipeline.context_switches import SwitchFlag
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.profiling.samplecounts import Words, is_known
+from otel_nfprobe.profiling.samples import PlaceNames, addresses_of, find_calls
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, replay
+
+LATE_QUANTILE = 0.99  # of the latencies of identified packets: of fewer there would be hardly a sample
+BATCH, OUTSIDE, PREEMPTED = "batch", "outside batches", "[preempted]"
+_NO_PATH = -1
+
+Ticks = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class FlameWish:
+    """What is folded.
+
+    Attributes:
+        slow_only: only what ran while a slow packet was there.
+        slower_ns: what a slow packet is; None: later than LATE_QUANTILE of those that were identified.
+        by_time: self times in ns, also where there are samples.
+        counter: one that the samples hold: what it counted; "": samples.
+    """
+
+    slow_only: bool = False
+    slower_ns: int | None = None
+    by_time: bool = False
+    counter: str = ""
+
+
+def fold(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish) -> dict[str, int]:
+    """Stacks, frames joined by semicolons, and how many samples, ns or counts each has; the largest first.
+
+    Raises:
+        UsageError: the recording's clock is damaged.
+    """
+    ticks_per_second = facts.make_clock().ticks_per_second
+    windows = _find_windows(reader, facts, wish, ticks_per_second) if wish.slow_only else None
+    by_time = wish.by_time or not len(facts.samples)
+    stacks = _Stacks(facts, windows, by_time, facts.sample_counts[wish.counter] if wish.counter else None)
+    for columns in _replay(reader, facts):
+        stacks.add(columns)
+    found = stacks.finish()
+    scale = 1e9 / ticks_per_second if by_time else 1
+    scaled = {stack: round(weight * scale) for stack, weight in found.most_common()}
+    return {stack: weight for stack, weight in scaled.items() if weight}
+
+
+def render_folded(stacks: dict[str, int]) -> str:
+    """One line for each stack: frames, a space, a number (flamegraph.pl, speedscope, inferno)."""
+    return "".join(f"{printable(stack)} {weight}\n" for stack, weight in stacks.items())
+
+
+def _replay(reader: RecordingReader, facts: RecordingFacts) -> Iterator[Columns]:
+    with Pipeline(facts.roles) as pipeline:
+        pipeline.set_costs(facts.costs)
+        yield from replay(reader, facts, pipeline)
+
+
+class _Windows:
+    """When slow packets were there, by thread.
+
+    Args:
+        spans: shape (n, 3): thread, start, end.
+    """
+
+    def __init__(self, spans: NDArray[np.uint64]) -> None:
+        self._by_thread: dict[int, tuple[Ticks, Ticks]] = {}
+        for thread in np.unique(spans[:, 0]).tolist():
+            own = spans[spans[:, 0] == thread]
+            own = own[np.argsort(own[:, 1], kind="stable")]
+            self._by_thread[thread] = own[:, 1], np.maximum.accumulate(own[:, 2])
+
+    def touch(self, batches: Rows) -> NDArray[np.bool_]:
+        """Which batches ran in one of them."""
+        found = np.zeros(len(batches), bool)
+        for thread, (starts, ends) in self._by_thread.items():
+            mine = batches["thread"] == thread
+            # The last one that began before the batch was over: none before it ended later than `ends` says.
+            index = np.searchsorted(starts, batches["end_ticks"][mine], side="left") - 1
+            found[mine] = (index >= 0) & (ends[np.maximum(index, 0)] > batches["start_ticks"][mine])
+        return found
+
+
+def _find_windows(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish, ticks_per_second: float) -> _Windows:
+    if wish.slower_ns is not None:
+        limit = wish.slower_ns * ticks_per_second / 1e9
+    else:
+        statistics = LatenessStatistics()
+        for columns in _replay(reader, facts):
+            statistics.add(columns)
+        limit = statistics.find_late_ticks(LATE_QUANTILE)
+    spans = [np.empty((0, 3), np.uint64)]
+    for columns in _replay(reader, facts):
+        packets = columns.packets
+        slow = (packets["disposition"] != UNKNOWN) & (packets["batch"] < len(columns.batches))
+        slow &= latency_ticks(columns) > limit
+        threads = columns.batches["thread"][packets["batch"][slow]].astype(np.uint64)
+        spans.append(np.stack((threads, life_start_ticks(columns)[slow], packets["done_ticks"][slow]), axis=1))
+    return _Windows(np.concatenate(spans))
+
+
+class _Take:
+    # One take of the pipeline, asked which call ran at a moment.
+    def __init__(self, columns: Columns, windows: _Windows | None, paths: NDArray[np.int64]) -> None:
+        calls, batches = columns.calls, columns.batches
+        self.columns = columns
+        self.paths = paths
+        self.wanted = np.ones(len(batches), bool) if windows is None else windows.touch(batches)
+        self.kept = np.full(len(calls), windows is None)  # calls that count
+        in_batch = calls["batch"] < len(batches)
+        self.kept[in_batch] = self.wanted[calls["batch"][in_batch]]
+
+    def extent(self, thread: int) -> tuple[int, int]:
+        """The first and the last moment of a thread that is among them."""
+        own = [rows[rows["thread"] == thread] for rows in (self.columns.calls, self.columns.batches)]
+        own = [rows for rows in own if len(rows)]
+        first = min(int(rows["start_ticks"].min()) for rows in own)
+        return first, max(int(rows["end_ticks"].max()) for rows in own)
+
+    def locate(self, thread: int, ticks: Ticks) -> tuple[NDArray[np.int64], NDArray[np.bool_], Ticks]:
+        """For each moment the path of the innermost call, whether it counts, and when that call or batch ends."""
+        calls, batches = self.columns.calls, self.columns.batches
+        rows = np.flatnonzero(calls["thread"] == thread)
+        rows = rows[np.lexsort((calls["depth"][rows], calls["start_ticks"][rows]))]
+        own = np.flatnonzero(batches["thread"] == thread)
+        own = own[np.argsort(batches["start_ticks"][own], kind="stable")]
+        path, counts, ends = np.full(len(ticks), _NO_PATH), np.zeros(len(ticks), bool), np.zeros(len(ticks), np.uint64)
+        at = np.searchsorted(batches["start_ticks"][own], ticks, side="right") - 1
+        inside = np.flatnonzero(at >= 0)
+        inside = inside[ticks[inside] < batches["end_ticks"][own[at[inside]]]]
+        batch = own[at[inside]]
+        path[inside], counts[inside], ends[inside] = 0, self.wanted[batch], batches["end_ticks"][batch]
+        found = find_calls(_renumber(calls, rows), ticks)
+        called = np.flatnonzero(found >= 0)
+        call = rows[found[called]]
+        known = self.paths[call] != _NO_PATH
+        called, call = called[known], call[known]
+        lonely = path[called] == _NO_PATH  # in no batch
+        counts[called[lonely]] = self.kept[call[lonely]]
+        path[called], ends[called] = self.paths[call], calls["end_ticks"][call]
+        return path, counts, ends
+
+
+class _Stacks:
+    # Paths are numbered: 0 is a batch, 1 what is outside of batches, the others a path and a function more.
+    def __init__(
+        self, facts: RecordingFacts, windows: _Windows | None, by_time: bool, counts: Words | None = None
+    ) -> None:
+        self._names = facts.function_names
+        self._windows = windows
+        self._by_time = by_time
+        self._paths: dict[tuple[int, int], int] = {(_NO_PATH, 0): 0, (_NO_PATH, 1): 1}
+        self._weights: Counter[tuple[int, str]] = Counter()
+        order = np.argsort(facts.samples["ticks"], kind="stable")
+        self._samples = facts.samples[order]
+        known = np.ones(len(order), np.uint64) if counts is None else np.where(is_known(counts), counts, np.uint64(0))
+        self._amounts = known[order]
+        self._placed = np.zeros(len(self._samples), bool)
+        self._preempted = facts.switches[(facts.switches["flags"] & SwitchFlag.PREEMPTED) != 0]
+        self._places = PlaceNames(facts.places)
+        self._leaves: dict[tuple[int, bool], str] = {}
+
+    def add(self, columns: Columns) -> None:
+        """Looks at one take."""
+        take = _Take(columns, self._windows, self._find_paths(columns.calls))
+        if self._by_time:
+            self._add_times(take)
+        for thread in np.unique(np.concatenate((columns.calls["thread"], columns.batches["thread"]))).tolist():
+            if self._by_time:
+                self._move_preempted(take, thread)
+            else:
+                self._add_samples(take, thread)
+
+    def finish(self) -> Counter[str]:
+        """All stacks with their weights."""
+        if not self._by_time and self._windows is None:
+            outside = np.flatnonzero(~self._placed)
+            self._count(outside, np.ones(len(outside), np.int64))
+        frames = self._frames()
+        found: Counter[str] = Counter()
+        for (path, leaf), weight in self._weights.items():
+            stack = frames[path]
+            if leaf and leaf != stack[-1]:
+                stack = [*stack, leaf]
+            found[";".join(frame.replace(";", ":").replace("\n", " ") for frame in stack)] += weight
+        return found
+
+    def _frames(self) -> list[list[str]]:
+        frames: list[list[str]] = [[BATCH], [OUTSIDE]]
+        for path, function in list(self._paths)[2:]:
+            name = self._names[function] if function < len(self._names) else ""
+            frames.append([*frames[path], name or f"function {function}"])
+        return frames
+
+    def _find_paths(self, calls: Rows) -> NDArray[np.int64]:
+        """The path of each call. A caller that is not among the calls is none."""
+        paths = np.full(len(calls), _NO_PATH, np.int64)
+        parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), _NO_PATH)
+        above = np.where(calls["batch"] == 0xFFFFFFFF, 1, 0)
+        rows = np.flatnonzero(parents == _NO_PATH)
+        while len(rows):
+            keys = np.stack((above[rows], calls["function"][rows].astype(np.int64)), axis=1)
+            found, places = np.unique(keys, axis=0, return_inverse=True)
+            numbers = [self._paths.setdefault((path, function), len(self._paths)) for path, function in found.tolist()]
+            paths[rows] = np.array(numbers, np.int64)[places.ravel()]
+            rows = np.flatnonzero((paths == _NO_PATH) & (parents >= 0) & (paths[parents] != _NO_PATH))
+            above[rows] = paths[parents[rows]]
+        return paths
+
+    def _add_times(self, take: _Take) -> None:
+        calls, batches = take.columns.calls, take.columns.batches
+        kept = take.kept & (take.paths != _NO_PATH) & ((calls["flags"] & CallFlag.MARK) == 0)
+        sums = np.bincount(take.paths[kept], calls["self_ticks"][kept].astype(np.float64))
+        for path in np.flatnonzero(sums).tolist():
+            self._weights[path, ""] += round(float(sums[path]))
+        outer = (calls["parent"] >= len(calls)) & (calls["batch"] < len(batches))
+        inside = np.bincount(
+            calls["batch"][outer], (calls["end_ticks"] - calls["start_ticks"])[outer].astype(np.float64), len(batches)
+        )
+        own = (batches["end_ticks"] - batches["start_ticks"]).astype(np.float64) - inside
+        self._weights[0, ""] += round(float(np.maximum(own, 0)[take.wanted].sum()))
+
+    def _move_preempted(self, take: _Take, thread: int) -> None:
+        """What the scheduler took is not the function's."""
+        rows = self._preempted[self._preempted["thread"] == thread]
+        path, counts, ends = take.locate(thread, rows["out_ticks"])
+        gone = np.minimum(rows["in_ticks"], ends).astype(np.int64) - rows["out_ticks"].astype(np.int64)
+        for index in np.flatnonzero(counts & (gone > 0)).tolist():
+            moved = min(int(gone[index]), self._weights[int(path[index]), ""])
+            self._weights[int(path[index]), ""] -= moved
+            self._weights[int(path[index]), PREEMPTED] += moved
+
+    def _add_samples(self, take: _Take, thread: int) -> None:
+        seen = self._samples_between(*take.extent(thread), thread)
+        path, counts, _ = take.locate(thread, self._samples["ticks"][seen])
+        self._placed[seen[path != _NO_PATH]] = True
+        self._count(seen[counts], path[counts])
+
+    def _samples_between(self, first: int, last: int, thread: int) -> NDArray[np.int64]:
+        """Samples of a thread that lie between two moments, and have no place yet."""
+        low, high = np.searchsorted(self._samples["ticks"], np.array([first, last], np.uint64)).tolist()
+        near = slice(low, high)
+        found: NDArray[np.int64] = low + np.flatnonzero((self._samples["thread"][near] == thread) & ~self._placed[near])
+        return found
+
+    def _count(self, seen: NDArray[np.int64], paths: NDArray[np.int64]) -> None:
+        keys, amounts = addresses_of(self._samples[seen]), self._amounts[seen].tolist()
+        for key, path, amount in zip(keys, paths.tolist(), amounts, strict=True):
+            if key not in self._leaves:
+                self._leaves[key] = self._places.name(*key)
+            self._weights[path, self._leaves[key]] += amount
+
+
+def _renumber(calls: Rows, rows: NDArray[np.int64]) -> Rows:
+    """The calls of one thread in this order, `parent` counting among them."""
+    places = np.full(len(calls) + 1, 0xFFFFFFFF, np.uint32)
+    places[rows] = np.arange(len(rows), dtype=np.uint32)
+    chosen: Rows = calls[rows].copy()
+    chosen["parent"] = places[np.minimum(chosen["parent"], len(calls))]
+    return chosen

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rings of a session, as the monitor reads them: a cover of native/core/sweep.h. Called by session.py."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.columns import RECORD
+from otel_nfprobe.shm.stamps import StampBounds
+
+ROOM_RECORDS = 1 << 16
+PART = np.dtype([("thread", "<u4"), ("reserved", "<u4"), ("count", "<u8")])
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was taken of some rings; valid until the next step of the iterator that gives it.
+
+    Attributes:
+        parts: one row (PART) for each ring, none twice: thread table index, and how many records.
+        records: theirs (RECORD), those of one ring behind those of the other.
+    """
+
+    parts: NDArray[Any]
+    records: NDArray[Any]
+
+    def by_thread(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Thread table index and records of each ring."""
+        first = 0
+        for thread, _, count in self.parts.tolist():
+            yield thread, self.records[first : first + count]
+            first += count
+
+
+class Rings:
+    """The rings of all threads; one mapping, for each takes a file descriptor.
+
+    Args:
+        descriptor: of the session's memory file.
+        offset: of the first ring in it.
+        count: of rings, the entries of the thread table.
+        ring_bytes: of each.
+        table: the thread table (struct nfp_thread_shared *).
+        stamps: which time stamps can be.
+    """
+
+    def __init__(
+        self, descriptor: int, offset: int, count: int, ring_bytes: int, table: Any, stamps: StampBounds
+    ) -> None:
+        self._memory = mmap.mmap(descriptor, count * ring_bytes, offset=offset)
+        self._bytes = ffi.from_buffer("uint8_t[]", self._memory)
+        self._states = ffi.new("struct nfp_ring_state[]", count)
+        self._sweep = ffi.new("struct nfp_sweep *")
+        self._sweep.rings, self._sweep.states = self._bytes, self._states
+        self._sweep.table, self._sweep.ring_bytes = table, ring_bytes
+        self._stamps = stamps
+        self._room = np.empty(ROOM_RECORDS, RECORD)
+        self._parts = np.empty(count, PART)
+        self._room_pointer = ffi.cast("struct nfp_record *", ffi.from_buffer(self._room))
+        self._parts_pointer = ffi.cast("struct nfp_sweep_part *", ffi.from_buffer(self._parts))
+
+    @property
+    def torn(self) -> int:
+        """Slots that were given up: reserved, never written."""
+        return int(self._sweep.torn)
+
+    def sweep(self, used: int) -> Iterator[Swept]:
+        """What the first rings hold, as Session.drain has it."""
+        lib.nfp_sweep_begin(self._sweep, used, time.monotonic_ns())
+        yield from self._take()
+
+    def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
+        """What the rings of threads that are gone hold, each once around at most; slots never written are left out."""
+        chosen = ffi.new("uint32_t[]", indexes)
+        lib.nfp_sweep_begin_last(self._sweep, chosen, len(indexes), time.monotonic_ns())
+        yield from self._take()
+
+    def _take(self) -> Iterator[Swept]:
+        sweep = self._sweep
+        while sweep.next < sweep.threads:
+            count = lib.nfp_sweep_take(sweep, self._room_pointer, ROOM_RECORDS, self._parts_pointer)
+            parts = self._parts[:count]
+            records = int(parts["count"].sum())
+            self._stamps.apply(self._room_pointer, records)
+            if count:
+                yield Swept(parts, self._room[:records])
+
+    def close(self) -> None:
+        """Unmaps the rings."""
+        self._sweep.rings = ffi.NULL
+        ffi.release(self._bytes)
+        self._memory.close()

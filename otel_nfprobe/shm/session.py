@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monitor's view of the memory that it shares with a target (native/include/nfprobe/session.h).
+
+Maps the session's memory file, holds the lock that tells the target that a monitor is there, sends commands
+to the helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this
+memory can lose records, never crash the monitor. What decides where the monitor itself reads or writes is read once,
+when the session is opened, and is the monitor's own from then on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.columns import THREAD
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.linux.descriptors import open_session_file
+from otel_nfprobe.shm.patchtable import PatchTable
+from otel_nfprobe.shm.rings import Rings, Swept
+from otel_nfprobe.shm.stamps import StampBounds
+from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
+from otel_nfprobe.shm.threadids import ThreadIds
+from otel_nfprobe.shm.threadtable import Claim, Claims, ThreadTable
+
+FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
+THREAD_TABLE_OFFSET = 8192
+THREAD_COUNT = 1024
+PROBE_TABLE_OFFSET = 1 << 20
+PROBE_COUNT = 262144
+PROGRAM_OFFSET = 4096
+PROGRAM_COUNT = 64
+NODE_PROGRAM = 255  # NFP_NODE_PROGRAM of session.h
+ARENA_OFFSET = 40 << 20
+ARENA_BYTES = 216 << 20
+RING_OFFSET = 256 << 20
+RING_BYTES_MIN = 64 << 10
+RING_BYTES_MAX = 256 << 20
+MAGIC = 0x31764250464E0001
+VERSION = 10
+
+GATE_OUTER = 1
+GATE_INNER = 2
+GATE_AUTO = 16
+GATE_PACKETS = 4
+GATE_LATE = 8
+
+LATE_NEVER = 0xFFFFFFFFFFFFFFFF
+SAMPLE_ALL = 0x100000000
+
+LOST_CLASSES = ("call", "packet", "poll")
+
+F_OFD_SETLK = 37
+FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
+
+COMMAND_PATIENCE_NS = 15_000_000_000
+ERRNO_MAX = 4095
+
+
+class Session:
+    """One target's session memory, mapped and locked.
+
+    Args:
+        pid: the target's process id, as the monitor sees it.
+        descriptor: number of the session's memory file among the target's file descriptors.
+
+    Attributes:
+        ring_bytes: of each ring, as the size of the memory file says, which is sealed.
+        tls_offset: of the target's thread word from the thread base, signed.
+        kept_address: of a word in the target that a forked child does not have.
+
+    Raises:
+        NfprobeError: the memory is not a session of this version, or another monitor holds it.
+    """
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._fd = open_session_file(pid, descriptor)
+        try:
+            self.ring_bytes = self._find_ring_bytes()
+            self._fixed = mmap.mmap(self._fd, FIXED_BYTES)
+            self._fixed_buffer = ffi.from_buffer(self._fixed, require_writable=True)
+            self.header = ffi.cast("struct nfp_session_header *", self._fixed_buffer)
+            self._check()
+            self._lock()
+        except BaseException as error:
+            os.close(self._fd)
+            if isinstance(error, OSError):
+                raise NfprobeError(
+                    f"The session of process {pid} cannot be mapped: {error.strerror}.", f"nfprobe doctor {pid}"
+                ) from error
+            raise
+        self.patches = PatchTable(self._fixed_buffer + PROBE_TABLE_OFFSET, PROBE_COUNT, self._probe_count)
+        self._table = ffi.cast("struct nfp_thread_shared *", self._fixed_buffer + THREAD_TABLE_OFFSET)
+        self._rings: Rings | None = None
+        self._stamps = StampBounds()
+        rows = np.frombuffer(self._fixed, THREAD, THREAD_COUNT, THREAD_TABLE_OFFSET)
+        self._threads = ThreadTable(rows, ThreadIds(pid))
+        self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
+        self.torn = 0  # slots that were reserved and never written
+        self.library = 0  # base address of the probe library in the target, if it was looked for
+        self.memory_fd = -1  # of the target's memory, if known: no answer is waited for when its program is gone
+
+    def _find_ring_bytes(self) -> int:
+        ring_bytes, rest = divmod(os.fstat(self._fd).st_size - RING_OFFSET, THREAD_COUNT)
+        if rest or not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
+            raise self._of_another_version()
+        return ring_bytes
+
+    def _check(self) -> None:
+        header = self.header
+        sound = (
+            header.magic == MAGIC
+            and header.version == VERSION
+            and header.total_bytes == RING_OFFSET + THREAD_COUNT * self.ring_bytes
+            and header.ring_bytes == header.ring_stride == self.ring_bytes
+        )
+        if not sound:
+            raise self._of_another_version()
+        self._probe_count = min(int(header.probes), PROBE_COUNT)
+        self.tls_offset = int(ffi.cast("int32_t", header.tls_offset))
+        self.kept_address = int(header.kept_address)
+
+    def _of_another_version(self) -> NfprobeError:
+        return NfprobeError(
+            f"The session of process {self.pid} is not one of this version of nfprobe.", f"nfprobe doctor {self.pid}"
+        )
+
+    def _lock(self) -> None:
+        request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            fcntl.fcntl(self._fd, F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise NfprobeError(
+                f"Another nfprobe is attached to process {self.pid}.", f"nfprobe status {self.pid}"
+            ) from error
+
+    @property
+    def descriptor(self) -> int:
+        """The monitor's own file descriptor of the session's memory."""
+        return self._fd
+
+    # ---- commands to the helper thread -------------------------------------------------------------------
+
+    def ask(self, command: int, *arguments: int) -> int:
+        """Sends a command to the helper thread and returns its result (0, or a negative errno).
+
+        Raises:
+            NfprobeError: the helper thread does not answer, or nothing that can be.
+        """
+        result = ffi.new("int32_t *")
+        words = ffi.new("uint64_t[4]", list(arguments) + [0] * (4 - len(arguments)))
+        if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, self.memory_fd, result) != 0:
+            raise NfprobeError(
+                f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
+            )
+        if result[0] < -ERRNO_MAX:
+            raise NfprobeError(
+                f"The helper thread in process {self.pid} answers nonsense.", f"nfprobe detach {self.pid}"
+            )
+        return int(result[0])
+
+    def write_message(self, text: str) -> None:
+        """Leaves a text for the next command."""
+        ffi.memmove(self.header.message, text.encode()[:511] + b"\0", min(len(text.encode()), 511) + 1)
+
+    def open_gates(self, gates: int) -> None:
+        """Lets the probes whose gate bits are given write records.
+
+        Raises:
+            NfprobeError: the target has no memory for what they keep.
+        """
+        if self.ask(lib.NFP_COMMAND_OPEN, gates) != 0:
+            raise NfprobeError(
+                f"Process {self.pid} has no memory for what probes keep of its packets.", f"nfprobe doctor {self.pid}"
+            )
+
+    def leave_out_polls(self, counts: Sequence[int]) -> None:
+        """Of threads that get their counters after this.
+
+        Args:
+            counts: what each counter counts in the probe of a poll that returns nothing.
+        """
+        for place in range(len(self.header.counted_polls)):
+            self.header.counted_polls[place] = counts[place] if place < len(counts) else 0
+
+    def end_turns(self) -> None:
+        """Lets every thread record what it works on to the end, and nothing after that."""
+        self.ask(lib.NFP_COMMAND_END_TURNS)
+
+    def close_gates(self) -> None:
+        """Makes every probe silent."""
+        self.ask(lib.NFP_COMMAND_CLOSE)
+
+    @property
+    def helper_tid(self) -> int:
+        """Thread id of the helper thread, as the monitor sees it; 0: what the target says is no thread of it."""
+        inner = np.array([int(self.header.helper_tid)], np.uint32)
+        tid = int(self._threads.ids.outer(inner)[0])
+        return tid if self.holds_thread(tid) else 0
+
+    @property
+    def helper_is_there(self) -> bool:
+        """Whether the target's helper thread serves this session."""
+        return int(self.header.state) in (lib.NFP_STATE_READY, lib.NFP_STATE_ARMED)
+
+    def leave(self, patience_s: float = 10.0) -> bool:
+        """Closes the gates and ends the helper thread. Returns whether it is gone."""
+        lib.nfp_mailbox_send(self.header, lib.NFP_COMMAND_LEAVE)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if int(self.header.state) == lib.NFP_STATE_SILENT:
+                return True
+            time.sleep(0.001)
+        return False
+
+    # ---- tables ------------------------------------------------------------------------------------------
+
+    def program(self, index: int) -> Any:
+        """The capture program at `index`, writable (struct nfp_program)."""
+        if not 0 <= index < PROGRAM_COUNT:
+            raise IndexError(index)
+        return ffi.cast("struct nfp_program *", self._fixed_buffer + PROGRAM_OFFSET) + index
+
+    def probe(self, index: int) -> Any:
+        """The monitor's own probe table entry at `index`, writable (struct nfp_probe); `patches` publishes it."""
+        return self.patches.entry(index)
+
+    @property
+    def probe_count(self) -> int:
+        """Entries of the probe table that were ever used."""
+        return self._probe_count
+
+    @probe_count.setter
+    def probe_count(self, count: int) -> None:
+        self._probe_count = self.header.probes = count
+
+    def map_arena(self, offset: int, size_bytes: int) -> mmap.mmap:
+        """Maps a part of the trampoline region for writing. Only the monitor has such a mapping.
+
+        Raises:
+            NfprobeError: it cannot be mapped.
+        """
+        try:
+            if offset < ARENA_OFFSET or offset + size_bytes > ARENA_OFFSET + ARENA_BYTES:
+                raise ValueError("they lie elsewhere")
+            return mmap.mmap(self._fd, size_bytes, offset=offset)
+        except (OSError, ValueError, OverflowError) as error:
+            raise NfprobeError(
+                f"The trampolines of process {self.pid} cannot be mapped: {error}.", f"nfprobe doctor {self.pid}"
+            ) from error
+
+    # ---- rings -------------------------------------------------------------------------------------------
+
+    def thread_indexes(self) -> range:
+        """Thread table entries that were ever used."""
+        return range(min(int(self.header.threads), THREAD_COUNT))
+
+    def thread_counts(self) -> list[ThreadCounts]:
+        """Counters of the threads that have written in this session."""
+        return self._threads.counts(len(self.thread_indexes()))
+
+    def late_counts(self) -> list[LateCounts]:
+        """What the threads did where not every packet is identified."""
+        return self._threads.late_counts(len(self.thread_indexes()))
+
+    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Packets received by each thread, and those that it has handed on."""
+        return self._threads.packet_balance(len(self.thread_indexes()))
+
+    def copying_threads(self) -> list[int]:
+        """Thread table entries of the threads that copy headers before each call."""
+        return self._threads.copying(len(self.thread_indexes()))
+
+    def living_threads(self) -> list[Claim]:
+        """Threads with a ring that are threads of the target at this moment, as the kernel says."""
+        return self._threads.living(len(self.thread_indexes()))
+
+    def threads_by_tid(self) -> dict[int, int]:
+        """Thread table indexes by the monitor's thread ids, of ended threads, too."""
+        return self._threads.by_tid(len(self.thread_indexes()))
+
+    def holds_thread(self, tid: int) -> bool:
+        """Whether this is a thread of the target at this moment; to be asked after something was opened for it."""
+        return self._threads.ids.holds(tid)
+
+    def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
+        """Says which packets deserve to be identified (struct nfp_late_wish).
+
+        Args:
+            late_ticks: age from which on they do; LATE_NEVER: none.
+            sample: so many of SAMPLE_ALL batches are drawn.
+            index: of the thread; None: of all, those that begin later included.
+        """
+        wishes = [self.header.late] if index is None else []
+        wishes += [self._table[i].late for i in (self.thread_indexes() if index is None else [index])]
+        for wish in wishes:
+            wish.late_ticks, wish.sample = late_ticks, sample
+
+    def thread_claims(self) -> Claims:
+        """The entries in use."""
+        return self._threads.claims(len(self.thread_indexes()))
+
+    def used_entries(self) -> int:
+        """Thread table entries that somebody has, as the target says."""
+        free = bytes(ffi.buffer(self.header.free_threads))
+        return THREAD_COUNT - int.from_bytes(free, "little").bit_count()
+
+    def surely_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which threads have ended for certain; `tids` as the target sees them, same shape."""
+        return self._threads.ids.surely_gone(tids)
+
+    def unregistered(self) -> tuple[int, int, int]:
+        """Records lost by threads that got no ring, by loss class."""
+        lost = self.header.unregistered
+        return int(lost[0]), int(lost[1]), int(lost[2])
+
+    def _map_rings(self) -> Rings:
+        if self._rings is None:
+            self._rings = Rings(self._fd, RING_OFFSET, THREAD_COUNT, self.ring_bytes, self._table, self._stamps)
+        return self._rings
+
+    def drain(self) -> Iterator[Swept]:
+        """Takes what the rings hold.
+
+        Each ring is read at least up to
+        what stood in it when the round began, which matching packets across threads relies on, and at most
+        once around, so that a fast thread does not starve the others.
+        """
+        rings = self._map_rings()
+        yield from rings.sweep(len(self.thread_indexes()))
+        self.torn = rings.torn
+
+    def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
+        """Takes what the rings of threads that are gone hold, each at most once around."""
+        rings = self._map_rings()
+        yield from rings.take_last(indexes)
+        self.torn = rings.torn
+
+    def free_threads(self, indexes: Sequence[int]) -> None:
+        """Gives the table entries of threads that have ended to the next new threads. Their rings must be drained."""
+        lib.nfp_threads_free(self.header, self._table, ffi.new("uint32_t[]", indexes), len(indexes))
+
+    def close(self) -> None:
+        """Gives up the lock: the target's helper thread then closes its gates. The rings are unmapped, the tables stay.
+
+        Whoever measures one process after the other would else keep gigabytes until Python collects its garbage.
+        """
+        # Mappings keep the open file alive, and with it the lock: it is given up by name.
+        fcntl.fcntl(self._fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        os.close(self._fd)
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None

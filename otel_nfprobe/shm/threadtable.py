@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread table of a session, read by arrays: a look copies the entries that were ever used once.
+
+The target writes it, so every look may find anything; which numbers are its threads is asked of the kernel
+(threadids.py). Called by session.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.base.columns import Rows, copy_rows
+from otel_nfprobe.shm.threadcounts import COUNT_MAX, LateCounts, ThreadCounts
+from otel_nfprobe.shm.threadids import ThreadIds
+
+COUNTED = ("empty_polls", "empty_ticks", "batches", "received_packets", "transmit_calls", "transmitted_packets",
+           "refused_packets", "dropped_packets", "punted_packets", "handed_over_packets",
+           "taken_over_packets")  # fmt: skip
+COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A thread that has an entry, and was a thread of the target when it was looked at; `tid` is the monitor's."""
+
+    index: int
+    tid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The entries in use.
+
+    Attributes:
+        index: in the thread table.
+        tid: as the target sees it.
+        start_ticks: when the entry was claimed.
+        has_counters: whether its thread has counted packets or polls.
+    """
+
+    index: NDArray[np.intp]
+    tid: NDArray[np.uint32]
+    start_ticks: NDArray[np.uint64]
+    has_counters: NDArray[np.bool_]
+
+    def are_outdated(self) -> NDArray[np.bool_]:
+        """Whose number a younger thread has; same shape."""
+        order = np.lexsort((self.start_ticks, self.tid))
+        tids, starts = self.tid[order], self.start_ticks[order]
+        has_next = tids[1:] == tids[:-1]
+        outdated = np.zeros(len(order), np.bool_)
+        outdated[order[:-1]] = has_next & (starts[1:] != starts[:-1])
+        return outdated
+
+    def were_in(self, before: Claims) -> NDArray[np.bool_]:
+        """Which of these were claimed at an earlier look, by the same thread at the same time; same shape."""
+        if not len(before.index):
+            return np.zeros(len(self.index), np.bool_)
+        place = np.minimum(np.searchsorted(before.index, self.index), len(before.index) - 1)
+        same: NDArray[np.bool_] = before.index[place] == self.index
+        same &= (before.tid[place] == self.tid) & (before.start_ticks[place] == self.start_ticks)
+        return same
+
+
+class ThreadTable:
+    """The thread table.
+
+    Args:
+        rows: all its entries (THREAD), in the memory that the target writes.
+        ids: of the target's threads.
+    """
+
+    def __init__(self, rows: Rows, ids: ThreadIds) -> None:
+        self._rows = rows
+        self.ids = ids
+        self._outer = np.zeros(len(rows), np.uint32)  # the monitor's numbers that were known last, by entry ...
+        self._outer_of = np.zeros(len(rows), [("tid", "<u4"), ("start", "<u8")])  # ... and of which claim
+
+    def read(self, used: int) -> Rows:
+        """A copy of the first entries."""
+        return copy_rows(self._rows[:used])
+
+    def counts(self, used: int) -> list[ThreadCounts]:
+        """Counters of the threads that have written in this session."""
+        rows = self.read(used)
+        indexes = np.flatnonzero(rows["tid"])
+        rows = rows[indexes]
+        columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED]
+        lost = map(tuple, np.minimum(rows["lost"], COUNT_MAX).tolist())
+        outer = self._find_outer(indexes, rows).tolist()
+        starts = rows["start_ticks"].tolist()
+        return [ThreadCounts(*row) for row in zip(indexes.tolist(), outer, *columns, lost, starts, strict=True)]
+
+    def late_counts(self, used: int) -> list[LateCounts]:
+        """What the threads did where not every packet is identified."""
+        rows = self.read(used)
+        indexes = np.flatnonzero(rows["tid"])
+        rows = rows[indexes]
+        columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED_LATE]
+        copying = (rows["copying"] != 0).tolist()
+        return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
+
+    def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Packets that each thread has received, and those that it has handed on; asked for often."""
+        names = ("received", "taken_over", "handed_over", "transmitted", "dropped", "punted")
+        columns = (self._rows[f"{name}_packets"][:used] for name in names)
+        received, taken, put, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
+        if put.any():  # where it is seen, who has received a packet is known wherever it is
+            received = received + taken
+        return received, sum(handed_on, put)
+
+    def copying(self, used: int) -> list[int]:
+        """Entries of threads that copy headers before each call; asked for often."""
+        return [int(index) for index in np.flatnonzero(self._rows["copying"][:used])]
+
+    def claims(self, used: int) -> Claims:
+        """The entries that threads have claimed and are not given back."""
+        # Before the rest: a tid is written before its start (partner: describe in native/probe/thread.c).
+        starts = self._rows["start_ticks"][:used].copy()
+        rows = self.read(used)
+        is_used = (rows["state"] == lib.NFP_THREAD_USED) & (starts != 0) & (starts == rows["start_ticks"])
+        indexes = np.flatnonzero(is_used)
+        rows = rows[indexes]
+        has_counters = np.zeros(len(rows), np.bool_)
+        for name in ("empty_polls", "batches", "transmit_calls", "dropped_packets", "punted_packets"):
+            has_counters |= rows[name] != 0
+        return Claims(indexes, rows["tid"], rows["start_ticks"], has_counters)
+
+    def living(self, used: int) -> list[Claim]:
+        """The threads that have an entry and live, as the kernel says: of a number that is there twice the latest."""
+        claims = self.claims(used)
+        wanted = ~claims.are_outdated()
+        indexes, inner, starts = claims.index[wanted], claims.tid[wanted], claims.start_ticks[wanted]
+        outer = self.ids.outer(inner)
+        there = ~self.ids.are_gone(outer)
+        self._remember(indexes[there], inner[there], starts[there], outer[there])
+        found = zip(indexes[there].tolist(), outer[there].tolist(), starts[there].tolist(), strict=True)
+        return [Claim(*each) for each in found]
+
+    def by_tid(self, used: int) -> dict[int, int]:
+        """Entries by the monitor's numbers of their threads, ended ones included: of each number the latest."""
+        rows = self.read(used)
+        indexes = np.flatnonzero(rows["tid"])
+        indexes = indexes[np.argsort(rows["start_ticks"][indexes], kind="stable")]
+        outer = self._find_outer(indexes, rows[indexes])
+        return {tid: index for tid, index in zip(outer.tolist(), indexes.tolist(), strict=True) if tid}
+
+    def _find_outer(self, indexes: NDArray[np.intp], rows: Rows) -> NDArray[np.uint32]:
+        """The monitor's numbers; of a thread that has ended what it was called while it lived."""
+        outer = self.ids.outer(rows["tid"])
+        if outer is rows["tid"] or np.array_equal(outer, rows["tid"]):
+            return outer
+        known = self._outer_of[indexes]
+        same = (known["tid"] == rows["tid"]) & ((known["start"] == rows["start_ticks"]) | (rows["start_ticks"] == 0))
+        fresh = (outer != 0) & ~same
+        self._remember(indexes[fresh], rows["tid"][fresh], rows["start_ticks"][fresh], outer[fresh])
+        return np.where((outer == 0) & same, self._outer[indexes], outer).astype(np.uint32)
+
+    def _remember(
+        self,
+        indexes: NDArray[np.intp],
+        inner: NDArray[np.uint32],
+        starts: NDArray[np.uint64],
+        outer: NDArray[np.uint32],
+    ) -> None:
+        self._outer[indexes] = outer
+        self._outer_of["tid"][indexes], self._outer_of["start"][indexes] = inner, starts

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running: which code the busy threads of a target are in, seen by the kernel's clock interrupts.
+
+A thousand times a second the kernel notes a running thread's program counter and the top of its stack (perf's
+software event `cpu-clock`, which needs no performance counters). Nothing in the target changes and no thread
+is stopped. Words of a stack that point into code are taken for return addresses: old ones among them name
+functions that ran a moment ago. Called by trial.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.linux.perfring import HEADER, SOFTWARE, map_ring, open_event, take_records
+from otel_nfprobe.target.target import Target
+
+ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")  # struct perf_event_attr up to PERF_ATTR_SIZE_VER5
+CPU_CLOCK = 0
+REGISTERS, STACK = 1 << 12, 1 << 13  # PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER
+WANTED_REGISTERS = 1 << 7 | 1 << 8  # stack pointer and program counter
+BY_FREQUENCY, NOT_IN_KERNEL = 1 << 10, 1 << 5  # bits of the attributes
+SAMPLE_RECORD = 9
+FREQUENCY_HZ = 997  # in step with nothing
+STACK_BYTES = 4096
+BUFFER_PAGES = 32
+LOOK_S = 0.01
+BUSY_LOOK_S = 0.05
+THREADS_MAX = 16  # the busiest
+NS_PER_THREAD_MIN = 1_000_000  # of CPU time in BUSY_LOOK_S: less is no dataplane thread
+
+
+@dataclass(frozen=True, slots=True)
+class Sightings:
+    """What was seen.
+
+    Attributes:
+        threads: how many threads were looked at.
+        counters: program counters, one for each time that a thread was seen running.
+        stacks: words of their stacks, code or not.
+    """
+
+    threads: int
+    counters: NDArray[np.uint64]
+    stacks: NDArray[np.uint64]
+
+
+def see_running(target: Target, seconds: float, is_over: Callable[[], bool]) -> Sightings | None:
+    """Looks at the busy threads for so long, or until it is over.
+
+    Returns:
+        None when this user or kernel does not allow it.
+    """
+    watches: list[_Watch] = []
+    try:
+        for tid in _busy_threads(target, is_over):
+            with suppress(ProcessLookupError):
+                watches.append(_Watch(tid))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not is_over():
+            time.sleep(LOOK_S)
+            for watch in watches:
+                watch.take()
+    except OSError:
+        return None
+    finally:
+        for watch in watches:
+            watch.close()
+    counters = [counter for watch in watches for counter in watch.counters]
+    stacks = b"".join(stack for watch in watches for stack in watch.stacks)
+    return Sightings(len(watches), np.array(counters, np.uint64), np.frombuffer(stacks, np.uint64))
+
+
+def _busy_threads(target: Target, is_over: Callable[[], bool]) -> list[int]:
+    """Threads that used the CPU just now, the busiest first."""
+    before = _cpu_times_ns(target)
+    until = time.monotonic() + BUSY_LOOK_S
+    while time.monotonic() < until and not is_over():
+        time.sleep(LOOK_S)
+    used = {tid: total - before.get(tid, 0) for tid, total in _cpu_times_ns(target).items()}
+    busy = sorted((tid for tid in used if used[tid] >= NS_PER_THREAD_MIN), key=lambda tid: -used[tid])
+    return busy[:THREADS_MAX]
+
+
+def _cpu_times_ns(target: Target) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for thread in target.threads():
+        with suppress(OSError), open(f"/proc/{target.pid}/task/{thread.tid}/schedstat", encoding="ascii") as file:
+            found[thread.tid] = int(file.read().split()[0])
+    return found
+
+
+class _Watch:
+    """One thread under the clock.
+
+    Raises:
+        OSError: not allowed, or the thread has ended.
+    """
+
+    def __init__(self, tid: int) -> None:
+        self.counters: list[int] = []
+        self.stacks: list[bytes] = []
+        try:
+            self._fd = _open_event(tid, 0)
+        except PermissionError:  # an ordinary user sees its own code only
+            self._fd = _open_event(tid, NOT_IN_KERNEL)
+        try:
+            self._memory = map_ring(self._fd, BUFFER_PAGES)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def take(self) -> None:
+        """Takes what the kernel has written since the last time."""
+        content = take_records(self._memory)
+        position = 0
+        while position + HEADER.size <= len(content):
+            kind, _, size = HEADER.unpack_from(content, position)
+            if kind == SAMPLE_RECORD:
+                self._take_sample(content[position + HEADER.size : position + size])
+            position += max(size, HEADER.size)
+
+    def _take_sample(self, sample: bytes) -> None:
+        """abi, registers, bytes of stack that follow, the stack, how much of it is valid."""
+        if len(sample) < 32 or not struct.unpack_from("<Q", sample)[0]:  # a kernel thread has no registers
+            return
+        _, _, counter, room = struct.unpack_from("<4Q", sample)
+        self.counters.append(counter)
+        if room and len(sample) >= 40 + room:
+            (valid,) = struct.unpack_from("<Q", sample, 32 + room)
+            self.stacks.append(sample[32 : 32 + min(valid, room) // 8 * 8])
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._fd)
+
+
+def _open_event(tid: int, flags: int) -> int:
+    words: list[Any] = [SOFTWARE, ATTRIBUTES.size, CPU_CLOCK, FREQUENCY_HZ, REGISTERS | STACK, 0, BY_FREQUENCY | flags]
+    words += [0, 0, 0, 0, 0, WANTED_REGISTERS, STACK_BYTES, 0, 0, 0, 0, 0]
+    return open_event(ATTRIBUTES.pack(*words), tid)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leftover: the session memory that a target still holds, whether its monitor lives or was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.linux.descriptors import look_at_session_file
+from otel_nfprobe.shm.session import FLOCK, Session
+from otel_nfprobe.target.target import Target, read_text
+
+SESSION_PATH = "/memfd:nfprobe-session"  # what /proc shows for mapped session memory
+F_OFD_GETLK = 36
+SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
+
+
+def session_descriptors(pid: int) -> list[int]:
+    """Numbers of the target's file descriptors that say they are session memory, the latest last.
+
+    Raises:
+        NfprobeError: this user may not look into the process.
+    """
+    found = []
+    try:
+        entries = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        raise NfprobeError(
+            f"This user may not look into process {pid}; that takes root or the user it belongs to.",
+            f"sudo nfprobe status {pid}",
+        ) from None
+    except OSError:
+        return []
+    for entry in entries:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_PATH):
+                found.append(int(entry))
+        except OSError:
+            continue
+    return sorted(found)[-SESSIONS_MAX:]
+
+
+def mapped_sessions(pid: int) -> set[int]:
+    """Inodes of the session memory that a process has mapped; empty when it has ended or runs another program."""
+    lines = (line.split(None, 5) for line in read_text(f"/proc/{pid}/maps").splitlines() if SESSION_PATH in line)
+    return {int(fields[4]) for fields in lines if fields[-1].startswith(SESSION_PATH)}
+
+
+def refuse_second(target: Target) -> None:
+    """One monitor a target.
+
+    Raises:
+        NfprobeError: there is one already; the sentence names it.
+    """
+    monitor = find_monitor(target)
+    if monitor is not None:
+        raise NfprobeError(
+            f"Another nfprobe, process {monitor}, is attached to process {target.pid}.",
+            f"nfprobe status {target.pid}",
+        )
+
+
+def sessions(target: Target) -> Iterator[Session]:
+    """The sessions in a target that no monitor holds, opened and locked; the caller closes them."""
+    for descriptor in session_descriptors(target.pid):
+        with suppress(NfprobeError):
+            yield Session(target.pid, descriptor)
+
+
+def open_leftover(target: Target) -> Session | None:
+    """The session of a killed monitor with probes in place, or the latest one, opened and locked."""
+    last: Session | None = None
+    for session in sessions(target):
+        if last is not None:
+            last.close()
+        last = session
+        if session.patches.claimed:
+            return session
+    return last
+
+
+def find_monitor(target: Target) -> int | None:
+    """Process id of the monitor that holds the lock of a session in the target, or None.
+
+    The kernel does not tell whose an open-file lock is, so the holder is found by its open session file.
+    """
+    inode = find_held_session(target)
+    return None if inode is None else _holder(inode, target.pid)
+
+
+def find_held_session(target: Target) -> int | None:
+    """Inode of the session memory in the target that a monitor has locked, or None.
+
+    A target may have closed its descriptor: what it has mapped is then looked for among what monitors have open.
+    """
+    seen = set()
+    for descriptor in session_descriptors(target.pid):
+        fd = look_at_session_file(target.pid, descriptor)
+        if fd is None:
+            continue
+        try:
+            inode = os.fstat(fd).st_ino
+            if _is_locked(fd):
+                return inode
+        finally:
+            os.close(fd)
+        seen.add(inode)
+    hidden = sorted(mapped_sessions(target.pid) - seen)[-SESSIONS_MAX:]
+    return next((inode for inode in hidden if _holder(inode, target.pid) is not None), None)
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether a monitor has locked the session memory that is open here."""
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def _holder(inode: int, target: int) -> int | None:
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == target or int(entry) == os.getpid():
+            continue
+        with suppress(OSError):
+            if _is_monitor(int(entry)) and _holds(int(entry), inode):
+                return int(entry)
+    return None
+
+
+def _is_monitor(pid: int) -> bool:
+    # A forked child of the target has the file, too; only a monitor is a Python process that locks it.
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"nfprobe" in file.read()
+
+
+def _holds(pid: int, inode: int) -> bool:
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_PATH):
+                continue
+            fd = look_at_session_file(pid, int(entry))
+            if fd is None:
+                continue
+            is_it = os.fstat(fd).st_ino == inode and _is_locked(fd)
+            os.close(fd)
+            if is_it:
+                return True
+    return False

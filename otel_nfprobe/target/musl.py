@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread word in targets whose C library is musl (native/probe/word_musl.c has the drawing).
+
+A thread that is older than the probe library keeps its word in bytes that musl leaves unused for alignment.
+Before the library is loaded every thread is looked at; afterwards the word of each old thread gets its first
+value. Called by inject.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.target.target import Target, read_task_status
+
+MODULES_MAX = 4096
+STATIC_BYTES_MAX = 1 << 20
+WORD_BYTES = 8
+PATIENCE_S = 10.0
+
+
+@dataclass
+class ThreadWords:
+    """The words of all threads of a musl target.
+
+    Attributes:
+        floors: for each thread that is older than the library, by tid: the lowest address that it does not use.
+        modules: how many modules with thread-local storage there were.
+    """
+
+    target: Target
+    floors: dict[int, int] = field(default_factory=dict)
+    modules: int = 0
+
+    def look(self) -> None:
+        """Looks at every thread, before the library is loaded.
+
+        Raises:
+            RefusedError: a thread has no room for a word.
+        """
+        for tid, base in self._bases().items():
+            try:
+                self._look_at(tid, base)
+            except NfprobeError:
+                if self._lives(tid):  # else its memory is gone, or another's by now
+                    raise
+
+    def _look_at(self, tid: int, base: int) -> None:
+        table = self.target.read_word(base + 8)
+        if not base - STATIC_BYTES_MAX < table < base:
+            raise RefusedError(
+                f"Thread {tid} of process {self.target.pid} is older than a library with thread-local storage "
+                "that the program has loaded: musl leaves no room for the probe library's own in it.",
+                f"nfprobe run -- {self.target.executable}",
+            )
+        self.modules = self.target.read_word(table)
+        if self.modules > MODULES_MAX:
+            raise RefusedError(
+                f"Thread {tid} of process {self.target.pid} is laid out in another way than musl's threads are.",
+                f"nfprobe doctor {self.target.pid}",
+            )
+        self.floors[tid] = table + 8 * (self.modules + 1) - base
+
+    def fill(self, offset: int, first_value: int) -> None:
+        """Gives the word of each thread that has none yet its first value, after the library was loaded.
+
+        Args:
+            offset: of the word from the thread base.
+            first_value: address of nfp_null_thread in the target.
+
+        Raises:
+            RefusedError: the word of a thread would not lie in unused bytes. No word was written.
+        """
+        empty = {tid: base for tid, base in self._bases().items() if self._is_empty(tid, base + offset)}
+        if empty and not self.floors:
+            raise RefusedError(
+                f"A monitor was killed while it loaded the probe library into process {self.target.pid}; "
+                "on musl that cannot be made good in a running program.",
+                f"nfprobe run -- {self.target.executable}",
+            )
+        common = max(self.floors.values(), default=0)  # of a thread that was made between look() and the load
+        for tid in empty:
+            if offset % WORD_BYTES or offset < self.floors.get(tid, common):
+                raise RefusedError(
+                    f"Thread {tid} of process {self.target.pid} has no room for the probe library's storage: "
+                    "the program has loaded a library of its own at the same moment.",
+                    f"nfprobe attach {self.target.pid}",
+                )
+        for base in empty.values():
+            self.target.memory.write(base + offset, first_value.to_bytes(WORD_BYTES, "little"))
+
+    def _is_empty(self, tid: int, address: int) -> bool:
+        try:
+            return self.target.read_word(address) == 0
+        except NfprobeError:
+            if self._lives(tid):
+                raise
+            return False
+
+    def _lives(self, tid: int) -> bool:
+        return read_task_status(self.target.pid, tid).get("State", "X")[:1] not in "ZX"
+
+    def _bases(self) -> dict[int, int]:
+        """Thread base of each living thread, by tid. Each is stopped by itself, for microseconds."""
+        bases = {thread.tid: self._base(thread.tid) for thread in self.target.threads()}
+        return {tid: base for tid, base in bases.items() if base is not None}
+
+    def _base(self, tid: int) -> int | None:
+        """Thread base of a thread; None when it has ended."""
+        base = ffi.new("uint64_t *")
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            result = lib.nfp_read_thread_base(tid, base)
+            if result == 0:
+                return int(base[0])
+            if not self._lives(tid):
+                return None
+            if time.monotonic() > deadline:
+                raise NfprobeError(
+                    f"Thread {tid} of process {self.target.pid} cannot be looked at: {os.strerror(-result)}.",
+                    f"nfprobe doctor {self.target.pid}",
+                )
+            time.sleep(0.002)  # a thread that is ending cannot be seized any more

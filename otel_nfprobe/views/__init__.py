@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Ways to show a report. Each takes an otel_nfprobe.report.Report and returns text."""
