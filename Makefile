@@ -49,10 +49,11 @@ test-long: build stack-build ## the longer runs
 	scripts/set-up test
 	$(BIN)/pytest -m long --timeout 0 -o faulthandler_timeout=0 $(TESTS)
 
-lint: build ## ruff, mypy, clang-format
+lint: build ## ruff, mypy, import-linter, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	find native examples -name '*.[ch]' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: build ## let the formatters have their way
