@@ -3,8 +3,7 @@
 // one of them comes out again as the whole packet, in the buffer of the first one, and the others are in it or behind it.
 // Fragmentation sends new packets in new buffers, and frees the one that it was given. So a packet that such a call has
 // taken in counts as absorbed until it is seen to leave. Its buffer may be used for another packet at once: the digest tells
-// whether it is the same one, except for the first fragment, which has become another. Called by packet.c and settle.c; see
-// stream.h.
+// whether it is the same one, except for the first fragment, which has become another. See stream.h.
 #include "stream.h"
 
 void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)

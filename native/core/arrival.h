@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a packet's life in the function begins, and how that is known: it was stamped, a capture file says it, or the
-// polls bound it (native/probe/queue.h). Pure; columns.py has the same rule for arrays. Used by batch.c,
-// statistics.c and otlp_packet.c.
+// polls bound it (native/probe/queue.h). Pure; columns.py has the same rule for arrays.
 #ifndef NFPROBE_CORE_ARRIVAL_H
 #define NFPROBE_CORE_ARRIVAL_H
 #include <nfprobe/record.h>

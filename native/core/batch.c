@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches: the log of calls that is open moves from batch to batch at each receive call. A call that is
 // open across such a move is cut: each batch that it encloses has a row of it, marked CLIPPED.
-// Called by pipeline.c; see stream.h.
+// See stream.h.
 #include "arrival.h"
 #include "stream.h"
 #include <string.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration: what one probed call adds on this CPU, measured with the real trampoline in the monitor's own
-// memory. Called by otel_nfprobe/probes/calibration.py once per session.
+// memory. Once per session.
 #ifndef NFPROBE_CALIBRATION_H
 #define NFPROBE_CALIBRATION_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The call tree of one thread: pairs entries with exits by function and rsp, and keeps one row per call in
-// a log, in the order of the entries, so that parents stand before their children. Called by pipeline.c
-// and batch.c. Pure: no I/O, no clock; any sequence of entries and exits is legal.
+// a log, in the order of the entries, so that parents stand before their children. Pure: no I/O,
+// no clock; any sequence of entries and exits is legal.
 //
 // Stacks grow down. An open call that lies at or below a call that begins, or below one that ends, on the
 // same stack was left without its exit (longjmp, exception, lost record), or it belongs to a coroutine

@@ -4,7 +4,7 @@
 // is put into a batch that it may not have been in. A thread's batches wait for their packets by count, taking them
 // to leave turn by turn: what was received before anything was handed on may leave in any order. An NF that keeps
 // packets back (a buffer for each port) may let later turns pass: while any packet has not left, batches wait for one
-// round more. Called by packet.c and pipeline.c; see stream.h.
+// round more. See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the time stamp counter together with CLOCK_REALTIME, and converts ticks to Unix ns (clock.h).
-// Fits nothing and remembers nothing: otel_nfprobe/base/clock.py does. Called by it and by the OTLP encoder.
+// Fits nothing and remembers nothing: otel_nfprobe/base/clock.py does.
 #include "clock.h"
 #include <time.h>
 #include <x86intrin.h>

@@ -2,7 +2,7 @@
 // What the machine code of functions shows: branches, exits, and how they use their caller's frame. The same as
 // otel_nfprobe/arch/x86_64/scan.py finds, whose words are used here, for functions that consist of instructions which
 // instruction.h knows and whose frame rules framerows.h knows; the others are left to it. What needs an instruction's
-// full decoding is left to it, too. The input is hostile. Called by codescan.py.
+// full decoding is left to it, too. The input is hostile.
 #ifndef NFPROBE_CORE_CODESCAN_H
 #define NFPROBE_CORE_CODESCAN_H
 

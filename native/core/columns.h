@@ -14,7 +14,7 @@
 enum nfp_call_flags {
 	NFP_CALL_CLIPPED = 1, // open when its batch began or ended: its times are cut to the batch
 	NFP_CALL_UNWOUND = 2, // left by unwinding
-	NFP_CALL_VALUE = 4,   // `value` was captured
+	NFP_CALL_VALUE = 4, // `value` was captured
 	NFP_CALL_RECEIVE = 8,
 	NFP_CALL_TRANSMIT = 16,
 	NFP_CALL_DROP = 32,
@@ -29,9 +29,9 @@ struct nfp_call {
 	uint64_t self_ticks; // without the probed calls inside it
 	uint64_t value;
 	uint32_t function; // function id
-	uint32_t thread;   // thread table index
-	uint32_t parent;   // index in the same calls array, or NFP_NONE
-	uint32_t batch;    // index in the batches array, or NFP_NONE
+	uint32_t thread; // thread table index
+	uint32_t parent; // index in the same calls array, or NFP_NONE
+	uint32_t batch; // index in the batches array, or NFP_NONE
 	uint16_t depth;
 	uint16_t flags; // enum nfp_call_flags
 	uint32_t cost_ticks; // of the probes themselves between start and end; stops at the largest number
@@ -50,24 +50,24 @@ struct nfp_counter_cost {
 };
 
 enum nfp_batch_flags {
-	NFP_BATCH_FULL = 1,      // its poll returned as many packets as were asked for
-	NFP_BATCH_LOSSY = 2,     // records were lost inside it
+	NFP_BATCH_FULL = 1, // its poll returned as many packets as were asked for
+	NFP_BATCH_LOSSY = 2, // records were lost inside it
 	NFP_BATCH_UNFINISHED = 4, // cut by the end of the session
 	NFP_BATCH_UNDETAILED = 16, // its inner functions were not timed
 	NFP_BATCH_SATURATED = 8, // its queue was not seen empty: earliest_ticks is its own start
 	NFP_BATCH_CHOSEN = 32, // its packets are described only where they are late or it was drawn
-	NFP_BATCH_DRAWN = 64,  // for the fair sample
+	NFP_BATCH_DRAWN = 64, // for the fair sample
 	NFP_BATCH_TAKEN_OVER =
 	    128, // `size` packets that another batch has received; it describes none itself
 };
 
 struct nfp_batch {
-	uint64_t id;          // counts up per session, unique over its threads
+	uint64_t id; // counts up per session, unique over its threads
 	uint64_t start_ticks; // entry of the receive call
-	uint64_t end_ticks;   // exit of the last call in it
+	uint64_t end_ticks; // exit of the last call in it
 	uint32_t thread;
 	uint32_t function; // of the receive call
-	uint32_t size;     // packets received
+	uint32_t size; // packets received
 	uint32_t requested;
 	uint32_t transmitted;
 	uint32_t dropped;
@@ -75,16 +75,16 @@ struct nfp_batch {
 	uint32_t calls;
 	uint32_t first_packet;
 	uint32_t packets; // packets described (may be fewer than size)
-	uint32_t flags;   // enum nfp_batch_flags
-	uint32_t queue;   // which of its thread, an arbitrary number; 0 when it is not known
+	uint32_t flags; // enum nfp_batch_flags
+	uint32_t queue; // which of its thread, an arbitrary number; 0 when it is not known
 	uint64_t earliest_ticks; // since when its packets can have waited; 0: not known
 };
 
 // What a packet's latency counts from (arrival.h).
 enum nfp_origin {
-	NFP_FROM_STAMP = 0,   // its stamp
+	NFP_FROM_STAMP = 0, // its stamp
 	NFP_FROM_CAPTURE = 1, // its generator's capture
-	NFP_FROM_POLL = 2,    // the last poll that had left its queue empty: a bound
+	NFP_FROM_POLL = 2, // the last poll that had left its queue empty: a bound
 	NFP_FROM_RECEIVE = 3, // the poll that returned it: nothing is known of the time before
 	NFP_ORIGINS = 4,
 };
@@ -98,10 +98,10 @@ enum nfp_disposition {
 	NFP_DISPOSITIONS = 5,
 };
 enum nfp_packet_flags {
-	NFP_PACKET_ARRIVAL_KNOWN = 1,   // arrival_ticks is in ticks
+	NFP_PACKET_ARRIVAL_KNOWN = 1, // arrival_ticks is in ticks
 	NFP_PACKET_REPEATED = 2,
 	NFP_PACKET_ARRIVAL_UNIX_NS = 4, // arrival_ticks holds Unix ns until the clock has converted it
-	NFP_PACKET_UNSURE = 8,          // too many digests to know whether this one is repeated
+	NFP_PACKET_UNSURE = 8, // too many digests to know whether this one is repeated
 	// What the probe saw of its headers, NFP_FACTS_* of headers.h.
 	NFP_PACKET_FRAGMENT = 16,
 	NFP_PACKET_CUT = 32,
@@ -114,19 +114,19 @@ struct nfp_packet {
 	uint64_t buffer;
 	uint64_t arrival_ticks; // 0: not known
 	uint64_t receive_ticks; // exit of the receive call
-	uint64_t done_ticks;    // exit of the transmit or drop call; 0 while unknown
-	uint8_t source[16];     // IPv4: the first four bytes; network order
+	uint64_t done_ticks; // exit of the transmit or drop call; 0 while unknown
+	uint8_t source[16]; // IPv4: the first four bytes; network order
 	uint8_t destination[16];
 	uint16_t source_port;
 	uint16_t destination_port;
 	uint16_t length;
 	uint16_t ip_id;
 	uint8_t protocol;
-	uint8_t ip_version;  // 0: not IP
+	uint8_t ip_version; // 0: not IP
 	uint8_t disposition; // enum nfp_disposition
-	uint8_t flags;       // enum nfp_packet_flags
-	uint32_t batch;      // index in the batches array
-	uint32_t index;      // position in its burst
+	uint8_t flags; // enum nfp_packet_flags
+	uint32_t batch; // index in the batches array
+	uint32_t index; // position in its burst
 	uint32_t done_function; // function id of the transmit or drop call, or NFP_NONE
 	uint64_t done_digest; // digest at transmit (equal to `digest` unless the NF changed what it covers)
 	// What the NF calls them, plus 1; 0: not known.
@@ -137,7 +137,7 @@ struct nfp_packet {
 
 // What a packet of a broker (ip_version NFP_VERSION_MESSAGE of record.h) holds at `source` instead of an address.
 struct nfp_message {
-	uint32_t body_bytes;  // of the payload; 0 when it is not known
+	uint32_t body_bytes; // of the payload; 0 when it is not known
 	uint32_t topic_bytes; // read: a longer topic has more
 };
 
@@ -155,33 +155,33 @@ enum nfp_handover_flags { NFP_HANDOVER_AGAIN = 1 };
 // A packet went on in another batch than that which received it.
 struct nfp_handover {
 	uint32_t packet; // index in the packets array
-	uint32_t batch;  // index in the batches array; with NFP_HANDOVER_AGAIN: in again_batches
-	uint32_t index;  // position in the burst that took it over, or NFP_NONE
-	uint32_t flags;  // enum nfp_handover_flags
+	uint32_t batch; // index in the batches array; with NFP_HANDOVER_AGAIN: in again_batches
+	uint32_t index; // position in the burst that took it over, or NFP_NONE
+	uint32_t flags; // enum nfp_handover_flags
 };
 
 // One thread kept all others from running.
 struct nfp_hold {
 	uint64_t start_ticks; // it asked them to stand still
-	uint64_t held_ticks;  // all did
-	uint64_t end_ticks;   // it had let them go
+	uint64_t held_ticks; // all did
+	uint64_t end_ticks; // it had let them go
 	uint32_t thread;
 	uint32_t function; // by which it did so
-	uint32_t size;     // of `text`, valid UTF-8: what for; 0: not known
-	uint8_t text[84];  // NFP_TOPIC_TEXT_BYTES
+	uint32_t size; // of `text`, valid UTF-8: what for; 0: not known
+	uint8_t text[84]; // NFP_TOPIC_TEXT_BYTES
 };
 
 // What the counters of a call say; calls without a row were not counted.
 struct nfp_call_counters {
-	uint32_t call;  // index in the calls array
+	uint32_t call; // index in the calls array
 	uint32_t flags; // enum nfp_counters_flags
 	uint64_t inclusive[6]; // without what the probes count, where that is known
 	uint64_t self[6]; // without the calls inside it
-	uint32_t inside;  // counted calls in it, at any depth, whose probes it contains
+	uint32_t inside; // counted calls in it, at any depth, whose probes it contains
 	uint32_t set; // which counters these are: how often they had been changed
 };
 enum nfp_counters_flags {
-	NFP_COUNTERS_VALID = 1,      // `inclusive` is right
+	NFP_COUNTERS_VALID = 1, // `inclusive` is right
 	NFP_COUNTERS_SELF_VALID = 2, // and so is `self`: every call inside it was counted
 };
 

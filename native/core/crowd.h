@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All threads of a target, seized: they run on until they are interrupted. Used by stop.c and live.c.
+// All threads of a target, seized: they run on until they are interrupted.
 #ifndef NFPROBE_CROWD_H
 #define NFPROBE_CROWD_H
 #include "change.h"

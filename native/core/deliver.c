@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery: what is complete is copied from logs and pending batches into the columns that a take gives;
-// dead rows are left out and indices rewritten. Called by pipeline.c; see stream.h.
+// dead rows are left out and indices rewritten. See stream.h.
 #include "stream.h"
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Detail: what the pipeline does about functions whose gate was closed while they were open (native/probe/detail.c).
 // Only calls around the receive call can be: one end of theirs was recorded and the other was not. They are counted
-// apart, because nothing was lost. Called by pipeline.c; see stream.h.
+// apart, because nothing was lost. See stream.h.
 #include "stream.h"
 
 // A batch begins whose inner functions are not timed.

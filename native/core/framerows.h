@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules for the canonical frame address (CFA) in the frame programs that compilers write, which are hundreds of
 // thousands in a large process. Knows the instructions that nearly all of them are made of; ehframe.py runs the others,
-// and says what is wrong with a malformed one. The input is hostile: each index is checked. Called by framerows.py.
+// and says what is wrong with a malformed one. The input is hostile: each index is checked.
 #ifndef NFPROBE_CORE_FRAMEROWS_H
 #define NFPROBE_CORE_FRAMEROWS_H
 

@@ -2,7 +2,7 @@
 // Handovers: a packet that one batch has received goes on in another one, mostly of another thread. A call of role
 // TAKE_OVER begins a batch that has no packets of its own; each buffer that it takes holds it until the packet is
 // delivered. A packet's row is delivered when all the batches that it was in have ended, and together with them: a
-// batch that an earlier take has given is given once more, apart. Called by packet.c, settle.c, deliver.c; see stream.h.
+// batch that an earlier take has given is given once more, apart. See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a number that a target has chosen belongs in a hash table: by factors that it cannot know, so that it cannot choose
-// numbers which all belong into one place. What is found does not depend on them. Used by settle.c and topics.c.
+// numbers which all belong into one place. What is found does not depend on them.
 #ifndef NFPROBE_HASH_H
 #define NFPROBE_HASH_H
 #include <stdint.h>

@@ -2,7 +2,7 @@
 // Holds: one thread keeps all others from running (VPP's barrier). A call of role HOLD returns when they stand still, one of
 // role RELEASE lets them go; calls between them may hold and release once more, which changes nothing. What it is done for
 // says the text of the innermost call of role COMMAND that is open then, or the call's own. The last ones are given with
-// each take: what waited for them may come later. Called by pipeline.c and packet.c; see stream.h.
+// each take: what waited for them may come later. See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One machine instruction: how long it is, and what the analysis wants to know of most of them. Knows what compilers
 // write and decodes it as the full decoder does; what is rare, odd or wrong is left to that one, never guessed: a wrong
-// length is a crashed target. The input is hostile: no byte behind its end is read. Called by codescan.c.
+// length is a crashed target. The input is hostile: no byte behind its end is read.
 #ifndef NFPROBE_CORE_INSTRUCTION_H
 #define NFPROBE_CORE_INSTRUCTION_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mailbox: how the monitor asks the helper thread in the target for something. Called by session.py.
+// The mailbox: how the monitor asks the helper thread in the target for something.
 #ifndef NFPROBE_MAILBOX_H
 #define NFPROBE_MAILBOX_H
 #include <nfprobe/session.h>

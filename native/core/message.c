@@ -3,7 +3,7 @@
 // that call becomes a batch, from its own entry to its exit, and the message is received. A message may be sent
 // to several receivers, by calls of role SEND; it is the address of its topic that tells which. A message that is
 // described outside of AROUND was made by the program itself: its sendings are not those of a received one.
-// Called by pipeline.c and packet.c; see stream.h.
+// See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 // The OTLP encoder: columns in, the bytes of an ExportTraceServiceRequest out (canonical proto3 form).
 // Each selected packet becomes one trace: packet, queue wait, batch, and the batch's calls as they were nested. Or, with
 // `is_linked`, batch and calls are a trace of their own, once, and its packets link to it.
-// No malloc, no I/O, no clock; every index in the columns is checked. Called by otel_nfprobe/export/span.py.
+// No malloc, no I/O, no clock; every index in the columns is checked.
 //
 // otlp.c frames the request, otlp_span.c writes a packet's spans, otlp_id.c derives ids, otlp_wire.h writes fields.
 #ifndef NFPROBE_OTLP_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // IP addresses as text: dotted quads, and IPv6 in the one form of RFC 5952 (lower case, the first longest run of
-// zero groups shortened). No libc call: it runs once or twice per packet. Called by the span writer.
+// zero groups shortened). No libc call: it runs once or twice per packet.
 #ifndef NFPROBE_OTLP_ADDRESS_H
 #define NFPROBE_OTLP_ADDRESS_H
 #include <stdint.h>

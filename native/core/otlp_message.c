@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes what the span of a broker's message has instead of a flow: topic, message id, length (OpenTelemetry's names
-// for messaging). Called by otlp_packet.c.
+// for messaging).
 #include <nfprobe/record.h>
 #include "otlp_span.h"
 #include "otlp_wire.h"

@@ -3,7 +3,7 @@
 // (until then they may turn out to be inside a receive call, whose record comes after them). A call that
 // stays open over a whole interval between two takes (main, an event loop) does not hold the calls below it
 // back, and neither does any call once 4,096 rows have gathered: they are delivered with parent NONE, and the
-// open call's own time still leaves them out. Called by pipeline.c; see stream.h.
+// open call's own time still leaves them out. See stream.h.
 #include "stream.h"
 
 enum { KEPT = 0x80000000u }; // in the remap table: the index is one of the log, not of the columns

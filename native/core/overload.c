@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much may be pending between two takes, of all threads together. What is over a bound is delivered before its time, or
-// given up. Called by pipeline.c; see stream.h.
+// given up. See stream.h.
 #include "stream.h"
 
 void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packets: puts a PACKET record and its facts together and queues what happened to the packet as an event, at
 // once: the next record of the thread may not come for long. settle.c matches the events of all threads.
-// Called by pipeline.c; see stream.h.
+// See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 #include <string.h>

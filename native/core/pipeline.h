@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pipeline: records in, columns out. One object per session; drained records of each thread are fed in
-// ring order, finished calls, batches and packets are taken. Called by pipeline.py. No I/O, no clock, no
+// ring order, finished calls, batches and packets are taken. No I/O, no clock, no
 // global; it accepts any bytes as records and its memory is bounded by what is fed between two takes.
 #ifndef NFPROBE_PIPELINE_H
 #define NFPROBE_PIPELINE_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ptrace(2) has the rules: a seized thread reports each signal before it gets it, a group-stop, its clones
-// and forks, its exec and its end; each report stops it until it is answered. Called by watch.c.
+// and forks, its exec and its end; each report stops it until it is answered.
 #define _GNU_SOURCE
 #include "reaction.h"
 #include "address_space.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The batches that a thread has begun last, by the entry of their receive call, for packets that say which one they came
 // from. Who names a batch has received it a few hundred packets ago at most (NFP_LATE_POINTERS of native/probe/late.h); what
-// another thread has sent is looked for when that thread's records are read, too. Called by chosen.c, handover.c, share.c
-// and batch.c; see stream.h.
+// another thread has sent is looked for when that thread's records are read, too. See stream.h.
 #include "stream.h"
 #include <string.h>
 

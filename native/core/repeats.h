@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Repeats: which packets carry a digest that was seen before in the same window of time, or in the one before it.
 // Two sets of digests, one for each of two windows; memory is bounded by digests_max. What does not fit is marked
-// unsure, so that an unmarked digest is the only one of its window. Called by repeats.py.
+// unsure, so that an unmarked digest is the only one of its window.
 #ifndef NFPROBE_REPEATS_H
 #define NFPROBE_REPEATS_H
 #include "clock.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of many changes, written page by page: two system calls for a page instead of three for a site,
-// while the target stands still. Called by stop.c.
+// while the target stands still.
 #ifndef NFPROBE_RUNS_H
 #define NFPROBE_RUNS_H
 #include "change.h"

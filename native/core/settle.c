@@ -4,7 +4,7 @@
 // several threads describe packets, only events before the last take are settled: what is later may still
 // stand in a ring that was drained too early in this round. What matches nothing is tried once more after
 // the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that
-// received it may not have been drained yet. Called by pipeline.c; see stream.h.
+// received it may not have been drained yet. See stream.h.
 #include "stream.h"
 #include <string.h>
 

@@ -3,7 +3,7 @@
 // those batches (native/probe/share.c). One that belongs to a single batch moves there with all that is inside it. One that
 // belongs to several is cut at the times that their packets take of it, in the order in which they stand in the frame: each
 // batch gets its part, with its packets as the value's lower half. A call with probed calls inside is not cut; the batch
-// with most of its packets has it. Called by pipeline.c and packet.c; see stream.h.
+// with most of its packets has it. See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many batches had how many packets: a count for each size up to NFP_SIZES_EXACT - 1, and none beyond, where the
-// buckets of statistics.c tell. Made when the first batch is counted. Used by statistics.c.
+// buckets of statistics.c tell. Made when the first batch is counted.
 #ifndef NFPROBE_CORE_SIZES_H
 #define NFPROBE_CORE_SIZES_H
 #include <stdlib.h>

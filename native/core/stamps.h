@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Time stamps that cannot be: nothing in a ring is later than the moment at which it was drained, nor much earlier than
 // the session. A record with such a stamp becomes a LOST one, before it is recorded or looked at: what is around it
-// cannot be trusted, what follows can. Called by stamps.py. No I/O, reads no clock.
+// cannot be trusted, what follows can. No I/O, reads no clock.
 #ifndef NFPROBE_STAMPS_H
 #define NFPROBE_STAMPS_H
 #include <nfprobe/record.h>

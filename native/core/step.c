@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps in a thread's records: time steps back, or records are missing whose stamps could not be. What is open is given up
-// and the batch ends, since either may be true of calls of before and of after; what follows is read as ever. Called by
-// pipeline.c; see stream.h.
+// and the batch ends, since either may be true of calls of before and of after; what follows is read as ever. See stream.h.
 #include "stream.h"
 
 void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Topics: the texts of the messages that a pipeline has seen, found by digest, so that a packet need not carry
-// one. Holds the newest 32,768 to 65,536; no I/O. Called by message.c and deliver.c. Never in cffi.
+// one. Holds the newest 32,768 to 65,536; no I/O. Never in cffi.
 #ifndef NFPROBE_TOPICS_H
 #define NFPROBE_TOPICS_H
 #include "columns.h"

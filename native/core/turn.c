@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns: of a program that nothing else is known of, a batch is what a thread runs from one call of a chosen
 // function to the next (an event loop's turn). It holds one packet without headers, which is done when the batch
-// ends. Called by pipeline.c; see stream.h.
+// ends. See stream.h.
 #include "stream.h"
 
 // A call inside another one of the same function ends no turn.

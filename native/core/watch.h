@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The threads of a target while an int3 may stand in its code: seized, not stopped. A thread that meets the
 // int3 stops for this process only, before any signal is delivered, and goes on at the trampoline; everything
-// else that happens to the target's threads happens as without us. Called by live.c.
+// else that happens to the target's threads happens as without us.
 #ifndef NFPROBE_WATCH_H
 #define NFPROBE_WATCH_H
 #include "crowd.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas: memory for trampolines near the code that jumps to them, and their unwind rows. Called by helper.c.
+// Arenas: memory for trampolines near the code that jumps to them, and their unwind rows.
 #ifndef NFPROBE_ARENA_H
 #define NFPROBE_ARENA_H
 #include <stdint.h>

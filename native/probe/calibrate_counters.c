@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a probe counts by itself: calls a function from the helper thread while that thread has the counters of the
 // session, its probe writing into the ring of calibrate.c. Of a probed function and of functions without probe
-// otel_nfprobe/counters/compensation.py makes what is taken off. Called by helper.c.
+// otel_nfprobe/counters/compensation.py makes what is taken off.
 //
 // One round is a reading, some calls, a reading. What lies between the readings but not in the calls is the same for
 // every function, so that differences between functions are exact. A round in which the kernel changed anything about

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A packet as a probe sees it, and the records that describe it. Used by capture.c and late.c.
+// A packet as a probe sees it, and the records that describe it.
 #ifndef NFPROBE_DESCRIBE_H
 #define NFPROBE_DESCRIBE_H
 #include "library.h"

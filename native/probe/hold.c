@@ -2,7 +2,7 @@
 // What late capture keeps of a transmit or drop call at its entry, and how it is read at the exit: the pointers of its
 // packets; where packets do not stay readable, copies of their headers, too. Elsewhere copies are made for one call in
 // CHECK_EVERY: where they and what is read at the exit differ, the thread copies from then on; where the array has not
-// changed either, calls are looked at when they end only, up to the next check. Called by plain.c, capture.c and late.c.
+// changed either, calls are looked at when they end only, up to the next check.
 #include "late.h"
 #include "nfprobe/headers.h"
 

@@ -7,7 +7,7 @@
 //                   read by the kernel, and lengths must fit; nothing is written before all of them did
 //
 // What does not fit switches the program off for the whole session, with a verdict for the monitor. Nothing here
-// can fault. Called by capture.c.
+// can fault.
 #include "describe.h"
 #include "x86_64/syscall.h"
 

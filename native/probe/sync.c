@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What changing code without a stop needs done inside the target: every CPU that runs it must see the code
 // that was written (membarrier), and what it does with SIGTRAP must survive. Raw system calls only: functions of
-// the C library may be the ones that change. Called by helper.c.
+// the C library may be the ones that change.
 #include "library.h"
 #include <errno.h>
 #include <linux/membarrier.h>

@@ -9,7 +9,7 @@ its own, which in a stripped program has no name. It is told by its code:
     reads `refcnt` and `next`, writes `nb_segs`                  each segment in turn
     calls through a table at the place of `enqueue`              rte_mempool_ops
 
-Drivers are left out: what they free has been sent. Reads files only. Called by dpdk.py.
+Drivers are left out: what they free has been sent. Reads files only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports of DPDK as adapters see them: the drivers' burst functions, how they are called, what a packet is.
 
-The table of a program's ports is found by dpdk.py. Called by the adapters of programs that use DPDK.
+The table of a program's ports is found by dpdk.py.
 """
 
 from __future__ import annotations

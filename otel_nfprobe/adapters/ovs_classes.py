@@ -4,7 +4,6 @@
 Each kind is a constant table of functions (struct netdev_class) that begins with a pointer to its name. Where in
 a table `send` and `rxq_recv` stand differs between versions. In a build with DPDK the kind "dpdk" tells: both of its
 functions, and no others of it, refer to rte_eth_fp_ops, and `send` comes first. Reads the target only.
-Called by ovs.py.
 """
 
 from __future__ import annotations

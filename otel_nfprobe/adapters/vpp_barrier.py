@@ -5,7 +5,7 @@
     vlib_worker_thread_barrier_release(vm)              lets them go
     vlib_cli_input(vm, input, ...)                      runs a line of the CLI; input -> a vector of its characters
 
-libvlib exports all three. Where there are no workers nobody is held. Called by vpp.py.
+libvlib exports all three. Where there are no workers nobody is held.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     vlib_main_t -> buffer_main -> buffer_mem_start, buffer_mem_size
     frame -> 32-bit numbers -> buffer_mem_start + (number << 6) = vlib_buffer_t
 
-The place of buffer_main differs between releases and is looked for. Reads the target only. Called by vpp.py.
+The place of buffer_main differs between releases and is looked for. Reads the target only.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 A node function gets its frame as third argument (rdx) and reads `n_vectors`, the last 16-bit field of the frame's
 header, and in later releases before it the offset of its vectors. Which fields these are differs between releases, so
-the code is asked. Reads files only. Called by vpp.py.
+the code is asked. Reads files only.
 """
 
 from __future__ import annotations

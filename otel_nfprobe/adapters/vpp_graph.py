@@ -5,7 +5,7 @@
     nodes_by_type: a runtime for each node, whose first word is the function that runs
 
 A VPP vector has its length in the 32-bit word eight bytes before its first element. Offsets differ between releases:
-each is looked for, and what does not fit for every node is not taken. Reads the target only. Called by vpp.py.
+each is looked for, and what does not fit for every node is not taken. Reads the target only.
 """
 
 from __future__ import annotations

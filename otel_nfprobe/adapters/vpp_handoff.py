@@ -7,7 +7,7 @@
                       puts them into new frames, which are pending when it returns
 
 libvlib exports all of these names, each function once for every kind of processor; the one that runs is the one that
-these tables lead to. Up to 22.02 the first table has the second function, too. Reads the target only. Called by vpp.py.
+these tables lead to. Up to 22.02 the first table has the second function, too. Reads the target only.
 """
 
 from __future__ import annotations

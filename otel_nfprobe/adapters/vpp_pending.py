@@ -4,7 +4,7 @@
     vlib_main_t -> node_main -> pending_frames -> frame, node, next frame: 16 bytes each
 
 The place differs between releases. vlib_put_next_frame, which libvlib exports, tells it: of all that this function
-reads in vlib_main_t it is the one vector that it may have to move. So it is of 22.02 and later. Called by vpp.py.
+reads in vlib_main_t it is the one vector that it may have to move. So it is of 22.02 and later.
 """
 
 from __future__ import annotations

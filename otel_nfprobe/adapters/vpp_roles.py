@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph node of VPP does with packets, by its type and name. Called by vpp.py.
+"""What a graph node of VPP does with packets, by its type and name.
 
 Nodes that end a packet's way, or begin it, are few; all others hand their packets on.
 """

@@ -4,7 +4,7 @@
     vlib_worker_threads, which libvlib exports -> one structure for each thread, which holds the kernel's number of it
 
 Where in it differs between releases: it is where all of them hold threads of the process, the first one its main one.
-What does not fit gives no numbers. Reads the target only. Called by vpp.py.
+What does not fit gives no numbers. Reads the target only.
 """
 
 from __future__ import annotations

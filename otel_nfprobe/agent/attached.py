@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attached: one `nfprobe attach` that the agent has started, and what became of it. Called by agent.py.
+"""Attached: one `nfprobe attach` that the agent has started, and what became of it.
 
 A process of its own: what goes wrong in one session harms no other, and the agent itself never touches a target.
 """

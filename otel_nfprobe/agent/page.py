@@ -2,7 +2,7 @@
 """Page: health, readiness and counts of the agent over HTTP, and its word to systemd.
 
 `/healthz` answers 200 while the agent looks at processes as often as it should, `/readyz` once it has looked,
-`/metrics` is for Prometheus. Called by cli/agent.py.
+`/metrics` is for Prometheus.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: what of a running process a rule can speak of. Everything is read from /proc. Called by agent.py."""
+"""Processes: what of a running process a rule can speak of. Everything is read from /proc."""
 
 from __future__ import annotations
 

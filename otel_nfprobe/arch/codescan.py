@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine code of a module's functions shows, by the C core, for those that it knows all instructions of.
 
-The structures are those of native/core/codescan.h, which says what they mean. Called by branches.py.
+The structures are those of native/core/codescan.h, which says what they mean.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ capture with this digest, in its order. By order, where headers do not tell pack
 queue, in order. In both a match must be possible: no packet arrives after the poll that returned it, nor long before
 its queue was last seen empty. What does not match is counted and keeps what else is known of its arrival.
 
-All times are Unix ns. Used by cli/arrival_options.py; docs/arrival.md says what it means.
+All times are Unix ns. docs/arrival.md says what it means.
 """
 
 from __future__ import annotations

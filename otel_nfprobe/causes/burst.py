@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bursts: which flow made most of the packets that arrived together. Pure: columns in. Used by latency_causes.py."""
+"""Bursts: which flow made most of the packets that arrived together. Pure: columns in."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ What ran from then on until its own batch began decides how long it waited. Whil
 end there is no such beginning: the thread is saturated, and the period begins where the columns do, or with the
 packet's own batch where its arrival is not known either. Where the polls say when a batch's queue was last seen empty
 (`earliest_ticks`) the period begins there.
-
-Used by latency_causes.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe export` without a recording: sends what ended sessions left in the spool. Called by export.py."""
+"""`nfprobe export` without a recording: sends what ended sessions left in the spool."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine and this user allow. Asks the kernel and changes nothing. Called by `nfprobe doctor`."""
+"""What this machine and this user allow. Asks the kernel and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of one session: sent when they are due, shown when somebody asks. Called by session_runner.py."""
+"""The metrics of one session: sent when they are due, shown when somebody asks."""
 
 from __future__ import annotations
 

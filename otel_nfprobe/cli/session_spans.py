@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spans of one session: who sends them, and what is said about those that were not delivered.
-
-Called by session_runner.py.
-"""
+"""The spans of one session: who sends them, and what is said about those that were not delivered."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ nothing leaves no record: what its probe counts is left out of the readings alre
 
 What belongs to a function: its instructions, its return among them, as a processor would count without probes. Of an
 event that calls and returns have together one half is the return's, which is exact for instructions and branches.
-Called by threads.py; `calibrate_counters` is the only function here that does anything to a target.
+`calibrate_counters` is the only function here that does anything to a target.
 """
 
 from __future__ import annotations

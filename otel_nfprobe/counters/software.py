@@ -2,7 +2,7 @@
 """Software counters: what the kernel counts for each thread, read by the monitor at intervals and never in a probe.
 
 An interval is joined to the calls and batches that ran in it by time: what is known is that it happened then, on that
-thread. Called by monitor.py.
+thread.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A value decides what is done to a target, so only a folder that this user alone can write is used, and an entry
 that is damaged, or made by another version, counts as absent. Nothing here ever raises: without a cache the
-work is done again. Values are bytes; never put pickles there. Called by whoever does expensive analysis.
+work is done again. Values are bytes; never put pickles there.
 """
 
 from __future__ import annotations

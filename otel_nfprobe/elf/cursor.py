@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A position in hostile bytes that never leaves them: the numbers and pointers of `.eh_frame`. Called by ehframe.py."""
+"""A position in hostile bytes that never leaves them: the numbers and pointers of `.eh_frame`."""
 
 from __future__ import annotations
 

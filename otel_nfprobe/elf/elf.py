@@ -2,7 +2,7 @@
 """ELF files: segments, symbols, slots, frames. Each file is read once and cached.
 
 Reads files only. Everything in a file is hostile until checked: what cannot be used raises NfprobeError with
-a reason. Called by modules.py and by everything that looks at functions.
+a reason.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 A process that reads with lief takes most of a second of processor time to start, and a dozen milliseconds for each
 file. Here NumPy and struct look at the bytes (elfplainfile.py), which no file can turn against the monitor; each loop
-is bounded. Whatever is odd is left to lief. Called by elfanswers.py.
+is bounded. Whatever is odd is left to lief.
 """
 
 from __future__ import annotations

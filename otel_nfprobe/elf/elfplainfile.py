@@ -2,7 +2,7 @@
 """An ELF file as linkers write them: headers, the dynamic section, tables of strings and symbols, by NumPy.
 
 The file is hostile: each table lies inside it, each number is checked before it is used, all texts together are
-bounded; section headers, segments and the dynamic section must agree. Called by elfplain.py.
+bounded; section headers, segments and the dynamic section must agree.
 """
 
 from __future__ import annotations

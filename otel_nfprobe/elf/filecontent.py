@@ -3,7 +3,7 @@
 
 A program with two hundred libraries has tens of megabytes of them, and of most only some tables are looked at. So a
 part is read when it is asked for, and whole files are forgotten again, those first that were not used for longest. A
-file that is opened again must be the very file that it was. Called by elf.py.
+file that is opened again must be the very file that it was.
 """
 
 from __future__ import annotations

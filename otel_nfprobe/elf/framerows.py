@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a frame program by the C core, for those that it knows all instructions of. Called by ehframe.py."""
+"""Rows of a frame program by the C core, for those that it knows all instructions of."""
 
 from __future__ import annotations
 

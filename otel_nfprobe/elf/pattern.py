@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The globs of the command line: `module:name`, `module:0xoffset`, `name`, `*`. Called by symbols.py."""
+"""The globs of the command line: `module:name`, `module:0xoffset`, `name`, `*`."""
 
 from __future__ import annotations
 

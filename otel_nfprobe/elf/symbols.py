@@ -2,7 +2,7 @@
 """Functions of a module and their names, and the globs that choose among them.
 
 Ranges come from `.eh_frame` always, names from where names.py finds them; a function without a name is called
-by its offset. Reads files only. Called by the command line, the adapters and analysis.py.
+by its offset. Reads files only.
 """
 
 from __future__ import annotations

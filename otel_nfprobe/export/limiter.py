@@ -4,7 +4,7 @@
 Two bounds, one after the other: --max-traces-per-second, counted in the packets' own time so that an export of a
 recording drops the same ones; and what the monitor can get rid of at the moment. The order is the same for both: the
 fair sample goes first, then the late packets that were least late. What remains of the sample is still fair: it has a
-smaller probability, which the trace state says. Pure. Called by trace_builder.py.
+smaller probability, which the trace state says. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP over gRPC: one unary call for each request. Called by transport.py."""
+"""OTLP over gRPC: one unary call for each request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP over HTTP, in protobuf's binary form: one POST for each request, on a connection that stays.
-
-Called by transport.py.
-"""
+"""OTLP over HTTP, in protobuf's binary form: one POST for each request, on a connection that stays."""
 
 from __future__ import annotations
 

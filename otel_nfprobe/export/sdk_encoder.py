@@ -2,7 +2,7 @@
 """SDK encoder: spans of the OpenTelemetry SDK as OTLP bytes, without a protobuf object for each.
 
 What protobuf's own classes read from it is what they read from opentelemetry-exporter-otlp-proto-common; a test
-compares both. Called by sdk_exporter.py.
+compares both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Span text: names of functions, threads and counters, as the bytes that the C encoder copies into each span.
 
-Called by span.py; the dtypes are those of native/core/otlp.h.
+The dtypes are those of native/core/otlp.h.
 """
 
 from __future__ import annotations

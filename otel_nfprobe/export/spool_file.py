@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spool files: the bytes of one session's spool, and what of them is still to be sent. Called by spool.py.
+"""Spool files: the bytes of one session's spool, and what of them is still to be sent.
 
     SPOOL/SESSION/ledger             counters of the session in a mapped page, see LEDGER: they survive kill -9
     SPOOL/SESSION/00000001.segment   records: RECORD | one ExportTraceServiceRequest

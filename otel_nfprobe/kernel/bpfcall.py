@@ -2,7 +2,7 @@
 """The system call bpf(2): maps, programs at a kernel function's entry and exit, and their attachment.
 
 Whatever is made here lives as long as its file descriptor: nothing stays in the kernel behind a monitor that was
-killed. Called by kernelprobe.py.
+killed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
     one page: how far the reader is | one page: how far the writers are | the records, mapped twice in a row
 
-Each record is a length with two marks, a word, and the bytes. Ours all have the same length. Called by kernelprobe.py.
+Each record is a length with two marks, a word, and the bytes. Ours all have the same length.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
     header | types: name, kind and count, size or type, then what the kind needs | strings
 
-Reads one file. Called by kernelprobe.py. The layout is that of the kernel's Documentation/bpf/btf.rst.
+Reads one file. The layout is that of the kernel's Documentation/bpf/btf.rst.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the two programs of a measured kernel function cost, measured on nfprobe's own process.
 
-Its system call getppid does next to nothing, in a function of its own. Called by cli/kernel_stats.py.
+Its system call getppid does next to nothing, in a function of its own.
 """
 
 from __future__ import annotations

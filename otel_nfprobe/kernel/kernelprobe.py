@@ -3,8 +3,7 @@
 
 The kernel's code is changed by the kernel itself, in a place that it keeps for that at each function; nothing in a
 process is touched. When the monitor dies, the kernel takes the programs out. A kernel that is locked down runs no
-programs at functions: there system calls are timed from the tracepoint sys_enter to sys_exit instead. Called by
-cli/kernel_stats.py.
+programs at functions: there system calls are timed from the tracepoint sys_enter to sys_exit instead.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Of a packet only its flow is kept. A filter that reads anything else (TCP flags, time to live, payload) would be
 answered by bytes that are made up, so it is refused before anything happens. The programs are of the classic Berkeley
-packet filter, for raw IP, and only go forward. Pure. Called by flowfilter.py.
+packet filter, for raw IP, and only go forward. Pure.
 """
 
 from __future__ import annotations

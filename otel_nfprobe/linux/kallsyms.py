@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's symbols (/proc/kallsyms). Reads one file. Called by kernelprobe.py and address_map.py."""
+"""The kernel's symbols (/proc/kallsyms). Reads one file."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 The kernel binds the descriptor to the memory that the process has when it is opened: of a process that has started
 another program since (exec) nothing more is read, and nothing is written into the other program. So it is opened
 first, and what is looked at later is of the same program or cannot be read. native/core gets the descriptor, too
-(native/core/address_space.h). Called by target.py.
+(native/core/address_space.h).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of CLOCK_MONOTONIC_RAW, which the kernel's perf records carry, as ticks.
 
-The rate of that clock against the time stamp counter is constant. Called by preemption.py and profiler.py.
+The rate of that clock against the time stamp counter is constant.
 """
 
 from __future__ import annotations

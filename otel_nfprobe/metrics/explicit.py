@@ -2,7 +2,7 @@
 """Explicit: a distribution as an OpenTelemetry histogram point with fixed bounds, "classic" buckets in Prometheus.
 
 Bounds of durations fall inside buckets of the C core, which are 3 % wide: a value up to 3 % over a bound counts as at
-it. Pure. Called by metrics.py.
+it. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential: a distribution as an OpenTelemetry exponential histogram point.
 
-Each bucket of the C core goes, whole, into the exponential bucket that holds its middle. Pure. Called by metrics.py.
+Each bucket of the C core goes, whole, into the exponential bucket that holds its middle. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Metrics listener: answers Prometheus, which asks for metrics when it wants them.
 
 A question makes the thread that drains take a snapshot the next time it comes round; that thread never waits for a
-scraper. One snapshot answers all who ask meanwhile. Called by cli/session_metrics.py.
+scraper. One snapshot answers all who ask meanwhile.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Metrics sender: the SDK's OTLP exporter for metrics in a thread of its own.
 
 The drain never waits for it: a snapshot that is due while the one before is still being sent is not taken. What it
-would have said is in the next one. Called by cli/session_metrics.py.
+would have said is in the next one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Metrics settings: where metrics go, how often, and of what time they speak. Command line and environment.
 
 OTEL_EXPORTER_OTLP_METRICS_* win over OTEL_EXPORTER_OTLP_*. Opens no connection, and loads nothing of the SDK that
-takes time. Called by cli/measure.py.
+takes time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Once a second the calls of each function are multiplied with what a probed call costs, as calibrated in the target. Over
 the budget the functions that cost most lose their probes, never those that receive, transmit or drop; when these
-alone are too many, the session ends. Called by cli/measure.py.
+alone are too many, the session ends.
 """
 
 from __future__ import annotations

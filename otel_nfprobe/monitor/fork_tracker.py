@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: processes that were forked from a measured one and go on with its program. Reads only. Called by forks.py.
+"""Copies: processes that were forked from a measured one and go on with its program. Reads only.
 
 The session's memory file stays mapped in a forked child and in whatever that forks, also when the process between
 them has ended, and is gone after an exec. Which processes are new is looked up in /proc.

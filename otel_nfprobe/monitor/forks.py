@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks: sessions on the children that a measured process forks (`--follow-forks`). Called by the command line.
+"""Forks: sessions on the children that a measured process forks (`--follow-forks`).
 
 A forked child starts with its parent's code, probes in place, and with closed gates. Its session begins with a
 copy of the parent's probe table, so that function ids keep their meaning and its code can be restored:

@@ -3,7 +3,7 @@
 
 The analysis and the trial need several times what the session needs. Large arrays would come to lie among the small
 ones as soon as one of them was freed, because glibc takes that as a sign that such sizes are usual, and every thread
-would get an arena of its own. Called by cli/measure.py. Does nothing where the C library is another one.
+would get an arena of its own. Does nothing where the C library is another one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 In a small program these are all functions of its executable, of its drivers and of the libraries that were seen
 running. In a large one they are the functions that were seen (hot_code.py), and what those call directly, step
-by step. The C library and its like are never among them. Reads only. Called by trial.py.
+by step. The C library and its like are never among them. Reads only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probed: what each function id means, for reports, recordings and the pipeline. Called by monitor.py."""
+"""Probed: what each function id means, for reports, recordings and the pipeline."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profile of one session: has its threads sampled, and says at its end what the sampled addresses are called.
-
-Called by monitor.py.
-"""
+"""The profile of one session: has its threads sampled, and says at its end what the sampled addresses are called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a session: what was probed, read, lost and counted, and what it cost. Called by the command line."""
+"""The summary of a session: what was probed, read, lost and counted, and what it cost."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ begins: nothing of it is in a summary, a recording or an export. Those that are 
 take longer than their probe, are kept, the longest first, as long as their probes cost little of a batch.
 
 What encloses the receive call is left out, because it also runs when nothing was received: an idle NF would
-write records at full speed. Called by the command line.
+write records at full speed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Capture files: pcap in every form, read front to back in pieces, whatever its bytes are. pcapng.py does the other.
 
 Memory is bounded by CHUNK_BYTES and PACKET_BYTES_MAX, not by the file; it can be a pipe. What is whole before
-damage is given, and `damage` says where it ends. Called by cli/ids.py.
+damage is given, and `damage` says where it ends.
 """
 
 from __future__ import annotations

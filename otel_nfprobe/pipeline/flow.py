@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet's flow in words: `UDP 10.0.0.1:1000 > 10.0.0.2:53`. Called by report.py and cli/ids.py."""
+"""A packet's flow in words: `UDP 10.0.0.1:1000 > 10.0.0.2:53`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Flow filter: an expression in the language of pcap-filter(7), compiled and run by libpcap itself.
 
 libpcap is loaded when an expression is given, and never otherwise. The filter runs on headers that are made up from
-what is kept of a packet (native/core/flow_filter.h). Used by sampling.py, report.py and tablefiles.py.
+what is kept of a packet (native/core/flow_filter.h).
 """
 
 from __future__ import annotations

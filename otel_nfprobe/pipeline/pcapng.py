@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcapng: sections of blocks, each with its own byte order and interfaces (draft-ietf-opsawg-pcapng).
 
-Reads enhanced, simple and the older packet blocks; skips every other one. Trusts no length in it. Called by
-capturefile.py.
+Reads enhanced, simple and the older packet blocks; skips every other one. Trusts no length in it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     entry only         calls are counted and stamped where they begin
 
 In this order, which is that of the least interference: each step is tried when static analysis rules out the
-ones before. Decides only, touches nothing. Called by the command line, probe_selection.py and trampoline.py.
+ones before. Decides only, touches nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Arenas: where trampolines lie. The target maps each read-execute within reach of one module; only the monitor
 maps it writable. An arena is an ELF file that profilers can read (arenafile.py) where the target sees a directory
 for it, else a part of the session's memory file. Arenas are never unmapped while the target lives: a thread may
-be inside. Called by trampoline.py and calibration.py.
+be inside.
 """
 
 from __future__ import annotations

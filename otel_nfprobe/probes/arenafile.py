@@ -4,7 +4,7 @@
 perf and other profilers learn names and unwind rows from the files that a process has mapped; a memory file has
 no path that they could open. Where the target sees no directory that takes such a file, arenas lie in the
 session's memory file. The file stays while the target lives, as its code stays mapped; what targets that have
-ended left behind is removed at the next attach. Called by arena.py.
+ended left behind is removed at the next attach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of arenas in a session's header, read once: the target may have changed what an earlier monitor wrote.
 
-From then on it is the monitor's own; the header is written for who comes after it. Called by arena.py.
+From then on it is the monitor's own; the header is written for who comes after it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 All of it is one ELF object in the arena, behind the code that it describes. Its .eh_frame is what the C++
 runtime's unwinder gets (__register_frame), too, so the rows stand in memory once. The target's probe library
-announces the object to gdb, lldb and libunwind (native/probe/jit.c). Called by trampoline.py. docs/stacks.md.
+announces the object to gdb, lldb and libunwind (native/probe/jit.c). docs/stacks.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 """What probes found wrong with functions that a person described (native/probe/plausible.c), in sentences.
 
 A function that is switched off still runs through its probe, but nothing of it is counted or described any more.
-Called by monitor.py.
 """
 
 from __future__ import annotations

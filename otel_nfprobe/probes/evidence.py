@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence: whether what a killed monitor is said to have changed can be put back. Reads only. Called by patch.py.
+"""Evidence: whether what a killed monitor is said to have changed can be put back. Reads only.
 
 The table that says so lies in memory that the target can write. So nothing of it is believed: code is restored where a
 jump to a trampoline of ours stands and the old bytes are those of the file that is mapped there; a slot where it leads

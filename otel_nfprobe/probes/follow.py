@@ -10,7 +10,7 @@ A thread of the monitor looks ten times a second, and soon after probes were put
     slots we changed      -> the dynamic linker bound a function over a probe: put there again
     code we changed       -> the same module closed and loaded again between two looks: armed again
 
-The thread writes through patch.py only. It ends before a detach begins. Called by monitor.py.
+The thread writes through patch.py only. It ends before a detach begins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Foreseen: functions that an adapter may come upon while the target is measured, judged before they run.
 
 The first plan of a module takes all of its code. So a node that runs for the first time has its probe as soon as it is
-seen, and the next attach finds all plans on disk. Touches nothing. Called by follow.py.
+seen, and the next attach finds all plans on disk. Touches nothing.
 """
 
 from __future__ import annotations

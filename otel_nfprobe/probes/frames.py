@@ -2,7 +2,7 @@
 """Unwind rows (.eh_frame) of trampolines: how exceptions and debuggers find a caller through them.
 
 Templates bring their own rows, displaced instructions get those of the function, and a relocated body the
-function's whole frame program, replayed at the addresses of the copy. Called by trampoline.py.
+function's whole frame program, replayed at the addresses of the copy.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inherited: probes that stand in a forked child because they stood in its parent. Called by monitor.py.
+"""Inherited: probes that stand in a forked child because they stood in its parent.
 
 They stay silent as long as the child has no session. One of its own would make them write records with the function
 ids of the parent's probe table: they are removed first. That table is read through the child's own memory, so its

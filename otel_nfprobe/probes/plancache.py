@@ -4,7 +4,7 @@
 A wrong plan could make a target crash: what is kept is taken only for exactly the file that it was made from and for
 a function with exactly the same names. Where jumps of the function lead through GOT slots, the process decides, too:
 then the plan is kept with those slots and what they led to. It holds where they lead to the same function, or, if that
-was harmless, to any other that is. A module without a build id is found by its content. Called by analysis.py.
+was harmless, to any other that is. A module without a build id is found by its content.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 The filters of each thread are read by ptrace and run on every system call that injection, the helper thread and
 the probes make (calls.py lists them). Reading takes CAP_SYS_ADMIN and no filter on the monitor itself; without
-that the answer is a note. Called by preflight.py.
+that the answer is a note.
 """
 
 from __future__ import annotations

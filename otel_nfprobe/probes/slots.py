@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GOT slots of a process that lead to given functions, those that were changed back, and pointers beside them.
 
-Reads only. Called by analysis.py, follow.py and monitor.py.
+Reads only.
 """
 
 from __future__ import annotations

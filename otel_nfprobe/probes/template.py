@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates of trampolines (native/core/trampoline.h), filled in. Called by trampoline.py and calibration.py."""
+"""Templates of trampolines (native/core/trampoline.h), filled in."""
 
 from __future__ import annotations
 

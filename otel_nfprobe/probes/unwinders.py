@@ -3,8 +3,7 @@
 
 They ask it which file an address belongs to. In modules that hold one the slots of the functions that say so are led
 to the probe library, which adds arenas to the answer (native/probe/finder.c). The slots stay so for the life of
-the target, as trampolines do: a thread that is inside one at a detach may still throw. Called by monitor.py and
-follow.py. docs/stacks.md.
+the target, as trampolines do: a thread that is inside one at a detach may still throw. docs/stacks.md.
 """
 
 from __future__ import annotations

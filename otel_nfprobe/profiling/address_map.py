@@ -2,7 +2,7 @@
 """Places: which function each sampled address of a target lies in.
 
 Modules are looked at while the target lives, functions are found when the session is over: that takes a while for
-large files. Called by monitor.py.
+large files.
 """
 
 from __future__ import annotations

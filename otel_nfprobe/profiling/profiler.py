@@ -4,7 +4,7 @@
 One perf event per thread: the processor's cycle counter with the most precise addresses that it gives (PEBS, IBS), or,
 where there is no such counter, the software event cpu-clock. In a group with it stand the session's counters
 (samplegroup.py), whose values each sample holds. Nothing in the target changes. Each record says whether its address
-is exact. Called by drain.py.
+is exact.
 """
 
 from __future__ import annotations

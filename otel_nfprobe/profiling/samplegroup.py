@@ -7,7 +7,7 @@
 
 In the pinned group nothing competes for the processor's counters. The event that samples is the most precise that the
 kernel takes there; a cycle counter that does not fit would keep the whole group from counting, so it gives way to the
-kernel's clock. Called by profiler.py.
+kernel's clock.
 """
 
 from __future__ import annotations

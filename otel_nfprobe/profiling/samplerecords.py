@@ -3,8 +3,7 @@
 
     header  address  pid tid  time  cpu  period  | number of values  ns enabled  ns running  (value, id) for each
 
-The part behind the line is there where the samples hold values; the event that samples is one of them. Called by
-profiler.py.
+The part behind the line is there where the samples hold values; the event that samples is one of them.
 """
 
 from __future__ import annotations

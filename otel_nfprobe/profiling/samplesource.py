@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes the kernel look where a thread is: events, the most precise first. Called by samplegroup.py."""
+"""What makes the kernel look where a thread is: events, the most precise first."""
 
 from __future__ import annotations
 

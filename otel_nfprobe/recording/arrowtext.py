@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text of whole columns: ids, addresses and names as Arrow arrays, made by NumPy, without an object per row.
 
-Pure. Used by tables.py. Only IPv6 addresses and topics are written one by one, each different one once.
+Pure. Only IPv6 addresses and topics are written one by one, each different one once.
 """
 
 from __future__ import annotations

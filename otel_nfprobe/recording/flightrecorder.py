@@ -4,7 +4,7 @@
     drain -> FlightWriter -> frames -> FlightSink (a thread): compressed, kept, forgotten when they are too old
                                          write_out: kept frames, and all facts before them, become FILE-1, FILE-2 ...
 
-Memory is bounded by KEPT_BYTES, the disk by --max-size. Called by cli/measure.py and drain.py.
+Memory is bounded by KEPT_BYTES, the disk by --max-size.
 """
 
 from __future__ import annotations

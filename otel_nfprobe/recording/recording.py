@@ -3,7 +3,7 @@
 
 proto/README.md draws the file. The reader takes the file as hostile input: it ends at the first damaged byte, and says
 so. What blocks mean stands here; recordingframes.py, recordingfile.py and recordingsink.py have their way from and to
-the disk. Called by cli/measure.py and drain.py (writer), report.py and cli/export.py (reader).
+the disk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 The drain hands over frames and never waits: behind a bounded queue a slow disk makes frames wait, and when the queue
 is full the drain is told so (`is_full`) and leaves records out, counted. A full disk ends the file after its last
-whole frame. Called by recording.py.
+whole frame.
 """
 
 from __future__ import annotations

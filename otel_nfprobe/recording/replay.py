@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: a recording through the pipeline, as if the session ran again. Used by report.py and cli/export.py.
+"""Replay: a recording through the pipeline, as if the session ran again.
 
 A replay of one recording always gives the same columns in the same order, so that it can be run twice: once
 to find what matters and once to look at it. Taken in the steps of the session, it gives the very columns that the

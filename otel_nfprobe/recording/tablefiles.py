@@ -2,7 +2,7 @@
 """Table files: a recording as Parquet, DIR/{calls,batches,packets,causes}/NAME.parquet.
 
 Two replays: one for what is usual, one that writes. Memory is bounded by a take: each becomes a row group. A file
-appears under its name when it is whole. Called by cli/tables.py and cli/query.py.
+appears under its name when it is whole.
 """
 
 from __future__ import annotations

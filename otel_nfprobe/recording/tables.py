@@ -2,7 +2,7 @@
 """Tables: columns of a recording as Arrow tables of calls, batches, packets and causes. docs/tables.md has the schema.
 
 Pure: arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and text are used, and times are
-Unix ns as integers: all readers of Parquet know these and agree on them. Called by tablefiles.py.
+Unix ns as integers: all readers of Parquet know these and agree on them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The difference of two recordings, function by function, as the JSON object of `nfprobe diff` (docs/diff.md).
 
 Functions are compared by their own time per packet in each of many time slices (slices.py): a function *stands out*
-when that differs between the recordings by more than it does between the slices of each. Called by cli/diff.py.
+when that differs between the recordings by more than it does between the slices of each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A stack is `batch`, the probed calls inside each other, and the function that wa
 innermost call. Without samples each call counts with its own time (self time); with counters, each sample with what
 the thread had counted since the one before. Two classes of packets: all, and slow:
 then only batches count that ran while a slow packet was in the network function, on its thread: its own batch and those
-that it waited for. Called by cli/report.py.
+that it waited for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a report that are sums over the whole recording, as plain data. Called by report.py."""
+"""The parts of a report that are sums over the whole recording, as plain data."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 A monitor listens at an abstract local socket that is named after the session's memory, so that who can see the
 session in its target finds it, in whatever process namespace. One request is one line of JSON, and so is its answer.
 Only root and the monitor's own user are answered. A thread of its own talks; what changes the session is done by the
-thread that drains (`step`), so that draining never waits for a client. Called by cli/measure.py and cli/counters.py.
+thread that drains (`step`), so that draining never waits for a client.
 """
 
 from __future__ import annotations

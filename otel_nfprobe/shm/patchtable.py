@@ -3,7 +3,7 @@
 
 What is put back is taken from here. The probe table in the session's memory is a copy for a monitor that comes after
 this one was killed, and for `nfprobe status`: the target can write it, so nothing is ever taken from there again once
-the session is open. What it says then are claims, which evidence.py compares with the files. Called by session.py.
+the session is open. What it says then are claims, which evidence.py compares with the files.
 """
 
 from __future__ import annotations

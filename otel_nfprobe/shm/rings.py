@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rings of a session, as the monitor reads them: a cover of native/core/sweep.h. Called by session.py."""
+"""The rings of a session, as the monitor reads them: a cover of native/core/sweep.h."""
 
 from __future__ import annotations
 

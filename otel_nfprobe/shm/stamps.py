@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds for the time stamps of drained records: the monitor's own counter, when the session began and now.
 
-What lies outside becomes a LOST record before it is recorded, so that a replay sees the same. Called by session.py.
+What lies outside becomes a LOST record before it is recorded, so that a replay sees the same.
 """
 
 from __future__ import annotations

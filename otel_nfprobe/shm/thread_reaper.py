@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries of the thread table belong to threads that have ended. Reads only. Called by drain.py.
+"""Which entries of the thread table belong to threads that have ended. Reads only.
 
 A target that makes threads all the time would use up the table; rings of ended threads are given to new ones. Two
 threads with one ring would destroy each other's records, so a thread counts as ended only when the kernel says so of

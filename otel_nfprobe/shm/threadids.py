@@ -3,7 +3,7 @@
 
 The numbers in a session's thread table are written by the target, which may write any. Before the monitor opens
 anything for a number, and before it takes a thread for ended, the kernel is asked about this one number: nothing is
-concluded from a listing of /proc/PID/task, which leaves living threads out while others end. Called by session.py.
+concluded from a listing of /proc/PID/task, which leaves living threads out while others end.
 """
 
 from __future__ import annotations

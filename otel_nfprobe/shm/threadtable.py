@@ -2,7 +2,7 @@
 """The thread table of a session, read by arrays: a look copies the entries that were ever used once.
 
 The target writes it, so every look may find anything; which numbers are its threads is asked of the kernel
-(threadids.py). Called by session.py.
+(threadids.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 A thousand times a second the kernel notes a running thread's program counter and the top of its stack (perf's
 software event `cpu-clock`, which needs no performance counters). Nothing in the target changes and no thread
 is stopped. Words of a stack that point into code are taken for return addresses: old ones among them name
-functions that ran a moment ago. Called by trial.py.
+functions that ran a moment ago.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presence: whether the program that was attached to still runs. Reads only. Called by monitor.py.
+"""Presence: whether the program that was attached to still runs. Reads only.
 
 A process ends, or starts another program by exec and keeps its pid: its old memory is gone, and with it
 everything of ours. The descriptor of the memory that was looked at (memory.py) tells the second case without doubt:

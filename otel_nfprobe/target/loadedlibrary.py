@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe library: its file, and where a target has loaded it. Reads only. Called by inject.py and unwinders.py.
+"""The probe library: its file, and where a target has loaded it. Reads only.
 
 Addresses in the library are worked out from the file on disk, so they hold only where the target has mapped that very
 content: between the choice of a path and the target's dlopen another file may have come there, a target may have a

@@ -3,7 +3,7 @@
 
 A thread that is older than the probe library keeps its word in bytes that musl leaves unused for alignment.
 Before the library is loaded every thread is looked at; afterwards the word of each old thread gets its first
-value. Called by inject.py.
+value.
 """
 
 from __future__ import annotations

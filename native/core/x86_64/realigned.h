@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions that align their stack and keep their canonical frame address (CFA) in a register. The same as
 // otel_nfprobe/arch/x86_64/realigned.py finds, which says how such a function looks, where nothing looks at stack arguments;
-// what is not sure is left to that one. The input is hostile. Called by codescan.c.
+// what is not sure is left to that one. The input is hostile.
 #ifndef NFPROBE_CORE_X86_64_REALIGNED_H
 #define NFPROBE_CORE_X86_64_REALIGNED_H
 

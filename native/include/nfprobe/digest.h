@@ -2,7 +2,7 @@
 // Packet facts: from the bytes of one packet its addresses, ports, IP id, length and 64-bit digest.
 // Runs inside the target: no libc call, no memory of its own, no vector register, no read beyond `readable`
 // whatever the headers claim. docs/identity.md defines the digest's bytes; otel_nfprobe/pipeline/digest.py is the
-// same in Python, and tests compare the two. Called by the probe library's packet capture.
+// same in Python, and tests compare the two.
 #ifndef NFPROBE_DIGEST_H
 #define NFPROBE_DIGEST_H
 #include "headers.h"
@@ -25,9 +25,9 @@ static inline uint32_t nfp_transport_bytes(uint8_t protocol)
 		return 12;
 	case 1: // ICMP
 	case 58:
-	case 17:  // UDP
+	case 17: // UDP
 	case 136: // UDP-Lite
-	case 33:  // DCCP: up to its checksum
+	case 33: // DCCP: up to its checksum
 		return 8;
 	default:
 		return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SipHash-2-4 (Aumasson, Bernstein), absorbed word by word: the keyed hash of the packet digest. Runs inside
-// the target: no libc call, no memory of its own, no vector register. Used by nfprobe/digest.h.
+// the target: no libc call, no memory of its own, no vector register.
 #ifndef NFPROBE_SIPHASH_H
 #define NFPROBE_SIPHASH_H
 #include <stdint.h>

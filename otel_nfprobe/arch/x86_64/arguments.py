@@ -5,7 +5,7 @@ A function with stack arguments takes six arguments in registers first, the last
 destroys r9. So where straight-line code leads from one call to the next and never writes r9, the second
 callee gets fewer than six arguments. Arguments that go to the stack without filling the registers (structures
 by value) are stored or pushed there: code that does so proves nothing. And a function of the printf family
-reads as many arguments as its format says. Reads bytes only. Called by tailcalls.py.
+reads as many arguments as its format says. Reads bytes only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 The original stays whole behind its first bytes: threads that are inside it end there. What cannot be copied
 is refused: code that jumps through tables comes back to the original and would miss its exit. Pure: bytes in,
-bytes out. Called by analysis.py (check_body) and trampoline.py (build_body).
+bytes out.
 """
 
 from __future__ import annotations

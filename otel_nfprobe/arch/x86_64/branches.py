@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only.
-
-Called by analysis.py, tailcalls.py and arguments.py.
-"""
+"""All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only."""
 
 from __future__ import annotations
 

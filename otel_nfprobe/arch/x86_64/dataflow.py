@@ -5,8 +5,7 @@
     a way to a return on which rax and xmm0 keep what the caller left there      -> returns nothing
     a value in rax or xmm0 that nothing uses before the return                    -> returns something
 
-What is passed on to another function is not seen: figures are lower bounds. Reads bytes only. Called by
-signatures.py.
+What is passed on to another function is not seen: figures are lower bounds. Reads bytes only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Direct jumps from function to function of one module, judged for all functions at once.
 
 Most functions need no closer look: whatever jumps reach from them is of the module itself and harmless, and leads to
-no circle. Pure: arrays in, arrays out. Called by scans.py.
+no circle. Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations

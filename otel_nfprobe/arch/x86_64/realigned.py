@@ -14,8 +14,7 @@
 
 Who reads the register for anything else while it may hold the CFA looks at stack arguments. Whether it may is
 followed on all ways through the function, through jump tables too. Of a part (.cold) it is taken that the register
-holds the CFA where it is entered, and demanded that it does not where it goes back. Reads bytes only. Called by
-scan.py.
+holds the CFA where it is entered, and demanded that it does not where it goes back. Reads bytes only.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Pure: bytes in, bytes out. Each instruction is encoded on its own, so its offset in the copy is known; what
 does not reach its old target from the new place is refused, because what the encoder would do instead (a
-pointer behind the code, an address-size prefix) is not wanted in a trampoline. Called by analysis.py.
+pointer behind the code, an address-size prefix) is not wanted in a trampoline.
 """
 
 from __future__ import annotations

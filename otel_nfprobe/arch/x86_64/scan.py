@@ -4,7 +4,7 @@
 The in-stack call moves a function 16 bytes away from its stack arguments, so
 the question that matters is whether it, or what it jumps on to, ever looks at or above its canonical frame
 address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. The C core (native/core/codescan.h)
-does the same for functions whose instructions it knows all; this is for the others. Called by scans.py and branches.py.
+does the same for functions whose instructions it knows all; this is for the others.
 """
 
 from __future__ import annotations

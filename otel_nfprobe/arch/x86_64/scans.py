@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scans of all functions of a module: by the C core, and by scan.py where that one does not know an instruction
-or a frame rule. Reads bytes only. Called by branches.py.
+or a frame rule. Reads bytes only.
 """
 
 from __future__ import annotations

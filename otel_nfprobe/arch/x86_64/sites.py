@@ -6,7 +6,7 @@
     several instructions                  e9 rel32             needs a stop of all threads
 
 An island holds the jump that the site has no room for. Only padding that nothing executes, names or branches
-to is taken. Reads bytes only. Called by analysis.py.
+to is taken. Reads bytes only.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 """What a function jumps on to shares its frame, so it must not look at stack arguments either.
 
 Follows direct jumps, PLT stubs and GOT slots out of a function, as far as they go; a jump that is proven to
-pass no stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target. Called by
-analysis.py.
+pass no stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target.
 """
 
 from __future__ import annotations

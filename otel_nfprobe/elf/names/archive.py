@@ -4,7 +4,7 @@
 Distributions strip shared libraries and leave the archives' symbols: the same objects, before linking. What
 the linker filled in (relocated fields, and instructions that it may rewrite there) is masked, everything else
 must be equal. Functions with code that is like no other tell where their object's section was put; a function whose
-code is like another's gets the name that belongs to its place. Reads files only. Called by names.py.
+code is like another's gets the name that belongs to its place. Reads files only.
 """
 
 from __future__ import annotations

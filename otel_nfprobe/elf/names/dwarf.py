@@ -3,7 +3,6 @@
 
 It is looked for in the module's own file, then in its separate debug file. Reading all of it takes seconds for
 a large program: it is done when somebody asks for all of it, once (cache.py), and not beyond a time limit.
-Called by names.py, signatures.py and inlined.py.
 """
 
 from __future__ import annotations

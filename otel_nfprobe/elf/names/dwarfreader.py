@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions, arguments and inlined calls of one DWARF unit. Called by dwarf.py."""
+"""Functions, arguments and inlined calls of one DWARF unit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What entries of DWARF units refer to by an offset: address ranges, places of arguments, names of source files.
 
-pyelftools reads these tables. Called by dwarf.py.
+pyelftools reads these tables.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 A large program has millions of entries, of which few matter here; pyelftools makes an object of each. So the
 tree is read here, and only what is wanted of it: the rest is stepped over by the sizes of its abbreviations.
 DWARF 2 to 5, 32 and 64 bit, strings and entries in a supplementary file (dwz) included. Everything is hostile
-until read: what is wrong raises DwarfError. Called by dwarf.py.
+until read: what is wrong raises DwarfError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small symbol table that some distributions leave in a stripped program, packed with xz (.gnu_debugdata).
 
-Reads bytes only. Called by names.py.
+Reads bytes only.
 """
 
 from __future__ import annotations

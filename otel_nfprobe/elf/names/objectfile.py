@@ -3,7 +3,6 @@
 
 Such files may be large and little of one is needed: the header is read at once, a section when it is asked
 for. Everything in a file is hostile until checked: what cannot be used raises ObjectError with a reason.
-Called by debugfile.py, minidebug.py, archive.py and dwarf.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rust's two ways to mangle names, read back: the legacy one, which looks like C++, and v0 (`_R...`).
 
-The grammar of v0 is that of "Rust RFC 2603". What does not follow it gives None, never an exception. Called by
-demangle.py.
+The grammar of v0 is that of "Rust RFC 2603". What does not follow it gives None, never an exception.
 """
 
 from __future__ import annotations

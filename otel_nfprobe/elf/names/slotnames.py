@@ -2,7 +2,7 @@
 """Names of functions that only a process can tell: what its GOT slots hold for a name that was imported.
 
 A stripped C library names `memcpy` where it chooses an implementation, and none of the implementations. The
-slots of a running process hold the chosen one. Reads only. Called by symbols.py.
+slots of a running process hold the chosen one. Reads only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     the file itself: .dynsym, .symtab -> its separate debug file -> .gnu_debugdata -> DWARF -> a static archive
 
 A source is opened only while functions of the module have no name, and only for modules that somebody looks at.
-Reads files only. Called by symbols.py.
+Reads files only.
 """
 
 from __future__ import annotations

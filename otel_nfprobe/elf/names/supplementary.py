@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that several debug files share (dwz): what `.gnu_debugaltlink` names. Called by dwarf.py."""
+"""The file that several debug files share (dwz): what `.gnu_debugaltlink` names."""
 
 from __future__ import annotations
 

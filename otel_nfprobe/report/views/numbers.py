@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as text for people: durations, sizes, counts, shares. Called by the views and the command line."""
+"""Numbers as text for people: durations, sizes, counts, shares."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences about one slow packet: what it was and what made it late; and about what may have made any late.
-
-Called by the summary, the table and the page.
-"""
+"""Sentences about one slow packet: what it was and what made it late; and about what may have made any late."""
 
 from __future__ import annotations
 

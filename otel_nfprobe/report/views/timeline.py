@@ -2,8 +2,7 @@
 """One slow packet's timeline as SVG: the packet, the batches of its thread, and the calls in them, nested.
 
 The call that made the packet late stands in its own colour, mostly in an earlier batch. Where the packet's
-own batch is short beside the wait, it is drawn again, enlarged. Hovering shows names and times. Called by
-page.py.
+own batch is short beside the wait, it is drawn again, enlarged. Hovering shows names and times.
 """
 
 from __future__ import annotations
