@@ -70,12 +70,12 @@ BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_pr
 define run_benchmarks
 @rm -rf $(1) && mkdir -p $(1)
 $(foreach name,$(BENCHMARKS),$(call run_benchmark,$(name),$(1),$(2)))
-$(BIN)/python tests/benchmarks/cost_table.py $(1)
+$(BIN)/python -m tests.benchmarks.cost_table $(1)
 endef
 # The empty line ends a command.
 define run_benchmark
 @echo; echo "$(1) $$(date +%H:%M:%S)"
-$(BIN)/python tests/benchmarks/$(1).py $(3) --json $(2)/$(1).json
+$(BIN)/python -m tests.benchmarks.$(1) $(3) --json $(2)/$(1).json
 
 endef
 
@@ -91,7 +91,7 @@ bench-short: bench-set-up ## the same for a second or two each, to see that all 
 	$(call run_benchmarks,build/bench-short,--short)
 
 bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
-	$(BIN)/python tests/benchmarks/cost_table.py build/bench --write
+	$(BIN)/python -m tests.benchmarks.cost_table build/bench --write
 
 demo: build ## attach to a running network function and see what made its packets late
 	scripts/demo
@@ -106,7 +106,7 @@ stack-down: ## stop them
 	examples/collector/stack down
 
 docs: build ## check that the command lines in the documents exist
-	$(BIN)/pytest -q tests/unit/test_docs.py
+	$(BIN)/pytest -q tests/unit/project/test_docs.py
 
 clean: ## remove what was built
 	rm -rf $(VENV) build

@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 
 # Modules that tests of several folders use.
-sys.path.insert(0, str(Path(__file__).resolve().parent / "integration"))
-
-from firewall import Firewall
-from testpmd import Testpmd
-from traffic import make_frames, write_pcap
+from tests.support.firewall import Firewall
+from tests.support.testpmd import Testpmd
+from tests.support.traffic import make_frames, write_pcap
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ROOT / "tests" / "targets"

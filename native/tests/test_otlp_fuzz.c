@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random columns, from pure noise to nearly legal ones, through the OTLP encoder: never a byte outside of the arrays
 // and the request, and what comes out is a well-formed ExportTraceServiceRequest of as many spans as it says. Run
-// under AddressSanitizer and UBSan; tests/unit/test_span_random.py reads such bytes with protobuf itself.
+// under AddressSanitizer and UBSan; tests/unit/export/test_span_random.py reads such bytes with protobuf itself.
 #include "check.h"
 #include "otlp.h"
 #include <string.h>

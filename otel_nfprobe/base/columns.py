@@ -2,7 +2,7 @@
 """The columns as NumPy sees them: the dtypes of records, calls, batches, packets and the thread table.
 
 They are the structures of native/core/columns.h and native/include/nfprobe/{record,session}.h, byte for
-byte; tests/unit/test_columns.py compares every field. Pure: arrays in, arrays out. Used by everything after
+byte; tests/unit/base/test_columns.py compares every field. Pure: arrays in, arrays out. Used by everything after
 the drain.
 """
 

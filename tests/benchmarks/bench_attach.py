@@ -24,17 +24,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rounds import Spread, make_parser, spent_s, spread, write_figures
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
-from vpp_double import build_double
-
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.rounds import Spread, make_parser, spent_s, spread, write_figures
+from tests.support.vpp_double import build_double
 
 IDLE = """
 import hashlib
@@ -124,7 +120,14 @@ def measure_all(pid: int, extent: Extent) -> dict[str, float]:
 def measure_in_child(pid: int, cache_folder: str, is_short: bool) -> dict[str, float]:
     """As measure_all, by a process of its own, which knows of the files what it finds in a folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache_folder}
-    words = [sys.executable, __file__, "--measure", str(pid), *(["--short"] if is_short else [])]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.bench_attach",
+        "--measure",
+        str(pid),
+        *(["--short"] if is_short else []),
+    ]
     answer = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     figures: dict[str, float] = json.loads(answer)
     return figures

@@ -8,13 +8,12 @@ and with the cost of the probes taken off, and by how many ticks a level the lat
 
 from __future__ import annotations
 
-from bench_probe import MEASURE_S, Leaves, running_leaves
-from measured_session import Session, attached
-from rounds import NO_FIGURE, Spread, lost, make_parser, spread, write_figures
-
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.bench_probe import MEASURE_S, Leaves, running_leaves
+from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.rounds import NO_FIGURE, Spread, lost, make_parser, spread, write_figures
 
 LEVELS = 20
 RING_BYTES = 64 << 20

@@ -13,10 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench_probe import FAMILIES, MEASURE_S, Leaves, running_leaves
-from measured_session import Session, attached
-from rounds import NO_FIGURE, Watch, lost, make_parser, spread, write_figures
-
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import RECORD
 from otel_nfprobe.counters.availability import find_refusal
@@ -24,6 +20,9 @@ from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.bench_probe import FAMILIES, MEASURE_S, Leaves, running_leaves
+from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.rounds import NO_FIGURE, Watch, lost, make_parser, spread, write_figures
 
 HARDWARE = "instructions,cycles,branches,branch-misses"
 SOFTWARE = "task-clock,page-faults,context-switches,cpu-migrations"

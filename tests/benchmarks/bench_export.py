@@ -11,18 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from receiver import receiver
-from rounds import Spread, make_parser, spent_s, spread, write_figures
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from synthetic_columns import make_columns
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns
@@ -31,6 +24,9 @@ from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
 from otel_nfprobe.monitor.malloc_tuning import limit_heap
+from tests.benchmarks.receiver import receiver
+from tests.benchmarks.rounds import Spread, make_parser, spent_s, spread, write_figures
+from tests.support.synthetic_columns import make_columns
 
 NAMES = ["pcap_rx", "macswap", "lookup", "pcap_tx"]
 PACKETS, PACKETS_SHORT = 200_000, 20_000

@@ -31,11 +31,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
-from busy_testpmd import busy_testpmd
-from rounds import find_cpus, make_parser, write_figures
-
 from otel_nfprobe.base.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
 from otel_nfprobe.causes.baseline import BatchSample
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
@@ -44,6 +39,8 @@ from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
+from tests.benchmarks.busy_testpmd import busy_testpmd
+from tests.benchmarks.rounds import find_cpus, make_parser, write_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 FIREWALL = ROOT / "examples" / "firewall"

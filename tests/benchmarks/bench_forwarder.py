@@ -20,10 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from bench_poll import build, start
-from measured_session import EXPORT, RECORDING, STATISTICS, BareChoice, Session, attached
-from receiver import receiver
-from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
@@ -31,6 +27,10 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.monitor.latecapture import NONE, SLOW
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.bench_poll import build, start
+from tests.benchmarks.measured_session import EXPORT, RECORDING, STATISTICS, BareChoice, Session, attached
+from tests.benchmarks.receiver import receiver
+from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "forwarders.c"
 BATCH, BATCHES, ROUNDS = 32, 64, 4096  # as in the target

@@ -8,18 +8,15 @@ ring that is written as the tests write theirs. The first run of each stream is 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 from otel_nfprobe._core import ffi, lib
-from rounds import make_parser, spent_s, spread, write_figures
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-from synthetic_records import Row, entry, leave, poll, record, value
-from written_ring import WrittenRing
 
 from otel_nfprobe.base.columns import RECORD, Rows
 from otel_nfprobe.pipeline.pipeline import Pipeline
+from tests.benchmarks.rounds import make_parser, spent_s, spread, write_figures
+from tests.support.synthetic_records import Row, entry, leave, poll, record, value
+from tests.support.written_ring import WrittenRing
 
 PACKET, PACKET_ID, PACKET_V4, TIMED_LAST = 8, 9, 10, 3
 ENGINE, RECEIVE, TRANSMIT, WORK = 0, 1, 2, 3

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measured_session import BareChoice, Session, attached
-from rounds import NO_FIGURE, find_cpus, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.base.clock import Clock
@@ -28,6 +26,8 @@ from otel_nfprobe.monitor.detail import Detail
 from otel_nfprobe.monitor.latecapture import NONE, SLOW
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.measured_session import BareChoice, Session, attached
+from tests.benchmarks.rounds import NO_FIGURE, find_cpus, lost, make_parser, spread, write_figures
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "poller.c"
 TURNS, ROUNDS = 1000, 256

@@ -17,15 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from measured_session import Session, attached
-from rounds import NO_FIGURE, Spread, find_cpus, lost, make_parser, spread, write_figures
-from uprobe_peer import find_offsets, uprobes
-
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.rounds import NO_FIGURE, Spread, find_cpus, lost, make_parser, spread, write_figures
+from tests.benchmarks.uprobe_peer import find_offsets, uprobes
 
 SOURCE = Path(__file__).resolve().parents[1] / "targets" / "leaves.c"
 MEASURE_S = 0.4

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_pipeline import RING_BYTES, RING_BYTES_SHORT
-from bench_recording import varied_stream, write
-from rounds import make_parser, spread, write_figures
 
 from otel_nfprobe.base.columns import Rows
+from tests.benchmarks.bench_pipeline import RING_BYTES, RING_BYTES_SHORT
+from tests.benchmarks.bench_recording import varied_stream, write
+from tests.benchmarks.rounds import make_parser, spread, write_figures
 
 RUNS = 5
 LAPS = 3  # of the stream of bench_recording.py: more than that does not fit into its queue at once

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from bench_pipeline import RING_BYTES, RING_BYTES_SHORT, ROLES, STREAMS, stream
-from rounds import Spread, make_parser, spent_s, spread, write_figures
 
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.columns import Rows
@@ -23,6 +21,8 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RECORDS, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
+from tests.benchmarks.bench_pipeline import RING_BYTES, RING_BYTES_SHORT, ROLES, STREAMS, stream
+from tests.benchmarks.rounds import Spread, make_parser, spent_s, spread, write_figures
 
 ROUND = 16384  # records of one drain
 RUNS = 5

@@ -8,15 +8,15 @@ adds. Target and method are those of bench_probe.py. The figures of docs/capture
 from __future__ import annotations
 
 import numpy as np
-from bench_probe import FAMILIES, MEASURE_S, RING_BYTES, Leaves, running_leaves
-from measured_session import Session, attached
-from rounds import NO_FIGURE, lost, make_parser, spread, write_figures
 
 from otel_nfprobe.arch.snippet import Capture, assemble
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.bench_probe import FAMILIES, MEASURE_S, RING_BYTES, Leaves, running_leaves
+from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.rounds import NO_FIGURE, lost, make_parser, spread, write_figures
 
 PLAIN = "no snippet"
 SNIPPETS = {

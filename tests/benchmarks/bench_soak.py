@@ -14,10 +14,10 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from busy_stack import say_if_missing, start_stack
-from busy_testpmd import Session, busy_testpmd, cpu_seconds, resident_mib
-from rounds import make_parser, write_figures
-from testpmd import Testpmd
+from tests.benchmarks.busy_stack import say_if_missing, start_stack
+from tests.benchmarks.busy_testpmd import Session, busy_testpmd, cpu_seconds, resident_mib
+from tests.benchmarks.rounds import make_parser, write_figures
+from tests.support.testpmd import Testpmd
 
 SHORT_MINUTES, SHORT_INTERVAL_S = 1 / 30, 1.0
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,14 +24,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-from busy_ovs import OvsForwarder
-from measured_session import EXPORT, RECORDING, BareChoice, Session, attached
-from receiver import receiver
-from rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
-from testpmd import Testpmd, pcap_device
-from traffic import make_frames, write_pcap
-
 from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.counters.availability import find_refusal
@@ -42,6 +33,12 @@ from otel_nfprobe.elf.symbols import function_at
 from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.busy_ovs import OvsForwarder
+from tests.benchmarks.measured_session import EXPORT, RECORDING, BareChoice, Session, attached
+from tests.benchmarks.receiver import receiver
+from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.traffic import make_frames, write_pcap
 
 BATCH = 32
 SETTLE_S = 0.05

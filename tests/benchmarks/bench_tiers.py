@@ -19,21 +19,18 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stack"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-from busy_stack import OTELCOL, say_if_missing, start_stack
-from busy_testpmd import cpu_seconds, resident_mib
-from gateway_tier import GATEWAY, Tier, await_shares, build_broker, start_broker
-from jaeger_client import await_true
-from rounds import make_parser, spread, write_figures
-from stack_services import EXAMPLES, Stack
-from synthetic_columns import make_columns, move_columns
-
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import SpanEncoder
+from tests.benchmarks.busy_stack import OTELCOL, say_if_missing, start_stack
+from tests.benchmarks.busy_testpmd import cpu_seconds, resident_mib
+from tests.benchmarks.rounds import make_parser, spread, write_figures
+from tests.support.gateway_tier import GATEWAY, Tier, await_shares, build_broker, start_broker
+from tests.support.jaeger_client import await_true
+from tests.support.stack_services import EXAMPLES, Stack
+from tests.support.synthetic_columns import make_columns, move_columns
 
 BASE = EXAMPLES / "collector.yaml"
 NAMES = ["pcap_rx", "macswap", "lookup", "pcap_tx"]

@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from busy_stack import say_if_missing, start_stack
-from busy_testpmd import Session, busy_testpmd, packets_per_second
-from rounds import make_parser, write_figures
-from testpmd import Testpmd
+
+from tests.benchmarks.busy_stack import say_if_missing, start_stack
+from tests.benchmarks.busy_testpmd import Session, busy_testpmd, packets_per_second
+from tests.benchmarks.rounds import make_parser, write_figures
+from tests.support.testpmd import Testpmd
 
 SPANS_PER_TRACE = 4  # packet, batch, receive, transmit
 POLL_S = 0.01

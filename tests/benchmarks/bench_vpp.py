@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes cost a real VPP: CPU time of its thread for a packet, without probes, with `--packets none` and `slow`.
 
-Target: the VPP that NFPROBE_VPP names (tests/integration/real_vpp.py), one thread, its packet generator as fast as it
+Target: the VPP that NFPROBE_VPP names (tests/support/real_vpp.py), one thread, its packet generator as fast as it
 can; it forwards, or an ACL of 1,000 rules, all of which are looked at, comes before that. The three take turns of a
 second; differences are of turns beside each other, medians over the rounds. The functions are those that `nfprobe
 attach` chooses, but for those outside of the graph's nodes.
@@ -12,24 +12,21 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from measured_session import Session, attached
-from rounds import Spread, find_cpus, make_parser, spread, write_figures
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.monitor.latecapture import NONE, SLOW
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.rounds import Spread, find_cpus, make_parser, spread, write_figures
+from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 OFF = "off"
 MODES = (OFF, NONE, SLOW)

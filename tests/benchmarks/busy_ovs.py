@@ -11,20 +11,17 @@ import json
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-from ovs_dpdk import OvsDpdk
-from probed import wait_until
-
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.monitor.trial import Trial
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.probed import wait_until
 
 PACKETS_FIRST = 1_000_000  # until the polling thread has had more of the processor than the thread that set it up
 TRIAL_S = 2.0

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stack"))
-from stack_services import PORT_VARIABLES, Stack, find_free_ports
+from tests.support.stack_services import PORT_VARIABLES, Stack, find_free_ports
 
 BINARIES = Path(os.environ.get("NFPROBE_STACK_DIR") or Path.home() / ".cache/nfprobe/stack")
 OTELCOL, JAEGER = BINARIES / "otelcol", BINARIES / "jaeger"

@@ -15,10 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
-
-from testpmd import Testpmd, pcap_device
-from traffic import make_frames, write_pcap
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.traffic import make_frames, write_pcap
 
 FRAMES = 1024
 

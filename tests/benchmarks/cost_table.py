@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from figure_tables import KINDS, NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
-
 from otel_nfprobe.base.strategies import STRATEGIES
+from tests.benchmarks.figure_tables import KINDS, NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"

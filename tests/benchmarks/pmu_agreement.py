@@ -24,13 +24,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration"))
-from probed import Probed, Talker, wait_until
-from rounds import make_parser, write_figures
-
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.counters.perf import Kernel
+from tests.benchmarks.rounds import make_parser, write_figures
+from tests.support.probed import Probed, Talker, wait_until
 
 NAMES = ("instructions", "cycles", "branches")
 CALLS, CALLS_SHORT = 20_000, 2_000

@@ -15,7 +15,7 @@ import grpc
 @contextmanager
 def receiver() -> Iterator[int]:
     """Its port on loopback. It runs on the CPUs of this process."""
-    command = [sys.executable, __file__]
+    command = [sys.executable, "-m", "tests.benchmarks.receiver"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -21,9 +21,8 @@ import time
 import traceback
 from pathlib import Path
 
-from mutate_recording import Parts, mutate
-
 from otel_nfprobe.cli.main import main as main_of_nfprobe
+from tests.fuzz.mutate_recording import Parts, mutate
 
 CASE_SECONDS = 30  # of processor time; a good file takes a tenth of one
 MEMORY_BYTES = 4 << 30  # of addresses; threads of libraries reserve much that they never touch

@@ -28,7 +28,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mutate_session import SharedMemory, known_tids
 from otel_nfprobe._core import lib
 
 from otel_nfprobe.base.errors import NfprobeError
@@ -44,6 +43,7 @@ from otel_nfprobe.shm.session import ARENA_BYTES, ARENA_OFFSET, PROBE_COUNT, THR
 from otel_nfprobe.shm.thread_reaper import EndedThreads
 from otel_nfprobe.shm.threadcounts import COUNT_MAX
 from otel_nfprobe.target.target import Target
+from tests.fuzz.mutate_session import SharedMemory, known_tids
 
 CASE_SECONDS = 30  # of processor time; most take a hundredth of one, a full probe table one
 MEMORY_BYTES = 4 << 30  # of addresses; rings of 64 MiB and tables of 72 are among them

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mutate import Layout, mutate_frames
-from seeds import seeds
 
 from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import ENTRY_BYTES, EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
+from tests.fuzz.mutate import Layout, mutate_frames
+from tests.fuzz.seeds import seeds
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 ADDRESS = 0x1A000

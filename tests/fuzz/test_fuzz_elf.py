@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutate import Layout, mutate
-from seeds import FIRST, SECONDS, seeds
 
 from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS, ElfParser
 from otel_nfprobe.elf.elfplain import read_plain
 from otel_nfprobe.elf.elftables import read_head, read_relocations, read_symbols
 from otel_nfprobe.elf.filecontent import Content
+from tests.fuzz.mutate import Layout, mutate
+from tests.fuzz.seeds import FIRST, SECONDS, seeds
 
 READERS: dict[bytes, Callable[..., Any]] = {HEAD: read_head, SYMBOLS: read_symbols, RELOCATIONS: read_relocations}
-CHILD = Path(__file__).with_name("reading_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = "tests.fuzz.reading_child"
 EVERYDAY, EVERYDAY_SECONDS = 120, 30
 PATIENCE_S = 300
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
@@ -48,8 +49,8 @@ def _good(folder: Path, kind: str, compile_target: Callable[..., Path]) -> Path:
 
 def _read(source: Path, first: int, last: int, seconds: float) -> Iterator[str]:
     """Findings of a child, and the case at which it died, if it did."""
-    words = [sys.executable, str(CHILD), str(source), str(first), str(last), str(seconds)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=False)
+    words = [sys.executable, "-m", CHILD, str(source), str(first), str(last), str(seconds)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=False)
     lines = done.stdout.splitlines()
     yield from (line for line in lines if line.startswith("finding"))
     if done.returncode:

@@ -17,9 +17,6 @@ from pathlib import Path
 
 import pytest
 from iced_x86 import Decoder, FlowControl
-from instruction_oracle import core_names, core_says, oracle_names, oracle_says
-from mutate import Layout
-from seeds import seeds
 
 from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES
 from otel_nfprobe.arch.x86_64.scan import FunctionScan, scan_function
@@ -28,6 +25,9 @@ from otel_nfprobe.arch.x86_64.sites import ENDBR
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.ehframe import DEREFERENCED, ENTRY_BYTES, Frame
 from otel_nfprobe.elf.elf import ElfImage
+from tests.fuzz.instruction_oracle import core_names, core_says, oracle_names, oracle_says
+from tests.fuzz.mutate import Layout
+from tests.fuzz.seeds import seeds
 
 MAPS = (b"", b"\x0f", b"\x0f\x38", b"\x0f\x3a")
 PREFIXES = (b"\x66", b"\xf2", b"\xf3", b"\xf0", b"\x67", b"\x2e", b"\x3e", b"\x64")

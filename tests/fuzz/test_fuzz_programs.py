@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
-from random_c import random_program
-from seeds import seeds
 
 from otel_nfprobe.base.errors import NfprobeError
+from tests.fuzz.random_c import random_program
+from tests.fuzz.seeds import seeds
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

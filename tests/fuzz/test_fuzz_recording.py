@@ -14,27 +14,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutate_recording import Parts, bomb, seal
-from seeds import FIRST, SECONDS
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from synthetic_recording import BATCHES, write_recording
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.profiling.samplecounts import CountedSamples, SampleCounts
 from otel_nfprobe.profiling.samples import SAMPLE
 from otel_nfprobe.recording.recording import RECORDS, RecordingReader
+from tests.fuzz.mutate_recording import Parts, bomb, seal
+from tests.fuzz.seeds import FIRST, SECONDS
+from tests.support.synthetic_recording import BATCHES, write_recording
 
-CHILD = Path(__file__).with_name("recording_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = "tests.fuzz.recording_child"
 EVERYDAY, EVERYDAY_SECONDS = 120, 30
 PATIENCE_S = 300
 
 
 def damaged(source: Path, first: int, last: int, seconds: float) -> Iterator[str]:
     """Findings of a child, and the case at which it died, if it did."""
-    words = [sys.executable, str(CHILD), str(source), str(first), str(last), str(seconds)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=False)
+    words = [sys.executable, "-m", CHILD, str(source), str(first), str(last), str(seconds)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=False)
     lines = done.stdout.splitlines()
     yield from (line for line in lines if line.startswith("finding"))
     if done.returncode:

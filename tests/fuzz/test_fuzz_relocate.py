@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from random_assembly import random_assembly
-from seeds import seeds
 
 from otel_nfprobe.arch.x86_64.relocate import relocate
+from tests.fuzz.random_assembly import random_assembly
+from tests.fuzz.seeds import seeds
 
-CHILD = Path(__file__).with_name("relocation_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = "tests.fuzz.relocation_child"
 PATIENCE_S = 120
 
 
@@ -35,8 +36,8 @@ def test_same_results(tmp_path: Path, strategy: str) -> None:
     """Registers, flags, memory and numbers of calls; as many exits as entries; most functions are moved."""
     moved = functions = 0
     for seed in seeds(8 if strategy == "relocated" else 3):
-        words = [sys.executable, str(CHILD), str(_library(tmp_path, seed)), strategy, str(seed)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        words = [sys.executable, "-m", CHILD, str(_library(tmp_path, seed)), strategy, str(seed)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, f"seed {seed}: {done.returncode} {done.stderr[-2000:]}"
         said = json.loads(done.stdout)
         assert said["problems"] == [], f"seed {seed}"

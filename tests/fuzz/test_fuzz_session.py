@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Talker
-from seeds import FIRST, SECONDS
-from test_damaged_table import GLOBS, killed
 
 from otel_nfprobe.target.leftover import session_descriptors
+from tests.fuzz.seeds import FIRST, SECONDS
+from tests.integration.test_damaged_table import GLOBS, killed
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 EVERYDAY, EVERYDAY_SECONDS = 150, 30
 PATIENCE_S = 300
 
 
 def run(child: str, *words: object) -> list[str]:
     """Findings of a child, and the case at which it died, if it did."""
-    command = [sys.executable, FOLDER / child, *words]
+    command = [sys.executable, "-m", f"tests.fuzz.{child}", *words]
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=SECONDS + PATIENCE_S, check=False
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + PATIENCE_S, check=False
     )
     lines = done.stdout.splitlines()
     found = [line for line in lines if line.startswith("finding")]
@@ -42,9 +42,9 @@ def run(child: str, *words: object) -> list[str]:
 
 
 def test_helper_threads_that_say_anything() -> None:
-    assert run("boot_child.py", 0, EVERYDAY, EVERYDAY_SECONDS) == []
+    assert run("boot_child", 0, EVERYDAY, EVERYDAY_SECONDS) == []
     if SECONDS:
-        assert run("boot_child.py", max(FIRST, EVERYDAY), 1 << 60, SECONDS) == []
+        assert run("boot_child", max(FIRST, EVERYDAY), 1 << 60, SECONDS) == []
 
 
 def test_damaged_memory_of_a_session(
@@ -53,7 +53,7 @@ def test_damaged_memory_of_a_session(
     talker = Talker(spawn(compile_target("processes"), stdin=subprocess.PIPE))
     with killed(nfprobe, talker.pid, GLOBS, "--ring-size", "64KiB") as table:
         probes = len(table.armed())
-    words = "session_child.py", talker.pid, session_descriptors(talker.pid)[-1]
+    words = "session_child", talker.pid, session_descriptors(talker.pid)[-1]
     assert run(*words, 0, EVERYDAY, EVERYDAY_SECONDS) == []
     if SECONDS:
         assert run(*words, max(FIRST, EVERYDAY), 1 << 60, SECONDS) == []

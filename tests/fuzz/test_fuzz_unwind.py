@@ -12,16 +12,15 @@ import subprocess
 from bisect import bisect_right
 from pathlib import Path
 
-from random_assembly import random_assembly
-from random_c import random_program
-from seeds import seeds
-
 from otel_nfprobe.arch.x86_64.body import build_body, find_exits
 from otel_nfprobe.arch.x86_64.branches import scan_module
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.probes.analysis import plan_functions
 from otel_nfprobe.probes.frames import Frames
+from tests.fuzz.random_assembly import random_assembly
+from tests.fuzz.random_c import random_program
+from tests.fuzz.seeds import seeds
 
 FLAGS = ("-O0", "-O1", "-O2", "-Os", "-O3", "-O2 -fcf-protection", "-O2 -fno-omit-frame-pointer")
 COPY_ADDRESS, COPY_STEP = 0x20000000, 0x20000

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
-
 from otel_nfprobe._core import ffi, lib
-from synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.numbernames import NumberNames
@@ -22,6 +17,7 @@ from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
 from otel_nfprobe.profiling.samples import SAMPLE, Place
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from tests.support.synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
 START_NS, TICKS_PER_NS = 1_700_000_000 * 10**9, 2
 RX, CLASSIFY, LOOK_UP, TX, DROP = range(5)

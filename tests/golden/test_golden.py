@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from pinned import check, compare, is_pinning
-from seeded import RECORDINGS, fill_templates
+
+from tests.golden.pinned import check, compare, is_pinning
+from tests.golden.seeded import RECORDINGS, fill_templates
 
 VERBS = ["attach", "run", "agent", "detach", "status", "functions", "doctor", "counters"]
 VERBS += ["stats", "report", "diff", "tables", "query", "ids", "export"]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hostile import INCLUDES, Bait
-from probed import Talker
-from vpp_double import RELEASES, build_double
+
+from tests.support.hostile import INCLUDES, Bait
+from tests.support.probed import Talker
+from tests.support.vpp_double import RELEASES, build_double
 
 if TYPE_CHECKING:
-    from vpp_ways import Meter
+    from tests.support.vpp_ways import Meter
 
 pytest.register_assert_rewrite("counted", "changing", "vpp_ways")  # they say what was wrong, as in a test
 
@@ -73,6 +74,6 @@ def vpp_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def meter(vpp_program: Path, spawn: Callable[..., subprocess.Popen[str]], nfprobe: Any, tmp_path: Path) -> Meter:
-    from vpp_ways import Meter  # with its assertions rewritten, and those of the tests that it imports
+    from tests.support.vpp_ways import Meter  # with its assertions rewritten, and those of the tests that it imports
 
     return Meter(lambda: spawn(vpp_program, stdin=subprocess.PIPE), nfprobe, tmp_path)

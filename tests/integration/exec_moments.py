@@ -20,10 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-
-from probed import Talker
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.errors import NfprobeError
@@ -33,6 +30,7 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Talker
 
 TRIGGER = 9
 ABOVE = 20  # descriptors from here on are nobody's by accident
@@ -247,5 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parent))
     main()

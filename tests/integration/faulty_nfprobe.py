@@ -15,6 +15,6 @@ from otel_nfprobe.elf import elfparser, elfplain
 
 os.environ["XDG_CACHE_HOME"] = "/dev/null"  # what a sound process has read of these files is no answer here
 elfplain.read_plain = lambda *_: None  # all files are left to that process
-WORKER = Path(__file__).parent.parent / "unit" / "faulty_worker.py"
+WORKER = Path(__file__).resolve().parents[1] / "support" / "faulty_worker.py"
 elfparser.parser = elfparser.ElfParser([sys.executable, "-I", "-S", str(WORKER), *sys.argv[1:4]])
 sys.exit(main(sys.argv[4:]))

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import PATIENCE_S, RunningAgent
-from probed import wait_until
 
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.target.target import Target
+from tests.support.agents import PATIENCE_S, RunningAgent
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agents import PATIENCE_S, RunningAgent
-from hostile import PEAK_BYTES, Bait, assert_lives, has_probes
-from probed import Talker, wait_until
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from metrics_receiver import MetricsReceiver
+from tests.support.agents import PATIENCE_S, RunningAgent
+from tests.support.hostile import PEAK_BYTES, Bait, assert_lives, has_probes
+from tests.support.metrics_receiver import MetricsReceiver
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

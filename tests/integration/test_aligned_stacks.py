@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
 
 from otel_nfprobe.arch.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS
 from otel_nfprobe.base.strategies import IN_STACK_CALL
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import yaml
-from test_arrival_bounds import DESCRIPTION
-from traffic import make_frames, write_pcap
 
 from otel_nfprobe.base.columns import Columns, concatenate
 from otel_nfprobe.causes.arrival import FROM_CAPTURE
@@ -21,6 +19,8 @@ from otel_nfprobe.cli.arrival_options import take_arrivals
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
+from tests.integration.test_arrival_bounds import DESCRIPTION
+from tests.support.traffic import make_frames, write_pcap
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from firewall import DEAD, DESCRIPTION, Firewall, assert_told, fails
 
 from otel_nfprobe.cli.main import main
+from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_told, fails
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
-from test_testpmd import wait_until_armed
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from metrics_receiver import spans_of
-from otlp_receiver import Receiver
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.recording.recording import RecordingReader
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
+from tests.support.metrics_receiver import spans_of
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.integration
 

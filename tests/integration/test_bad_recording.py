@@ -6,19 +6,15 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
 
 from otel_nfprobe.cli.main import main
+from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mqtt import PATIENCE_S, Broker, Client, packet, text
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from probed import Probed, wait_until
 
 from otel_nfprobe.adapters.installed import choose_adapter, load_adapter
 from otel_nfprobe.base.columns import TRANSMITTED, Columns, concatenate
@@ -29,6 +27,8 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.report.report import build_report
 from otel_nfprobe.target.target import Target
+from tests.support.mqtt import PATIENCE_S, Broker, Client, packet, text
+from tests.support.probed import Probed, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DESCRIPTION
-from probed import wait_until
 
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.target.target import Target
+from tests.support.firewall import DESCRIPTION
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
-from filters import answer, forbid_only
-from firewall import DESCRIPTION, Firewall
-from rooms import Room
-from test_testpmd import wait_until_armed
 
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.filters import answer, forbid_only
+from tests.support.firewall import DESCRIPTION, Firewall
+from tests.support.rooms import Room
 
 pytestmark = pytest.mark.integration
 

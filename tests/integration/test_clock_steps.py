@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from probed import Talker
-from test_described_handover import DESCRIPTION, PACKETS, follow, start_relay
-from test_testpmd import wait_until_armed
+
+from tests.integration.test_described_handover import DESCRIPTION, PACKETS, follow, start_relay
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
 
 from otel_nfprobe.probes.analysis import STRATEGIES
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probed import Probed, Talker, counters_by_call
-from test_counter_compensation import ROUNDS, Stepped, read_truth
 
 from otel_nfprobe.base.columns import CallFlag, Columns
 from otel_nfprobe.counters.sums import batch_counts
+from tests.integration.test_counter_compensation import ROUNDS, Stepped, read_truth
+from tests.support.probed import Probed, Talker, counters_by_call
 
 pytestmark = pytest.mark.integration
 

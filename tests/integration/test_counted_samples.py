@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changing import Changing, OfTheKernel
-from probed import Talker, wait_until
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import Counter, choose_counters
@@ -24,6 +22,8 @@ from otel_nfprobe.profiling.samplegroup import Way
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from otel_nfprobe.report.report import build_report
+from tests.support.changing import Changing, OfTheKernel
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changing import CALLS, Changing, OfTheKernel, Worker, assert_counted_as_changed, own
-from probed import Talker, wait_until
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report.report import build_report
+from tests.support.changing import CALLS, Changing, OfTheKernel, Worker, assert_counted_as_changed, own
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from otel_nfprobe._core import lib
-from probed import KeepAll, Probed, Talker, counters_by_call, find_calls
 
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
@@ -20,6 +19,7 @@ from otel_nfprobe.counters.compensation import SHAPES, calibrate_counters, costs
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.probes.trampoline import COPY_SHAPES
 from otel_nfprobe.shm.session import THREAD_COUNT
+from tests.support.probed import KeepAll, Probed, Talker, counters_by_call, find_calls
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filters import answer, forbid_only, install
-from probed import Talker
+
+from tests.support.filters import answer, forbid_only, install
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

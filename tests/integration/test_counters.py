@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counted import Counted, assert_never_wrong, read_truth
-from probed import Talker, wait_until
 
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report.report import build_report
+from tests.support.counted import Counted, assert_never_wrong, read_truth
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable
 
 import pytest
-from testpmd import Testpmd
 
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
@@ -25,6 +24,7 @@ from otel_nfprobe.probes.calibration import NOTHING, RETURN
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.support.testpmd import Testpmd
 
 pytestmark = pytest.mark.integration
 

@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from culprit import START_S, Debugger, Found, Truth, Verdict, is_classifying, start_hog
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from otlp_receiver import Receiver
+
+from tests.support.culprit import START_S, Debugger, Found, Truth, Verdict, is_classifying, start_hog
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.integration
 

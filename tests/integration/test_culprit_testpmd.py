@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from culprit import EXPECTED, Debugger, Found, Truth
-from testpmd import Testpmd
 
 from otel_nfprobe.adapters.base import TRANSMIT
+from tests.support.culprit import EXPECTED, Debugger, Found, Truth
+from tests.support.testpmd import Testpmd
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import ffi, lib
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.shm.session import FIXED_BYTES, PROBE_COUNT, PROBE_TABLE_OFFSET
 from otel_nfprobe.target.leftover import session_descriptors
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

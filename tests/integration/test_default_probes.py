@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dpdk_examples import Example, build_example, examples_are_installed, wait_until_said
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.dpdk import DpdkAdapter
 from otel_nfprobe.monitor import trial
 from otel_nfprobe.monitor.probe_candidates import FOREIGN_LIBRARIES
 from otel_nfprobe.monitor.trial import Trial
 from otel_nfprobe.target.target import Target
+from tests.support.dpdk_examples import Example, build_example, examples_are_installed, wait_until_said
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = [
     pytest.mark.integration,

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from probed import Talker
-from test_testpmd import wait_until_armed
 
 from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import ROUND_RECORDS, RecordingFacts, read_facts, replay_steps
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

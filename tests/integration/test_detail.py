@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from test_arrival_bounds import DESCRIPTION
 
 from otel_nfprobe.base.columns import BatchFlag, CallFlag, Columns, concatenate
 from otel_nfprobe.monitor.detail import ONE_IN
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
+from tests.integration.test_arrival_bounds import DESCRIPTION
 
 pytestmark = pytest.mark.integration
 

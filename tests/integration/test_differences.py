@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DESCRIPTION
+
+from tests.support.firewall import DESCRIPTION
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +40,7 @@ def test_the_faulty_function_comes_first(record: Callable[..., Path], nfprobe: A
     diff = nfprobe.json("diff", good, faulty)
     first = diff["functions"][0]
     # "usual" on a machine with nothing else to do. Where the sizes of batches vary, as they do beside other work, so
-    # does what a packet of them takes, and only the mean tells: which of both is for tests/unit/test_diff.py.
+    # does what a packet of them takes, and only the mean tells: which of both is for tests/unit/report/test_diff.py.
     assert first["name"] == "fw_output"
     assert first["stands_out"] in ("usual", "mean")
     assert first["change_ns"] > 10 * first["a"]["self_ns_per_unit"]
@@ -52,7 +53,8 @@ def test_the_faulty_function_comes_first(record: Callable[..., Path], nfprobe: A
     assert text.index("fw_output ") < text.index("function ")
 
     # The other way round it is the same change. Of runs without the fault it is not said. (That nothing else stands
-    # out by chance is for tests/unit/test_diff.py: other work on this machine slows functions down in one of them.)
+    # out by chance is for tests/unit/report/test_diff.py: other work on this machine slows functions down in one of
+    # them.)
     back = nfprobe.json("diff", faulty, good)["functions"][0]
     assert (back["name"], back["change_ns"]) == ("fw_output", -first["change_ns"])
     alike = nfprobe.json("diff", good, again, "--at-least", "100%")

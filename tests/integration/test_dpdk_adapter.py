@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dpdk_examples import wait_until_said
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters import dpdk
 from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction
@@ -23,6 +21,8 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.probes.analysis import IN_STACK_CALL, plan_functions
 from otel_nfprobe.target.target import Target
+from tests.support.dpdk_examples import wait_until_said
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

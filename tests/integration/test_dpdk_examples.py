@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
 
 from otel_nfprobe.adapters import dpdk
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.target.target import Target
+from tests.support.dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
 
 pytestmark = [
     pytest.mark.integration,

@@ -8,7 +8,6 @@ and its trace has the batches of all threads that say when they take packets ove
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,19 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpdk_examples import BURST, Example, build_example, examples_are_installed
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from test_dpdk_examples import measure
 
 from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, with_again
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
+from tests.integration.test_dpdk_examples import measure
+from tests.support.dpdk_examples import BURST, Example, build_example, examples_are_installed
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = [
     pytest.mark.integration,

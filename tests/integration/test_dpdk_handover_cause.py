@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from test_dpdk_handover import attributes_of, traces_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
+from tests.integration.test_dpdk_handover import attributes_of, traces_of
+from tests.support.dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = [
     pytest.mark.integration,

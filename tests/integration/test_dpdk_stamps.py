@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
 from otel_nfprobe._core import lib
-from traffic import make_frames
 
 from otel_nfprobe.adapters import base
 from otel_nfprobe.adapters.dpdk import DpdkAdapter
@@ -29,6 +27,8 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.support.dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
+from tests.support.traffic import make_frames
 
 pytestmark = [
     pytest.mark.integration,

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Talker
-from whole import EVERY_WAY, LADDER, assert_covered, probe_each_way
+
+from tests.support.probed import Talker
+from tests.support.whole import EVERY_WAY, LADDER, assert_covered, probe_each_way
 
 pytestmark = pytest.mark.integration
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from openvswitch import OpenVswitch
-from testpmd import Testpmd, pcap_device
-from whole import LADDER, assert_covered, probe_each_way, probe_everything
+
+from tests.support.openvswitch import OpenVswitch
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.whole import LADDER, assert_covered, probe_each_way, probe_everything
 
 pytestmark = pytest.mark.integration
 

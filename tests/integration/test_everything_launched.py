@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openvswitch import OpenVswitch
-from test_everything import PYTHON, WORK
-from testpmd import Testpmd, pcap_device
-from whole import LADDER
 
 from otel_nfprobe.probes.analysis import STRATEGIES
+from tests.integration.test_everything import PYTHON, WORK
+from tests.support.openvswitch import OpenVswitch
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.whole import LADDER
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dpdk_examples import examples_are_installed
+
+from tests.support.dpdk_examples import examples_are_installed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SLOW_US = 300_000  # longer than anything that other work on the machine does to the firewall

@@ -22,17 +22,23 @@ pytestmark = pytest.mark.integration
 
 EACH = 50  # of each kind in the long run; every day, of all kinds together
 PATIENCE_S = 550  # a session that hangs is an error, not one that is slow
-DRIVER = Path(__file__).with_name("exec_moments.py")
+ROOT = Path(__file__).resolve().parents[2]
 REPLACED = "has started another program (exec), which has no probes."
 LINKS = {"PIE": (), "no PIE": ("-no-pie", "-fno-pie")}
 NOBODY = 65534
 
 
 def check(library: Path, how: str, count: int, command: list[object], answer: str) -> None:
-    words = [sys.executable, DRIVER, library, how, count, "--", *command]
+    words = [sys.executable, "-m", "tests.integration.exec_moments", library, how, count, "--", *command]
     environment = {**os.environ, "LD_PRELOAD": str(library)}
     done = subprocess.run(
-        list(map(str, words)), env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        list(map(str, words)),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode == 0, (done.stderr, found[-1:])

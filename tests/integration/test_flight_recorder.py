@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DESCRIPTION, Firewall, fails
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from otel_nfprobe.report.report import build_report
+from tests.support.firewall import DESCRIPTION, Firewall, fails
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 120

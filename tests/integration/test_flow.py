@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_testpmd import ROOM, wait_until_armed
-from testpmd import Testpmd, pcap_device
-from traffic import read_pcap
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline import digest
+from tests.integration.test_testpmd import ROOM, wait_until_armed
+from tests.support.otlp_receiver import Receiver
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.traffic import read_pcap
 
 pytestmark = pytest.mark.integration
 

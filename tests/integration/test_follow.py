@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.elf.modules import Module
@@ -20,6 +19,7 @@ from otel_nfprobe.probes.plan import FunctionPlan
 from otel_nfprobe.probes.probe_selection import NEEDS_STOP, choose
 from otel_nfprobe.target.linkmap import LinkMap
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

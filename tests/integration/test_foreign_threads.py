@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.causes import preemption
 from otel_nfprobe.counters import perf
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux import perfring
 from otel_nfprobe.profiling import samplesource
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forking import OWN, code_of, fork, is_as_before
-from probed import Talker
+
+from tests.support.forking import OWN, code_of, fork, is_as_before
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

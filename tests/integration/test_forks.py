@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.monitor import forks
 from otel_nfprobe.target.target import Target
+from tests.support.forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

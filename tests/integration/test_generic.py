@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from firewall import fails
-from probed import Probed, Talker
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.generic import GenericAdapter
@@ -26,6 +24,8 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.report.report import build_report
 from otel_nfprobe.target.target import Target
+from tests.support.firewall import fails
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.probes.analysis import GOT_SLOT
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import BOUND_S, INCLUDES, Bait, assert_lives, attach, has_probes, run
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.target.loadedlibrary import library_path
+from tests.support.hostile import BOUND_S, INCLUDES, Bait, assert_lives, attach, has_probes, run
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,19 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from ovs_dpdk import OvsDpdk
-from probed import wait_until
-from testpmd import Testpmd
-from traffic import make_frames, read_pcap, write_pcap
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-from frames import INNER, ethernet, ipv4, vxlan
-from otlp_receiver import Receiver
-from test_repeats import documented_trace_id
+from tests.support.frames import INNER, ethernet, ipv4, vxlan
+from tests.support.otlp_receiver import Receiver
+from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.probed import wait_until
+from tests.support.testpmd import Testpmd
+from tests.support.traffic import make_frames, read_pcap, write_pcap
+from tests.unit.pipeline.test_repeats import documented_trace_id
 
 pytestmark = pytest.mark.integration
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Talker, cpu_ticks, wait_until
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.probes.inject import inject
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.linkmap import LinkMap
 from otel_nfprobe.target.target import Target, read_status
+from tests.support.probed import Talker, cpu_ticks, wait_until
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

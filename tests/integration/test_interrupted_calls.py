@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import ffi, lib
-from probed import Talker, wait_until
 
 from otel_nfprobe.probes import inject as injection
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, Thread
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

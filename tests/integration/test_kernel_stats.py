@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import fails
-from probed import Talker
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.kernel.kernelprobe import FENTRY, TRACEPOINTS, KernelProbe, find_whose
+from tests.support.firewall import fails
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

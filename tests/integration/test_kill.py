@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_testpmd import wait_until_armed
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from probed import Talker, wait_until
-from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
@@ -30,6 +27,9 @@ from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
+from tests.support.probed import Talker, wait_until
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.probes.patch import Patcher
 from otel_nfprobe.probes.trampoline import Probe
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

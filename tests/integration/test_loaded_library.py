@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import Bait, assert_lives, attach, has_probes
-from probed import Talker
-from rooms import Room, need_unshare, root_of
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.probes import inject
 from otel_nfprobe.target.library_file import LibraryFile, write_library
 from otel_nfprobe.target.loadedlibrary import library_name, library_offset, library_path
 from otel_nfprobe.target.target import Target
+from tests.support.hostile import Bait, assert_lives, attach, has_probes
+from tests.support.probed import Talker
+from tests.support.rooms import Room, need_unshare, root_of
 
 pytestmark = pytest.mark.integration
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.base.columns import TRANSMITTED, Columns
 from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.repeats import RepeatsCounts
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -17,13 +17,11 @@ from subprocess import PIPE
 from typing import Any
 
 import pytest
-from firewall import DESCRIPTION
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from metrics_receiver import MetricsReceiver
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.support.firewall import DESCRIPTION
+from tests.support.metrics_receiver import MetricsReceiver
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed
-from rooms import MUSL_LINKER, Room, compile_musl, musl_root_of, need_unshare
 
 from otel_nfprobe.base.errors import RefusedError
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed
+from tests.support.rooms import MUSL_LINKER, Room, compile_musl, musl_root_of, need_unshare
 
 pytestmark = pytest.mark.integration
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from probed import Probed, wait_until
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.monitor import reserve
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, wait_until
 
 pytestmark = pytest.mark.integration
 

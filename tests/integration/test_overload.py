@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,15 +18,12 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from probed import cpu_ticks, wait_until
-from test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.recording.recording import PART, RecordingReader
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
+from tests.integration.test_testpmd import ROOM, assert_nothing_missing, check_recording, wait_until_armed
+from tests.support.otlp_receiver import Receiver
+from tests.support.probed import cpu_ticks, wait_until
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

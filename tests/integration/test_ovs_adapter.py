@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ovs_dpdk import OvsDpdk
-from probed import Talker, wait_until
-from test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
-from traffic import make_frames, read_pcap
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
@@ -34,6 +30,10 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
+from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.probed import Talker, wait_until
+from tests.support.traffic import make_frames, read_pcap
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chain import LADDER, Start, probe, start_chain
-from probed import Probed, Talker
 
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.probes.unwinders import has_unwinder
+from tests.support.chain import LADDER, Start, probe, start_chain
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import ffi, lib
-from probed import Talker, wait_until
 
 from otel_nfprobe.probes.inject import inject
 from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -15,14 +15,12 @@ import pytest
 
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from pmu_agreement import PerfStat, _agrees, count_by_kernel
+from tests.benchmarks.pmu_agreement import PerfStat, _agrees, count_by_kernel
 
 pytestmark = pytest.mark.integration
 
 PAGES = 500
-SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "pmu_agreement.py"
+ROOT = Path(__file__).resolve().parents[2]
 # Answers as perf does, and prints what FAKE_COUNT holds.
 FAKE = f"""#!{sys.executable}
 import os, signal, sys
@@ -85,5 +83,7 @@ def test_says_why_not() -> None:
     refusal = find_refusal(choose_counters("instructions,cycles,branches"))
     if refusal is None:
         pytest.skip("there is a performance monitoring unit: run the script")
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.pmu_agreement"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, f"skipped: {refusal.reason}\n")

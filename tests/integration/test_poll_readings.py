@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changing import Changing, Worker, assert_counted_as_changed, own
-from counted import Counted, assert_never_wrong, read_truth
-from probed import Talker
 
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report.report import build_report
+from tests.support.changing import Changing, Worker, assert_counted_as_changed, own
+from tests.support.counted import Counted, assert_never_wrong, read_truth
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from otel_nfprobe._core import ffi, lib
-from probed import wait_until
 
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.errors import NfprobeError
@@ -26,6 +25,7 @@ from otel_nfprobe.causes.preemption import SwitchWatch
 from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
 from otel_nfprobe.recording.recording import SWITCHES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 

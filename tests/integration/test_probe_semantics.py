@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
 
 from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE
 from otel_nfprobe.base.strategies import RELOCATED_BODY
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import Probed, Talker
+
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import fails
-from probed import Talker
 
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts
 from otel_nfprobe.report.flame import FlameWish, fold
 from otel_nfprobe.report.report import build_report
+from tests.support.firewall import fails
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chain import CHAIN, LADDER, OF_ALL, probe, start_chain
+
+from tests.support.chain import CHAIN, LADDER, OF_ALL, probe, start_chain
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
-from test_testpmd import wait_until_armed
+
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wires
-from real_vpp import MISSING, PREFIX, RealVpp
-from test_real_vpp_ids import OPTIONS, ids_of, read_ids, replay_packets
-from test_testpmd import wait_until_armed
-from traffic import make_frames, read_pcap, write_pcap
 
+from tests.integration.test_real_vpp_ids import OPTIONS, ids_of, read_ids, replay_packets
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support import wires
+from tests.support.real_vpp import MISSING, PREFIX, RealVpp
+from tests.support.traffic import make_frames, read_pcap, write_pcap
+
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 
 COUNT = 8_000
@@ -50,8 +52,18 @@ class Wired(RealVpp):
     def forward(self) -> None:
         """What stands in one file is sent to VPP, and what VPP sends in the other one."""
         network = f"--net=/proc/{self.pid}/ns/net"
-        words = ["nsenter", network, sys.executable, wires.__file__, "end0", "end1", self.played, self.written]
-        subprocess.run([str(word) for word in words], check=True, timeout=120)
+        words = [
+            "nsenter",
+            network,
+            sys.executable,
+            "-m",
+            "tests.support.wires",
+            "end0",
+            "end1",
+            self.played,
+            self.written,
+        ]
+        subprocess.run([str(word) for word in words], cwd=ROOT, check=True, timeout=120)
         self.settle()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -18,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from culprit import start_hog
-from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
-from test_culprit import attributes_of
-from test_testpmd import wait_until_armed
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
+from tests.integration.test_culprit import attributes_of
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.culprit import start_hog
+from tests.support.otlp_receiver import Receiver
+from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
 
 pytestmark = [
     pytest.mark.integration,

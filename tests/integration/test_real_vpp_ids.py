@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_vpp import MISSING, PREFIX, RealVpp, Stream
-from test_testpmd import wait_until_armed
-from traffic import make_frames, write_pcap
 
 from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, Columns, concatenate
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.real_vpp import MISSING, PREFIX, RealVpp, Stream
+from tests.support.traffic import make_frames, write_pcap
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
+
+from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PREFIX, reason=MISSING)]
 

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from firewall import DESCRIPTION, Firewall
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
+from tests.support.firewall import DESCRIPTION, Firewall
+from tests.support.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.integration
 

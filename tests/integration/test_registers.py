@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.probes.analysis import STRATEGIES
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

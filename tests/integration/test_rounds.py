@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from probed import wait_until
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
@@ -22,6 +20,8 @@ from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
+from tests.support.probed import wait_until
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import wait_until
-from test_run import ANSWER_S, assert_exact, read_line, run, summary_of
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.probes.launch import Launch
+from tests.integration.test_run import ANSWER_S, assert_exact, read_line, run, summary_of
+from tests.support.probed import wait_until
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
 

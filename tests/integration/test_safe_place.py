@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import ffi, lib
-from probed import wait_until
 
 from otel_nfprobe.probes.inject import inject
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, has_ended
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 

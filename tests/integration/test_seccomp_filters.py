@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filters import ALLOW, KILL_PROCESS, LOG, allow_only, answer, container_profile, forbid_only, install
-from other_user import run_as
-from probed import Probed, wait_until
-from rooms import Room, compile_musl
 
 from otel_nfprobe.arch.x86_64.calls import COUNTER_CALLS, injection_calls
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
@@ -25,6 +21,10 @@ from otel_nfprobe.linux.bpf import SystemCall
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.seccomp import judge, read_filters
 from otel_nfprobe.target.target import Target
+from tests.support.filters import ALLOW, KILL_PROCESS, LOG, allow_only, answer, container_profile, forbid_only, install
+from tests.support.other_user import run_as
+from tests.support.probed import Probed, wait_until
+from tests.support.rooms import Room, compile_musl
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from firewall import DESCRIPTION, Firewall
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from probed import Probed, Talker, keep_calls
 
 from otel_nfprobe.arch.snippet import read_capture
 from otel_nfprobe.base.clock import Clock
@@ -27,9 +24,9 @@ from otel_nfprobe.probes.analysis import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.probes.probe_selection import NO_CAPTURE, choose
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
-from otlp_receiver import Receiver
+from tests.support.firewall import DESCRIPTION, Firewall
+from tests.support.otlp_receiver import Receiver
+from tests.support.probed import Probed, Talker, keep_calls
 
 pytestmark = pytest.mark.integration
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, wait_until
-from test_testpmd import wait_until_armed
-from testpmd import Testpmd
 
 from otel_nfprobe.cli.machine import describe_machine
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.counters.software import counts_during
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Probed, Talker, wait_until
+from tests.support.testpmd import Testpmd
 
 pytestmark = pytest.mark.integration
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chain import CHAIN, OF_ALL, PROBED, Start, probe, start_chain
-from probed import Probed
 
 from otel_nfprobe.probes.analysis import ENTRY_ONLY, RELOCATED_BODY
+from tests.support.chain import CHAIN, OF_ALL, PROBED, Start, probe, start_chain
+from tests.support.probed import Probed
 
 pytestmark = pytest.mark.integration
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Talker
-from test_testpmd import wait_until_armed
 
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.stats import StatsCommand, choose_one
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from otel_nfprobe._core import ffi
-from probed import Probed, Talker
-from test_damaged_table import GLOBS, RING_BYTES, Whole
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.leftover import session_descriptors
+from tests.integration.test_damaged_table import GLOBS, RING_BYTES, Whole
+from tests.support.probed import Probed, Talker
 
 pytestmark = pytest.mark.integration
 

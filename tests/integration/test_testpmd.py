@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probed import wait_until
-from testpmd import Testpmd, pcap_device
-from traffic import read_pcap
 
 from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
+from tests.support.probed import wait_until
+from tests.support.testpmd import Testpmd, pcap_device
+from tests.support.traffic import read_pcap
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probed import Talker
-from test_snippets import Captured
 
 from otel_nfprobe.base.columns import CallFlag, Columns
+from tests.integration.test_snippets import Captured
+from tests.support.probed import Talker
 
 pytestmark = pytest.mark.integration
 

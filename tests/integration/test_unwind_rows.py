@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from otel_nfprobe._core import lib
-from probed import Probed, Talker, wait_until
 
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.elf.ehframe import RSP, Frame, FrameTable, parse_frames
 from otel_nfprobe.probes.template import template_bytes
 from otel_nfprobe.shm.session import Session
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
 

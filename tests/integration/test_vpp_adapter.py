@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Probed, Talker, keep_calls, wait_until
-from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import CALL, COMMAND, DROP, HAND_OVER, HOLD, RECEIVE, TAKE_OVER, TRANSMIT
 from otel_nfprobe.adapters.vpp import VppAdapter
@@ -25,6 +23,8 @@ from otel_nfprobe.probes.follow import Follower
 from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.recording.nodes import NUMBER_SHIFT
 from otel_nfprobe.target.target import Target
+from tests.support.probed import Probed, Talker, keep_calls, wait_until
+from tests.support.vpp_double import RELEASES, build_double
 
 pytestmark = pytest.mark.integration
 

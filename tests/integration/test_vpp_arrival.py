@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Talker
-from test_testpmd import wait_until_armed
-from vpp_double import build_double
+
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
+from tests.support.vpp_double import build_double
 
 pytestmark = pytest.mark.integration
 

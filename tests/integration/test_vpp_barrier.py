@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Talker
-from test_testpmd import wait_until_armed
-from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import COMMAND, HOLD, RELEASE
 from otel_nfprobe.adapters.vpp import VppAdapter
@@ -21,6 +18,9 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
+from tests.support.vpp_double import RELEASES, build_double
 
 pytestmark = pytest.mark.integration
 

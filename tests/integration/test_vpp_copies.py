@@ -8,11 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_vpp_packets import COUNT, LENGTHS
-from traffic import MAC_HEADER, make_frames, read_pcap
-from vpp_ways import MODES, Meter, met, twice
 
 from otel_nfprobe.base.columns import DROPPED, TRANSMITTED
+from tests.integration.test_vpp_packets import COUNT, LENGTHS
+from tests.support.traffic import MAC_HEADER, make_frames, read_pcap
+from tests.support.vpp_ways import MODES, Meter, met, twice
 
 pytestmark = pytest.mark.integration
 

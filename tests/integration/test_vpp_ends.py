@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vpp_packets import COUNT
-from vpp_ways import ALL, MODES, Meter, Ways, met
 
 from otel_nfprobe.base.columns import DROPPED, PUNTED, TRANSMITTED, BatchFlag
+from tests.integration.test_vpp_packets import COUNT
+from tests.support.vpp_ways import ALL, MODES, Meter, Ways, met
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ import struct
 
 import numpy as np
 import pytest
-from test_vpp_packets import COUNT, LENGTHS
-from traffic import MAC_HEADER, make_frames
-from vpp_ways import BEFORE, KINDS, MODES, Meter, Ways, met
 
 from otel_nfprobe.base.columns import ABSORBED, DROPPED, TRANSMITTED
+from tests.integration.test_vpp_packets import COUNT, LENGTHS
+from tests.support.traffic import MAC_HEADER, make_frames
+from tests.support.vpp_ways import BEFORE, KINDS, MODES, Meter, Ways, met
 
 pytestmark = pytest.mark.integration
 

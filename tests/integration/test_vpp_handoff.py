@@ -16,11 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probed import Talker
-from test_testpmd import wait_until_armed
-from test_vpp_packets import COUNT, LATE, LENGTHS, Traffic, placed
-from traffic import make_frames
-from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
 from otel_nfprobe.adapters.vpp_frames import Frame
@@ -33,6 +28,11 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.integration.test_vpp_packets import COUNT, LATE, LENGTHS, Traffic, placed
+from tests.support.probed import Talker
+from tests.support.traffic import make_frames
+from tests.support.vpp_double import RELEASES, build_double
 
 pytestmark = pytest.mark.integration
 

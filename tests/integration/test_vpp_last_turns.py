@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probed import Talker, wait_until
-from test_testpmd import wait_until_armed
-from vpp_ways import LATE, MODES
+
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker, wait_until
+from tests.support.vpp_ways import LATE, MODES
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from otlp_receiver import Receiver
-from probed import Talker
-from test_testpmd import wait_until_armed
-from vpp_double import build_double
-
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.otlp_receiver import Receiver
+from tests.support.probed import Talker
+from tests.support.vpp_double import build_double
 
 pytestmark = pytest.mark.integration
 

@@ -12,10 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probed import Talker
-from test_testpmd import wait_until_armed
-from traffic import make_frames, read_pcap, write_pcap
-from vpp_double import RELEASES, build_double
 
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory
@@ -26,6 +22,10 @@ from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import Talker
+from tests.support.traffic import make_frames, read_pcap, write_pcap
+from tests.support.vpp_double import RELEASES, build_double
 
 pytestmark = pytest.mark.integration
 

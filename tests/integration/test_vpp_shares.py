@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probed import Talker
-from test_vpp_packets import COUNT, LATE, Traffic
-from vpp_double import build_double
 
 from otel_nfprobe.base.columns import CallFlag, Columns, Rows
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts
+from tests.integration.test_vpp_packets import COUNT, LATE, Traffic
+from tests.support.probed import Talker
+from tests.support.vpp_double import build_double
 
 pytestmark = pytest.mark.integration
 

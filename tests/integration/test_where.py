@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_user import NOBODY, run_as
-from rooms import Room, need_unshare, root_of
 
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.loadedlibrary import library_path
 from otel_nfprobe.target.target import Target
+from tests.support.other_user import NOBODY, run_as
+from tests.support.rooms import Room, need_unshare, root_of
 
 pytestmark = pytest.mark.integration
 

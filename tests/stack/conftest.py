@@ -6,16 +6,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from jaeger_client import JaegerClient
-from stack_services import EXAMPLES, PORT_VARIABLES, Collector, Jaeger, Stack, find_free_ports
+
+from tests.support.jaeger_client import JaegerClient
+from tests.support.stack_services import EXAMPLES, PORT_VARIABLES, Collector, Jaeger, Stack, find_free_ports
 
 # synthetic_columns.py is there.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 
 @pytest.fixture(scope="session")

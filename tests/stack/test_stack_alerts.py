@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaeger_client import JaegerClient, await_true
 from otel_nfprobe._core import lib
-from stack_services import Collector, Stack
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.target.target import Target
+from tests.support.jaeger_client import JaegerClient, await_true
+from tests.support.stack_services import Collector, Stack
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]
 

@@ -15,16 +15,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from stack_services import EXAMPLES, Stack
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-
-from synthetic_columns import make_columns
-from test_metrics import START_NS, TICKS_PER_SECOND, calls, durations, snapshot, statistics_of
 
 from otel_nfprobe.metrics.metrics import MetricsMaker
 from otel_nfprobe.metrics.metrics_page import name_of
 from otel_nfprobe.metrics.metrics_settings import Temporality
+from tests.support.stack_services import EXAMPLES, Stack
+from tests.support.synthetic_columns import make_columns
+from tests.unit.metrics.test_metrics import START_NS, TICKS_PER_SECOND, calls, durations, snapshot, statistics_of
 
 pytestmark = pytest.mark.stack
 

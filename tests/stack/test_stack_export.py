@@ -11,11 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaeger_client import JaegerClient, JaegerSpan
-from stack_services import Collector, Jaeger
-from synthetic_columns import make_columns, move_columns
-from synthetic_recording import BATCH_SIZE, BATCHES, write_recording
-from synthetic_recording import PACKETS as RECORDED_PACKETS
 
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.columns import Columns
@@ -25,6 +20,11 @@ from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
+from tests.support.jaeger_client import JaegerClient, JaegerSpan
+from tests.support.stack_services import Collector, Jaeger
+from tests.support.synthetic_columns import make_columns, move_columns
+from tests.support.synthetic_recording import BATCH_SIZE, BATCHES, write_recording
+from tests.support.synthetic_recording import PACKETS as RECORDED_PACKETS
 
 pytestmark = pytest.mark.stack
 

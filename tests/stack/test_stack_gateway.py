@@ -18,13 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from gateway_tier import GATEWAY, Tier, await_shares, build_broker, read_traces, start_broker
-from jaeger_client import await_true
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from stack_services import EXAMPLES, Jaeger, Stack
-from synthetic_recording import PACKETS, write_recording
-from test_stack_configuration import find_built
-from test_stack_export import make_recent_columns
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.cli.main import main
@@ -32,6 +26,12 @@ from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import SpanEncoder
+from tests.stack.test_stack_configuration import find_built
+from tests.stack.test_stack_export import make_recent_columns
+from tests.support.gateway_tier import GATEWAY, Tier, await_shares, build_broker, read_traces, start_broker
+from tests.support.jaeger_client import await_true
+from tests.support.stack_services import EXAMPLES, Jaeger, Stack
+from tests.support.synthetic_recording import PACKETS, write_recording
 
 pytestmark = pytest.mark.stack
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_services import Jaeger
-from test_identity import CENTURY, InProcess, forward
-from testpmd import Testpmd
+
+from tests.integration.test_identity import CENTURY, InProcess, forward
+from tests.support.stack_services import Jaeger
+from tests.support.testpmd import Testpmd
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]
 

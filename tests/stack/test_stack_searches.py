@@ -13,12 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import yaml
-from jaeger_client import JaegerClient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from span_expectation import attributes_of
-from stack_services import Jaeger
-from test_stack_export import make_recent_columns
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Columns
@@ -27,6 +23,10 @@ from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
+from tests.stack.test_stack_export import make_recent_columns
+from tests.support.jaeger_client import JaegerClient
+from tests.support.span_expectation import attributes_of
+from tests.support.stack_services import Jaeger
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKETS = 400

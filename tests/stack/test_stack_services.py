@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from jaeger_client import JaegerClient
-from stack_services import EXAMPLES, PORT_VARIABLES, Jaeger, Stack, find_free_ports
+
+from tests.support.jaeger_client import JaegerClient
+from tests.support.stack_services import EXAMPLES, PORT_VARIABLES, Jaeger, Stack, find_free_ports
 
 pytestmark = pytest.mark.stack
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaeger_client import JaegerSpan
-from stack_services import Collector
-from test_testpmd import wait_until_armed
-from testpmd import Testpmd, pcap_device
 
 from otel_nfprobe.base.columns import Columns, concatenate
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.jaeger_client import JaegerSpan
+from tests.support.stack_services import Collector
+from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = [pytest.mark.stack, pytest.mark.integration]
 

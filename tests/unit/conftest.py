@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from otlp_receiver import Receiver
+
+from tests.support.otlp_receiver import Receiver
 
 
 @pytest.fixture

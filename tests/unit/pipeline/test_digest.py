@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packet digest: official SipHash vectors, what it covers, C against Python over hostile frames."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from otel_nfprobe._core import ffi, lib
+
+from otel_nfprobe.pipeline import digest
+from tests.support import frames
+from tests.support.frames import BODY, FRAMES, NO_TUNNELS, TUNNELS, describe_in_c, ethernet, ipv4, mpls, tcp, udp
+
+VECTOR_KEY = bytes(range(16))
+# Aumasson and Bernstein's vectors_sip64: message = bytes 0..n-1.
+VECTORS = {
+    0: 0x726FDB47DD0E0E31,
+    1: 0x74F839C593DC67FD,
+    7: 0xAB0200F58B01D137,
+    8: 0x93F5F5799A932462,
+    15: 0xA129CA6149BE45E5,
+    63: 0x958A324CEB064572,
+}
+KNOWN_UDP_ID = "0171898d085bdcf4"
+DEFAULT_KEY_WORDS = (0x70666E2D6C65746F, 0x7364692065626F72)
+
+
+@pytest.mark.parametrize("count", VECTORS)
+def test_siphash_official_vectors(count: int) -> None:
+    message = bytes(range(count))
+    assert digest.siphash(message, VECTOR_KEY) == VECTORS[count]
+    words = ffi.new("uint64_t[2]", struct.unpack("<2Q", VECTOR_KEY))
+    assert lib.nfp_digest_siphash(message, count, words) == VECTORS[count]
+
+
+def test_default_key_is_the_constant_of_the_header() -> None:
+    assert struct.unpack("<2Q", digest.DEFAULT_KEY) == DEFAULT_KEY_WORDS
+    from pathlib import Path
+
+    header = (Path(__file__).parents[3] / "native/include/nfprobe/digest.h").read_text()
+    for word in DEFAULT_KEY_WORDS:
+        assert f"0x{word:016x}ULL" in header
+
+
+def test_a_known_packet_keeps_its_digest() -> None:
+    # Digests are compared between hosts and releases: this value changes only with docs/identity.md.
+    head = bytes([4, 17, 0, 0, 0, 0, 0, 7, 0, 0, 0, 72]) + struct.pack(">H", 72) + bytes(2)
+    assert digest.describe(FRAMES["udp"]).digest == digest.siphash(head + BODY[:32])
+    assert digest.describe(FRAMES["udp"]).packet_id == KNOWN_UDP_ID
+
+
+def test_facts_of_a_udp_packet() -> None:
+    facts = describe_in_c(FRAMES["udp"])
+    assert (facts.ip_version, facts.protocol, facts.ip_id, facts.length) == (4, 17, 7, len(FRAMES["udp"]))
+    assert facts.source[:4] == b"\x0a\0\0\1"
+    assert facts.destination[:4] == b"\x0a\0\0\2"
+    assert (facts.source_port, facts.destination_port, facts.flags) == (1000, 2000, 0)
+
+
+ALL_FRAMES = {**FRAMES, **TUNNELS, **{f"no {name}": frame for name, frame in NO_TUNNELS.items()}}
+INNER = digest.LINK_INNER
+
+
+@pytest.mark.parametrize("name", ALL_FRAMES)
+def test_c_equals_python_at_every_cut(name: str) -> None:
+    frame = ALL_FRAMES[name]
+    for readable in range(len(frame) + 1):
+        for length in (readable, len(frame)):
+            got = describe_in_c(frame[:readable], length, INNER)
+            assert got == digest.describe(frame[:readable], length, INNER), readable
+
+
+@pytest.mark.parametrize("name", ALL_FRAMES)
+def test_c_equals_python_when_any_byte_is_hostile(name: str) -> None:
+    frame = ALL_FRAMES[name]
+    for position in range(len(frame)):
+        for value in (0x00, 0xFF, frame[position] ^ 0x40):
+            hostile = frame[:position] + bytes([value]) + frame[position + 1 :]
+            assert describe_in_c(hostile, link=INNER) == digest.describe(hostile, link_layer=INNER), (position, value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=200),
+    st.integers(0, 300),
+    st.sampled_from((0, 1, INNER, INNER | 1)),
+    st.binary(min_size=16, max_size=16),
+)
+def test_c_equals_python_over_random_bytes(frame: bytes, length: int, link: int, key: bytes) -> None:
+    assert describe_in_c(frame, length, link, key) == digest.describe(frame, length, link, key)
+
+
+def test_c_equals_python_over_random_ip_headers() -> None:
+    rng = random.Random(1)
+    for _ in range(3000):
+        version = rng.choice((4, 6))
+        body = rng.randbytes(rng.randrange(120))
+        header = bytes([version << 4 | rng.choice((5, 5, 5, 0, 6, 15))]) + rng.randbytes(39)
+        packet = bytearray(header + body)
+        if version == 6:
+            packet[6] = rng.choice((0, 6, 17, 43, 44, 51, 58, 60, 132, 135))
+            packet[4:6] = struct.pack(">H", rng.choice((0, len(body), len(body) // 2, 65535)))
+        else:
+            packet[9] = rng.choice((1, 6, 17, 33, 47, 50, 132, 136))
+            packet[2:4] = struct.pack(">H", rng.choice((0, len(packet), 19, 65535)))
+        assert describe_in_c(bytes(packet), link=1) == digest.describe(bytes(packet), link_layer=1)
+
+
+def test_c_equals_python_over_mutated_frames() -> None:
+    """Several bytes of a known frame at once, with any part of it readable, inside of tunnels and outside."""
+    rng = random.Random(2)
+    known = list(ALL_FRAMES.values())
+    for _ in range(5000):
+        frame = bytearray(rng.choice(known))
+        for _ in range(rng.randrange(4) if frame else 0):
+            frame[rng.randrange(len(frame))] = rng.choice((0, 1, 4, 0x45, 0x60, 0xFF, rng.randrange(256)))
+        readable = bytes(frame[: rng.randrange(len(frame) + 1)]) if rng.random() < 0.5 else bytes(frame)
+        length = rng.choice((len(frame), len(readable), rng.randrange(2000)))
+        link = rng.choice((0, 1)) | rng.choice((0, INNER))
+        assert describe_in_c(readable, length, link) == digest.describe(readable, length, link), readable.hex()
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+def test_packet_inside_a_tunnel_is_the_one_that_went_in(name: str) -> None:
+    alone = describe_in_c(ethernet(frames.INNER))
+    inside = describe_in_c(TUNNELS[name], link=INNER)
+    assert inside.digest == alone.digest
+    assert (inside.source[:4], inside.source_port, inside.ip_id) == (b"\xac\x10\0\1", 1000, 77)
+    assert (inside.flags, inside.length) == (digest.FLAG_INNER, len(TUNNELS[name]))
+    outside = describe_in_c(TUNNELS[name])
+    assert outside.digest != alone.digest
+    assert outside.flags == 0
+
+
+@pytest.mark.parametrize("name", NO_TUNNELS)
+def test_what_is_no_whole_tunnel_keeps_the_outer_identity(name: str) -> None:
+    assert describe_in_c(NO_TUNNELS[name], link=INNER) == describe_in_c(NO_TUNNELS[name])
+
+
+def test_a_tunnel_that_cannot_be_read_is_marked() -> None:
+    frame = TUNNELS["vxlan"]
+    assert describe_in_c(frame[:54], len(frame), INNER).flags & digest.FLAG_CUT
+
+
+def test_mpls_labels_do_not_count() -> None:
+    for labels in ((1,), (16, 17, 18)):
+        assert describe_in_c(mpls(ipv4(udp(BODY)), *labels)).digest == describe_in_c(FRAMES["udp"]).digest
+
+
+FLOWS = {
+    "icmp": (0x55, 0x0800),
+    "icmp, unreachable": (0, 0x0301),
+    "ipv6 icmp": (9, 0x8000),
+    "esp": (0xCAFE, 1),
+    "udp-lite": (1000, 2000),
+    "dccp": (1000, 2000),
+    "sctp": (5, 6),
+    "mpls": (1000, 2000),
+    "qinq": (1000, 2000),
+    "later fragment": (0, 0),
+    "gre": (0, 0),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_flow_key(name: str) -> None:
+    facts = describe_in_c(FRAMES[name])
+    assert (facts.source_port, facts.destination_port) == FLOWS[name]
+
+
+REWRITES = {
+    "mac addresses": ethernet(ipv4(udp(BODY)), macs=b"\xff" * 12),
+    "vlan": FRAMES["vlan"],
+    "ttl and tos": ethernet(ipv4(udp(BODY), ttl=3, tos=0xB8)),
+    "addresses": ethernet(ipv4(udp(BODY), source=b"\x01\x02\x03\x04", destination=b"\5\6\7\x08")),
+    "ports and checksum": ethernet(ipv4(udp(BODY, 5, 6, 0x7777))),
+    "padding": FRAMES["udp"] + bytes(9),
+    "don't fragment": ethernet(ipv4(udp(BODY), fragment=0x4000)),
+}
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_digest_survives_what_nfs_rewrite(name: str) -> None:
+    assert describe_in_c(REWRITES[name]).digest == describe_in_c(FRAMES["udp"]).digest
+
+
+DIFFERENCES = {
+    "ip id": (ethernet(ipv4(udp(BODY), ip_id=8)), "udp"),
+    "payload": (ethernet(ipv4(udp(b"z" + BODY[1:]))), "udp"),
+    "length": (ethernet(ipv4(udp(BODY + b"z"))), "udp"),
+    "protocol": (ethernet(ipv4(udp(BODY), 47)), "udp"),
+    "fragment offset": (ethernet(ipv4(BODY, fragment=0x2006)), "later fragment"),
+    "tcp sequence": (ethernet(ipv4(tcp(BODY, 2), 6)), "tcp"),
+    "tcp window": (ethernet(ipv4(tcp(BODY, window=9), 6)), "tcp"),
+    "icmp sequence": (ethernet(ipv4(struct.pack(">BBHHH", 8, 0, 0, 0x55, 4) + BODY, 1)), "icmp"),
+    "ether type": (ethernet(bytes(range(46)), 0x0807), "arp"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_digest_tells_packets_apart(name: str) -> None:
+    frame, other = DIFFERENCES[name]
+    assert describe_in_c(frame).digest != describe_in_c(FRAMES[other]).digest
+
+
+def test_key_changes_the_digest() -> None:
+    assert describe_in_c(FRAMES["udp"], key=b"0123456789abcdef").digest != describe_in_c(FRAMES["udp"]).digest
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("later fragment", 1), ("ipv6 fragment", 1), ("first fragment", 0), ("runt", 0), ("gre", 0)],
+)
+def test_fragment_flag(name: str, flag: int) -> None:
+    assert describe_in_c(FRAMES[name]).flags & digest.FLAG_FRAGMENT == flag
+
+
+def test_cut_and_malformed_flags() -> None:
+    assert describe_in_c(FRAMES["udp"][:50], len(FRAMES["udp"])).flags == digest.FLAG_CUT
+    assert describe_in_c(ethernet(b"\x41" + bytes(30))).flags == digest.FLAG_MALFORMED

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents show can be typed: every verb and option in them exists, and every link leads somewhere."""
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from otel_nfprobe.cli.main import VERBS
+from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S
+from otel_nfprobe.metrics.httplistener import CONNECTIONS_MAX
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    module, name, _ = VERBS[verb]
+    parser = argparse.ArgumentParser(prog=verb)
+    getattr(importlib.import_module(f"otel_nfprobe.cli.{module}"), name)().prepare_parser(parser)
+    return parser
+
+
+def command_lines() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for line in re.findall(r"nfprobe [a-z]+[^`|#\n]*", page.read_text()):
+            found.append((page.name, line))
+    return found
+
+
+def test_commands_in_documents_exist() -> None:
+    checked = 0
+    for page, line in command_lines():
+        verb = line.split()[1]
+        if verb not in VERBS:
+            continue
+        known = {option for action in parser_of(verb)._actions for option in action.option_strings}
+        for option in re.findall(r"--[a-z-]+", line):
+            assert option in known, f"{page}: {line}"
+            checked += 1
+    assert checked > 5
+
+
+def test_attach_options_are_all_documented() -> None:
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    options = {option for action in parser_of("attach")._actions for option in action.option_strings}
+    for option in options - {"-h", "--help", "--json"}:
+        assert f"`{option}" in text, option
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_make_targets_in_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        for target in re.findall(r"`make ([a-z-]+)`", page.read_text()):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_security_is_found_and_names_no_address() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "docs/limits.md"):
+        assert "SECURITY.md" in (ROOT / page).read_text(), page
+    text = (ROOT / "SECURITY.md").read_text()
+    assert "@" not in text  # weaknesses are reported on the repository's page
+    limits = (ROOT / "docs" / "limits.md").read_text()
+    assert f"{CONNECTIONS_MAX} times at once" in limits
+    assert f"{CONNECTIONS_MAX} clients at a time" in text
+    for page in (text, limits):
+        assert f"{RETRY_AFTER_MAX_S / 60:.0f} minutes of peace" in page

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folded stacks of a recording that was made up: 40 batches, one of them slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from otel_nfprobe.cli.main import main
+from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.profiling.samples import SAMPLE, Place
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts
+from otel_nfprobe.report.flame import FlameWish, fold, render_folded
+from tests.support.synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
+
+SLOW_NS = 60_000 // TICKS_PER_NS
+PLACES = [
+    Place(0x1000, 0x100, "/bin/nf", 0, "nf_work"),
+    Place(0x1100, 0x100, "/bin/nf", 0x100, "helper; odd"),
+    Place(0x1000, 0x1000, "/bin/nf", 0, ""),
+]
+
+
+def batch_start(number: int) -> int:
+    return 1_000_000 + number * 100_000
+
+
+def sample(ticks: int, address: int, thread: int = 0) -> tuple[int, ...]:
+    return (ticks, address, thread, 0, 1, 0)
+
+
+def read(path: Path, samples: list[tuple[int, ...]]) -> tuple[RecordingReader, RecordingFacts]:
+    reader = RecordingReader(write_recording(path))
+    facts = read_facts(reader)
+    facts.samples, facts.places = np.array(samples, SAMPLE), PLACES
+    return reader, facts
+
+
+def test_own_times_without_samples(tmp_path: Path) -> None:
+    reader, facts = read(tmp_path / "r", [])
+    found = fold(reader, facts, FlameWish())
+    work_ns = ((BATCHES - 1) * 2000 + 60_000) // TICKS_PER_NS
+    assert found["batch;nf_work"] == work_ns
+    assert found["batch;nf_tx"] == BATCHES * 300 // TICKS_PER_NS
+    assert set(found) == {"batch", "batch;nf_rx", "batch;nf_work", "batch;nf_tx"}
+    slow = fold(reader, facts, FlameWish(slow_only=True, slower_ns=SLOW_NS))
+    assert slow["batch;nf_work"] == SLOW_NS
+    assert slow["batch;nf_tx"] == 300 // TICKS_PER_NS
+
+
+def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
+    reader, facts = read(tmp_path / "r", [])
+    before = fold(reader, facts, FlameWish())
+    at = batch_start(SLOW_BATCH)
+    facts.switches = np.array(
+        [
+            (at + 1000, at + 21_000, 0, SwitchFlag.PREEMPTED, 0, 0),  # inside nf_work
+            (at + 30_000, at + 31_000, 0, 0, 0, 0),  # it slept
+            (at + 32_000, at + 33_000, 1, SwitchFlag.PREEMPTED, 0, 0),  # another thread
+        ],
+        SWITCH,
+    )
+    after = fold(reader, facts, FlameWish())
+    assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS
+    assert after.pop("batch;nf_work") == before.pop("batch;nf_work") - 20_000 // TICKS_PER_NS
+    assert after == before
+
+
+def test_samples_by_call_and_class(tmp_path: Path) -> None:
+    samples, expected, slow = [], Counter(), Counter()
+    for number in range(BATCHES):
+        at = batch_start(number)
+        rows = [
+            (at + 1000, 0x1010, "batch;nf_work"),
+            (at + 1500, 0x1110, "batch;nf_work;helper: odd"),
+            (at + 450, 0x1210, "batch;nf+0x210"),  # between two calls
+            (at - 10_000, 0x1110, "outside batches;helper: odd" if not number else None),
+        ]
+        for ticks, address, stack in rows:
+            if stack is None:
+                continue
+            samples.append(sample(ticks, address))
+            expected[stack] += 1
+            if number == SLOW_BATCH:
+                slow[stack] += 1
+    samples.append(sample(batch_start(3) + 1000, 0x1010, thread=5))  # of a thread that nothing is known of
+    expected["outside batches;nf_work"] += 1
+    reader, facts = read(tmp_path / "r", samples)
+    assert fold(reader, facts, FlameWish()) == dict(expected)
+    assert fold(reader, facts, FlameWish(slow_only=True, slower_ns=SLOW_NS)) == dict(slow)
+    assert sum(fold(reader, facts, FlameWish(by_time=True)).values()) > len(samples)
+
+
+def test_recordings_keep_samples_and_places(tmp_path: Path) -> None:
+    rows = np.array([sample(5, 1), sample(9, 2, 1)], SAMPLE)
+    writer = RecordingWriter(tmp_path / "r", RecordingHeader())
+    writer.samples(rows)
+    writer.samples(rows[:0])
+    writer.places(PLACES)
+    writer.places([])
+    writer.finish({})
+    facts = read_facts(RecordingReader(tmp_path / "r"))
+    assert facts.samples.tolist() == rows.tolist()
+    assert facts.places == PLACES
+    assert facts.complete
+
+
+def test_lines_are_what_flame_graphs_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert render_folded({"a;b c": 3, "a": 1}) == "a;b c 3\na 1\n"
+    path = write_recording(tmp_path / "r")
+    assert main(["report", str(path), "--format", "flame", "--class", "slow", "--slower-than", f"{SLOW_NS}ns"]) == 0
+    printed = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert printed["batch;nf_work"] == str(SLOW_NS)
+    assert main(["report", str(path), "--class", "slow"]) == 2
+    assert main(["report", str(path), "--format", "flame", "--slower-than", "1us"]) == 2
+    assert "--class slow" in capsys.readouterr().err
