@@ -300,11 +300,6 @@ class RecordingReader:
         except (DecodeError, ValueError):
             raise damaged_header(self.path) from None
 
-    @property
-    def version(self) -> int:
-        """Of the file."""
-        return self._start.version
-
     def blocks(self, leave_out: Collection[int] = ()) -> Iterator[Block]:
         """Yields all whole blocks in the order of the file, END included; unknown types are skipped.
 

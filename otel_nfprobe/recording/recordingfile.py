@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a recording as raw blocks: versions 1 and 2, front to back, up to the first damaged byte.
+"""The file of a recording as raw blocks, front to back, up to the first damaged byte.
 
 Takes the file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. Called by
 recording.py, which knows what the blocks mean.
@@ -33,14 +33,10 @@ from otel_nfprobe.recording.recordingframes import (
 
 MAGIC = b"NFPREC\r\n"
 VERSION = 2
-VERSIONS = (1, VERSION)
 END, INDEX = 6, 8
 HEADER_BYTES_MAX = 1 << 20
-PAYLOAD_BYTES_MAX = 64 << 20  # of version 1
 _PREAMBLE = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
-_BLOCK_1 = struct.Struct("<IIII")  # type, length, crc, thread
-_SEALED_1 = struct.Struct("<III")
 
 
 class Damage(Exception):  # noqa: N818 (no error: reading ends here, and what came before holds)
@@ -53,9 +49,8 @@ class Damage(Exception):  # noqa: N818 (no error: reading ends here, and what ca
 
 
 class FileStart(NamedTuple):
-    """The version, the header's message, and where the first frame (version 1: block) begins."""
+    """The header's message, and where the first frame begins."""
 
-    version: int
     message: bytes
     first: int
 
@@ -100,12 +95,12 @@ def _read_start(path: str, file: BinaryIO) -> FileStart:
     message = rest[:length]
     whole = len(rest) == length + _CRC.size
     if whole and _CRC.unpack(rest[length:])[0] == zlib.crc32(message, zlib.crc32(start)):
-        if version not in VERSIONS:
+        if version != VERSION:
             raise UsageError(
-                f"{path} has recording version {version}, and this nfprobe reads versions 1 to {VERSION}.",
+                f"{path} has recording version {version}, and this nfprobe reads version {VERSION}.",
                 "pip install --upgrade otel-nfprobe",
             )
-        return FileStart(version, message, _PREAMBLE.size + length + _CRC.size)
+        return FileStart(message, _PREAMBLE.size + length + _CRC.size)
     raise damaged_header(path)
 
 
@@ -127,11 +122,7 @@ def read_blocks(path: str, start: FileStart, leave_out: int = 0) -> Iterator[Raw
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if start.version == 1:
-            file.seek(start.first)
-            yield from _read_blocks_1(file, start.first, size)
-        else:
-            yield from _FrameReader(file, start.first, size).read(leave_out)
+        yield from _FrameReader(file, start.first, size).read(leave_out)
 
 
 class _FrameReader:
@@ -206,23 +197,3 @@ class _FrameReader:
         entries = next((read_index(b.payload, self._first, last) for b in blocks if b.kind == INDEX), None)
         usable = entries is not None and len(entries) and any(block.kind == END for block in blocks)
         return (last, entries) if usable else (0, None)
-
-
-def _read_blocks_1(file: BinaryIO, at: int, size: int) -> Iterator[RawBlock]:
-    while at < size:
-        start = file.read(_BLOCK_1.size)
-        if len(start) < _BLOCK_1.size:
-            raise Damage(at, "is cut inside a block")
-        kind, length, crc, thread = _BLOCK_1.unpack(start)
-        if length > size - at - _BLOCK_1.size or length > PAYLOAD_BYTES_MAX:
-            raise Damage(at, "is cut inside a block, or the block's length is damaged,")
-        payload = file.read(length)
-        if len(payload) < length or zlib.crc32(payload, zlib.crc32(_SEALED_1.pack(kind, length, thread))) != crc:
-            raise Damage(at, "is damaged")
-        at += _BLOCK_1.size + length
-        yield RawBlock(kind, thread, payload)
-        if kind == END:
-            if at < size:
-                raise Damage(at, "goes on behind its end")
-            return
-    raise Damage(at, "was cut: it has no end block, so its monitor was killed or its disk was full, and it ends")

@@ -184,10 +184,9 @@ def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_recording_of_version_1_is_read() -> None:
-    """Written by nfprobe before frames were compressed; counts are those that it reported then."""
-    reader = RecordingReader(Path(__file__).with_name("recordings") / "version-1.nfp")
-    assert reader.version == 1
+def test_a_recording_of_the_firewall_is_read() -> None:
+    """Of an earlier session, before there were TAKE blocks; counts are those that it reported then."""
+    reader = RecordingReader(Path(__file__).with_name("recordings") / "firewall.nfp")
     blocks = list(reader.blocks())
     assert (reader.damage, reader.complete, reader.summary) == ("", True, {"pid": 1234})
     assert sum(len(block.payload) // 16 for block in blocks if block.type == recording.RECORDS) == 480

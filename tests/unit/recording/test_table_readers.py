@@ -20,7 +20,7 @@ from otel_nfprobe.cli.main import main
 from tests.support.synthetic_recording import write_recording
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
-OLD = Path(__file__).with_name("recordings") / "version-1.nfp"
+FIREWALL = Path(__file__).with_name("recordings") / "firewall.nfp"
 
 
 def statement(reader: str) -> str:
@@ -35,7 +35,7 @@ def statement(reader: str) -> str:
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of two hosts in tables/ of the current folder."""
     recording = write_recording(tmp_path / "one.nfp")
-    assert main(["tables", str(recording), str(OLD), "-o", str(tmp_path / "tables")]) == 0
+    assert main(["tables", str(recording), str(FIREWALL), "-o", str(tmp_path / "tables")]) == 0
     monkeypatch.chdir(tmp_path)
 
 

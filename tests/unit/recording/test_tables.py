@@ -26,7 +26,7 @@ from otel_nfprobe.report.report import build_report
 from tests.support.otlp_receiver import Receiver
 from tests.support.synthetic_recording import BATCHES, PACKETS, START_NS, write_recording
 
-OLD = Path(__file__).with_name("recordings") / "version-1.nfp"
+FIREWALL = Path(__file__).with_name("recordings") / "firewall.nfp"
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
 
 
@@ -34,7 +34,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     recording = write_recording(folder / "made up.nfp")
-    assert main(["tables", str(recording), str(OLD), "-o", str(folder / "out"), "--slower-than", "10us"]) == 0
+    assert main(["tables", str(recording), str(FIREWALL), "-o", str(folder / "out"), "--slower-than", "10us"]) == 0
     return folder / "out"
 
 
@@ -67,8 +67,8 @@ def exported(recording: Path) -> list[tuple[str, int, int, str, str, int]]:
 
 def test_packets_are_those_of_the_spans(capsys: pytest.CaptureFixture[str]) -> None:
     names = "packet_id, latency_ns, length, source, destination, source_port"
-    rows = [tuple(row.values()) for row in query(capsys, f"SELECT {names} FROM packets ORDER BY ALL", OLD)]
-    spans = exported(OLD)
+    rows = [tuple(row.values()) for row in query(capsys, f"SELECT {names} FROM packets ORDER BY ALL", FIREWALL)]
+    spans = exported(FIREWALL)
     assert len(rows) == len(spans) == 64
     assert [(*row[:1], *row[2:]) for row in sorted(rows)] == [(*span[:1], *span[2:]) for span in spans]
     assert all(abs(row[1] - span[1]) <= 1 for row, span in zip(sorted(rows), spans, strict=True))  # rounding
@@ -76,13 +76,13 @@ def test_packets_are_those_of_the_spans(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_calls_and_batches_are_those_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     sql = "SELECT function AS name, count(*) AS calls FROM calls GROUP BY ALL ORDER BY ALL"
-    report = build_report(RecordingReader(OLD)).document
-    assert query(capsys, sql, OLD) == sorted(
+    report = build_report(RecordingReader(FIREWALL)).document
+    assert query(capsys, sql, FIREWALL) == sorted(
         ({"name": row["name"], "calls": row["calls"]} for row in report["functions"] if row["calls"]),
         key=lambda row: row["name"],
     )
     sql = "SELECT count(*) AS count, max(duration_ns) AS longest FROM batches"
-    assert query(capsys, sql, OLD) == [{"count": 2, "longest": report["batches"]["latency_ns"]["max"]}]
+    assert query(capsys, sql, FIREWALL) == [{"count": 2, "longest": report["batches"]["latency_ns"]["max"]}]
 
 
 def test_rows_join_and_nest(capsys: pytest.CaptureFixture[str], tables: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_cut_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str) -> None:
-    assert main([word.format(old=OLD, folder=tmp_path) for word in words]) == status
+    assert main([word.format(old=FIREWALL, folder=tmp_path) for word in words]) == status
     errors = capsys.readouterr().err
     assert said in errors
     assert errors.startswith("nfprobe: ")
@@ -207,7 +207,7 @@ def test_packages_that_are_missing(
         monkeypatch.delitem(sys.modules, name)
     for name in ("pyarrow", "pyarrow.parquet", "duckdb"):
         monkeypatch.setitem(sys.modules, name, None)
-    words = {"tables": ["tables", str(OLD), "-o", "x"], "query": ["query", "SELECT 1", str(OLD)]}[verb]
+    words = {"tables": ["tables", str(FIREWALL), "-o", "x"], "query": ["query", "SELECT 1", str(FIREWALL)]}[verb]
     assert main(words) == 1
     errors = capsys.readouterr().err
     assert "which is not installed." in errors
