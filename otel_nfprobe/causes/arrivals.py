@@ -172,7 +172,8 @@ def estimate_offset_ns(received: NDArray[np.void], captured: NDArray[np.void]) -
 def _make_keys(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
     packets = columns.packets[rows]
     ids: NDArray[np.uint64] = columns.batches["id"][packets["batch"]] << np.uint64(16)
-    return ids | (packets["index"] & np.uint64(0xFFFF))
+    ids |= packets["index"] & np.uint64(0xFFFF)
+    return ids
 
 
 def _possible(received: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -143,7 +143,7 @@ class Limiter:
             randomness: low 56 bits of each one's trace id.
             now_ticks: when the newest of them was done.
         """
-        remaining = reasons.copy()
+        remaining: npt.NDArray[np.uint8] = reasons.copy()
         self._threshold = 0
         if self._quota is not None:
             allowed = self._quota.count_allowed(now_ticks)

@@ -224,7 +224,8 @@ class SpanEncoder:
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
         """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
         ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
-        return ids[:, 1] & RANDOMNESS
+        randomness: npt.NDArray[np.uint64] = ids[:, 1] & RANDOMNESS
+        return randomness
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
         """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""

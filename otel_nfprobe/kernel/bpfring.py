@@ -42,7 +42,7 @@ class BpfRing:
         """What was written since the last time, in the order of its beginning; a copy."""
         first, last = int(self._read_to[0]), int(self._written_to[0])
         count = (last - first) // CALL.itemsize
-        rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()
+        rows: Rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()
         busy = np.flatnonzero(rows["length"] & BUSY)
         if len(busy):
             rows = rows[: busy[0]]

@@ -122,7 +122,8 @@ class Statistics:
         buckets = ffi.new("struct nfp_bucket[]", room)
         found = lib.nfp_statistics_histogram(self._statistics, distribution, function, buckets, room)
         flat = np.frombuffer(ffi.buffer(buckets, found * ffi.sizeof("struct nfp_bucket")), np.uint64)
-        return flat.reshape(-1, 2).copy()
+        pairs: NDArray[np.uint64] = flat.reshape(-1, 2).copy()
+        return pairs
 
     def functions(self) -> Rows:
         """Give one row of dtype FUNCTION per function that was called, by function id."""

@@ -138,7 +138,8 @@ class _Reading:
         for function in sorted(self._functions.values(), key=lambda function: function.offset):
             key = PurePath(function.module).name, function.name or f"+0x{function.offset:x}"
             if called[function.id]:
-                names[(*key, seen[key])] = function
+                module, name = key
+                names[module, name, seen[key]] = function
             seen[key] += 1
         return names
 

@@ -22,7 +22,7 @@ def reaching(marked: Marks, sources: Functions, targets: Functions) -> Marks:
         sources: of each jump, the function that it is in.
         targets: of each jump, the function that it leads into.
     """
-    found = marked.copy()
+    found: Marks = marked.copy()
     while True:
         more = sources[found[targets] & ~found[sources]]
         if not len(more):
