@@ -159,7 +159,7 @@ static void pending_init(struct nfp_pipeline *pipeline, struct nfp_pending *pend
 	pending->log.count = pending->log.irregular = 0;
 	pending->packets.count = pending->undone = 0;
 	pending->handovers.count = pending->handovers_ended = pending->taken = pending->held = 0;
-	pending->given_take = pending->again_take = pending->number = 0;
+	pending->given_take = pending->reemitted_take = pending->number = 0;
 	pending->handed = pending->punted = pending->absorbed = 0;
 	pending->received_total = pending->turn = pending->queued_mark = 0;
 	pending->next = NULL;

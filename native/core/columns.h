@@ -155,7 +155,7 @@ enum nfp_handover_flags { NFP_HANDOVER_AGAIN = 1 };
 // A packet went on in another batch than that which received it.
 struct nfp_handover {
 	uint32_t packet; // index in the packets array
-	uint32_t batch; // index in the batches array; with NFP_HANDOVER_AGAIN: in again_batches
+	uint32_t batch; // index in the batches array; with NFP_HANDOVER_AGAIN: in reemitted_batches
 	uint32_t index; // position in the burst that took it over, or NFP_NONE
 	uint32_t flags; // enum nfp_handover_flags
 };
@@ -195,8 +195,8 @@ struct nfp_columns {
 	const struct nfp_call_counters *counters;
 	const struct nfp_handover *handovers; // by rising packet, those of one in the order of time
 	// Batches and their calls that an earlier take has given and packets of this one were in, too.
-	const struct nfp_batch *again_batches;
-	const struct nfp_call *again_calls;
+	const struct nfp_batch *reemitted_batches;
+	const struct nfp_call *reemitted_calls;
 	const struct nfp_hold *holds; // the last ones, earlier takes' among them, by rising end
 	uint64_t call_count;
 	uint64_t batch_count;
@@ -204,8 +204,8 @@ struct nfp_columns {
 	uint64_t topic_count;
 	uint64_t counters_count;
 	uint64_t handover_count;
-	uint64_t again_batch_count;
-	uint64_t again_call_count;
+	uint64_t reemitted_batch_count;
+	uint64_t reemitted_call_count;
 	uint64_t hold_count;
 };
 

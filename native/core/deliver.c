@@ -118,16 +118,16 @@ static void deliver_calls(struct nfp_pipeline *pipeline, struct nfp_log *out,
 
 void nfp_batch_deliver_again(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
-	uint32_t calls = pending->log.count, index = pipeline->again_batches.count;
-	pending->again_take = pipeline->given + 1;
-	pending->again_index = NFP_NONE;
+	uint32_t calls = pending->log.count, index = pipeline->reemitted_batches.count;
+	pending->reemitted_take = pipeline->given + 1;
+	pending->reemitted_index = NFP_NONE;
 	if ((pending->log.irregular && !nfp_remap_reserve(pipeline, calls)) ||
-	    !NFP_ARRAY_RESERVE(&pipeline->again_calls, pipeline->again_calls.count + calls) ||
-	    !NFP_ARRAY_RESERVE(&pipeline->again_batches, index + 1))
+	    !NFP_ARRAY_RESERVE(&pipeline->reemitted_calls, pipeline->reemitted_calls.count + calls) ||
+	    !NFP_ARRAY_RESERVE(&pipeline->reemitted_batches, index + 1))
 		return;
-	pending->again_index = pipeline->again_batches.count++;
-	deliver_calls(pipeline, &pipeline->again_calls, pending, &pipeline->again_batches.items[index],
-	              index);
+	pending->reemitted_index = pipeline->reemitted_batches.count++;
+	deliver_calls(pipeline, &pipeline->reemitted_calls, pending,
+	              &pipeline->reemitted_batches.items[index], index);
 }
 
 void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending)

@@ -265,9 +265,9 @@ static struct nfp_handover find_row(struct nfp_pipeline *pipeline, struct nfp_pe
 		nfp_batch_deliver(pipeline, pending);
 	if (pending->given_take == take)
 		return (struct nfp_handover){.batch = pending->given_index};
-	if (pending->again_take != take)
+	if (pending->reemitted_take != take)
 		nfp_batch_deliver_again(pipeline, pending);
-	return (struct nfp_handover){.batch = pending->again_index, .flags = NFP_HANDOVER_AGAIN};
+	return (struct nfp_handover){.batch = pending->reemitted_index, .flags = NFP_HANDOVER_AGAIN};
 }
 
 void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet)

@@ -189,12 +189,13 @@ static uint32_t find_all_calls(const struct nfp_trace *trace)
 static void find_waited(struct nfp_trace *trace, uint32_t chosen)
 {
 	const struct nfp_otlp_job *job = trace->job;
-	if (!job->speakers || !job->waits)
+	if (!job->representatives || !job->waits)
 		return;
 	uint32_t first = job->waits[2 * chosen], count = job->waits[2 * chosen + 1];
-	if (first > job->speaker_count || count > job->speaker_count - first || count > NFP_WAITED_MAX)
+	if (first > job->representative_count || count > job->representative_count - first ||
+	    count > NFP_WAITED_MAX)
 		return;
-	trace->waited = job->speakers + first;
+	trace->waited = job->representatives + first;
 	trace->waited_count = count;
 }
 

@@ -104,8 +104,8 @@ struct nfp_otlp_job {
 	const uint32_t *selected; // indices of packets
 	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
-	const uint32_t *speakers; // a packet of each batch that can be linked to; may be NULL
-	const uint32_t *waits; // of each selected packet: its first one of `speakers`, and how many
+	const uint32_t *representatives; // a packet of each batch that can be linked to; may be NULL
+	const uint32_t *waits; // of each selected packet: its first one of `representatives`, and how many
 	const uint8_t *opens; // with is_linked, of each selected packet: whether its batch is written with it
 	const struct nfp_anchor *anchors;
 	const uint8_t *text;
@@ -118,7 +118,7 @@ struct nfp_otlp_job {
 	uint32_t topic_count;
 	uint32_t handover_count;
 	uint32_t selected_count;
-	uint32_t speaker_count;
+	uint32_t representative_count;
 	uint32_t anchor_count; // >= 1
 	uint32_t function_count; // >= 1
 	uint32_t thread_count; // >= 1

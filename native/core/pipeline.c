@@ -263,7 +263,7 @@ static void begin_feed(struct nfp_pipeline *pipeline)
 	pipeline->taken = 0;
 	pipeline->calls.count = pipeline->batches.count = pipeline->packets.count = 0;
 	pipeline->given_topics.count = pipeline->counted.given.count = 0;
-	pipeline->handovers.count = pipeline->again_batches.count = pipeline->again_calls.count = 0;
+	pipeline->handovers.count = pipeline->reemitted_batches.count = pipeline->reemitted_calls.count = 0;
 }
 
 static void read_records(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -375,8 +375,8 @@ static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 	    .topics = pipeline->given_topics.items,
 	    .counters = pipeline->counted.given.items,
 	    .handovers = pipeline->handovers.items,
-	    .again_batches = pipeline->again_batches.items,
-	    .again_calls = pipeline->again_calls.items,
+	    .reemitted_batches = pipeline->reemitted_batches.items,
+	    .reemitted_calls = pipeline->reemitted_calls.items,
 	    .holds = pipeline->holds.given,
 	    .hold_count = nfp_holds_give(pipeline),
 	    .call_count = pipeline->calls.count,
@@ -385,8 +385,8 @@ static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
 	    .topic_count = pipeline->given_topics.count,
 	    .counters_count = pipeline->counted.given.count,
 	    .handover_count = pipeline->handovers.count,
-	    .again_batch_count = pipeline->again_batches.count,
-	    .again_call_count = pipeline->again_calls.count,
+	    .reemitted_batch_count = pipeline->reemitted_batches.count,
+	    .reemitted_call_count = pipeline->reemitted_calls.count,
 	};
 }
 

@@ -59,7 +59,7 @@ struct nfp_pending {
 	uint64_t
 	    number; // one more than receiving batches of its thread had ended with it; 0: it has not ended
 	uint64_t round; // of the take after which it ended
-	uint64_t given_take, again_take; // of the takes that have it, the number; 0: none has
+	uint64_t given_take, reemitted_take; // of the takes that have it, the number; 0: none has
 	uint64_t received_total; // packets of its thread up to its last one
 	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
 	uint64_t queued_mark,
@@ -85,7 +85,7 @@ struct nfp_pending {
 		uint32_t count;
 		uint32_t capacity;
 	} packets;
-	uint32_t given_index, again_index; // in the columns of these takes
+	uint32_t given_index, reemitted_index; // in the columns of these takes
 	uint64_t handed; // packets that calls of this batch transmitted, dropped or punted
 	uint64_t punted, absorbed;
 	uint64_t receive_ticks; // exit of the receive call
@@ -332,8 +332,8 @@ struct nfp_pipeline {
 		struct nfp_batch *items;
 		uint32_t count;
 		uint32_t capacity;
-	} again_batches;
-	struct nfp_log again_calls;
+	} reemitted_batches;
+	struct nfp_log reemitted_calls;
 	struct {
 		struct nfp_hold items[NFP_HOLDS_MAX], given[NFP_HOLDS_MAX];
 		uint64_t total, given_total; // ever; in a ring

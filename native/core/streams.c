@@ -54,8 +54,8 @@ void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
 	free(pipeline->packets.items);
 	free(pipeline->given_topics.items);
 	free(pipeline->handovers.items);
-	free(pipeline->again_batches.items);
-	free(pipeline->again_calls.items);
+	free(pipeline->reemitted_batches.items);
+	free(pipeline->reemitted_calls.items);
 	nfp_topics_deinit(&pipeline->topics);
 	free(pipeline->remap.items);
 	nfp_counted_deinit(&pipeline->counted);

@@ -220,8 +220,8 @@ class Columns:
     topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, by rising digest
     counters: Rows = field(default_factory=_empty(CALL_COUNTERS))
     handovers: Rows = field(default_factory=_empty(HANDOVER))
-    again_batches: Rows = field(default_factory=_empty(BATCH))
-    again_calls: Rows = field(default_factory=_empty(CALL))
+    reemitted_batches: Rows = field(default_factory=_empty(BATCH))
+    reemitted_calls: Rows = field(default_factory=_empty(CALL))
     holds: Rows = field(default_factory=_empty(HOLD))  # the last ones, by rising end; earlier takes have them, too
 
     def topic(self, digest: int) -> str:
@@ -275,8 +275,8 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
 def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
     """Handovers of several takes, with the batches and calls that are given again."""
     handovers = np.concatenate([part.handovers for part in parts])
-    batches = np.concatenate([part.again_batches for part in parts])
-    calls = np.concatenate([part.again_calls for part in parts])
+    batches = np.concatenate([part.reemitted_batches for part in parts])
+    calls = np.concatenate([part.reemitted_calls for part in parts])
     if not len(handovers):
         return handovers, batches, calls
     first = packet = batch = again = call = 0
@@ -285,11 +285,11 @@ def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
         is_again = (rows["flags"] & HandoverFlag.AGAIN) != 0
         rows["packet"] += np.uint32(packet)
         rows["batch"] += np.where(is_again, again, batch).astype(np.uint32)
-        batches["first_call"][again : again + len(part.again_batches)] += np.uint32(call)
-        _shift(calls["parent"][call : call + len(part.again_calls)], call)
-        _shift(calls["batch"][call : call + len(part.again_calls)], again)
+        batches["first_call"][again : again + len(part.reemitted_batches)] += np.uint32(call)
+        _shift(calls["parent"][call : call + len(part.reemitted_calls)], call)
+        _shift(calls["batch"][call : call + len(part.reemitted_calls)], again)
         first, packet, batch = first + len(rows), packet + len(part.packets), batch + len(part.batches)
-        again, call = again + len(part.again_batches), call + len(part.again_calls)
+        again, call = again + len(part.reemitted_batches), call + len(part.reemitted_calls)
     return handovers, batches, calls
 
 
@@ -309,9 +309,13 @@ def order_topics(topics: Rows) -> Rows:
 
 def with_again(columns: Columns) -> Columns:
     """The same with all batches of its handovers among its batches, behind those that are its own."""
-    if not len(columns.again_batches):
+    if not len(columns.reemitted_batches):
         return columns
-    batches, calls, handovers = columns.again_batches.copy(), columns.again_calls.copy(), columns.handovers.copy()
+    batches, calls, handovers = (
+        columns.reemitted_batches.copy(),
+        columns.reemitted_calls.copy(),
+        columns.handovers.copy(),
+    )
     handovers["batch"] += np.where(handovers["flags"] & HandoverFlag.AGAIN, len(columns.batches), 0).astype(np.uint32)
     batches["first_call"] += np.uint32(len(columns.calls))
     _shift(calls["parent"], len(columns.calls))
@@ -321,8 +325,8 @@ def with_again(columns: Columns) -> Columns:
         calls=np.concatenate((columns.calls, calls)),
         batches=np.concatenate((columns.batches, batches)),
         handovers=handovers,
-        again_batches=_empty(BATCH)(),
-        again_calls=_empty(CALL)(),
+        reemitted_batches=_empty(BATCH)(),
+        reemitted_calls=_empty(CALL)(),
     )
 
 
@@ -334,7 +338,7 @@ def place_handovers(columns: Columns) -> tuple[Rows, NDArray[np.uint32]]:
     again = np.flatnonzero(rows["flags"] & HandoverFlag.AGAIN)
     if len(again):
         row_of = {id: row for row, id in enumerate(columns.batches["id"].tolist())}
-        ids = columns.again_batches["id"][rows["batch"][again]].tolist()
+        ids = columns.reemitted_batches["id"][rows["batch"][again]].tolist()
         rows["batch"][again] = [row_of.get(id, NONE) for id in ids]
     there = rows["batch"] < len(columns.batches)
     return rows[there], numbers[there]

@@ -10,7 +10,7 @@ from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
 from otel_nfprobe.profiling.samplecounts import find_name, is_known
 from otel_nfprobe.recording.replay import RecordingFacts
-from otel_nfprobe.report.flame import FlameWish
+from otel_nfprobe.report.flame import FlameRequest
 
 ALL, SLOW = "all", "slow"
 SAMPLES, TIME = "samples", "time"
@@ -53,14 +53,14 @@ def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
         raise UsageError("--slower-than says what --class slow is.", usage)
 
 
-def read_wish(arguments: argparse.Namespace, facts: RecordingFacts) -> FlameWish:
+def read_request(arguments: argparse.Namespace, facts: RecordingFacts) -> FlameRequest:
     """What is to be folded.
 
     Raises:
         UsageError: samples do not hold the counter.
     """
     counter = "" if arguments.by in (None, SAMPLES, TIME) else _find_counter(arguments, facts)
-    return FlameWish(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME, counter)
+    return FlameRequest(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME, counter)
 
 
 def _find_counter(arguments: argparse.Namespace, facts: RecordingFacts) -> str:

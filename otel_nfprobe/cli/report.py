@@ -14,7 +14,7 @@ from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.flame_options import (
     add_flame_options,
     check_flame_options,
-    read_wish,
+    read_request,
     say_not_counted,
     say_nothing_seen,
 )
@@ -72,13 +72,13 @@ class ReportCommand:
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)
         if format == FLAME:
-            wish = read_wish(arguments, facts)
-            text = render_folded(fold(reader, facts, wish))
+            request = read_request(arguments, facts)
+            text = render_folded(fold(reader, facts, request))
             _write_out(arguments.output, text)
             if not text:
                 say_nothing_seen(arguments)
             _say_precision(facts.samples)
-            say_not_counted(facts, wish.counter)
+            say_not_counted(facts, request.counter)
             _warn(facts.damage)
             return EXIT_DONE
         report = build_report(reader, max(0, arguments.slowest), facts, flow)

@@ -15,7 +15,7 @@ from otel_nfprobe.shm.control import Answer, Control, Request
 
 
 @dataclass
-class _Wish:
+class _CounterChange:
     choice: CounterChoice
     sentences: list[str]
 
@@ -29,7 +29,7 @@ class SessionControl:
         self._control = Control(inode, self._prepare, self._act)
         self.step, self.close = self._control.step, self._control.close
 
-    def _prepare(self, request: Request) -> _Wish | None:
+    def _prepare(self, request: Request) -> _CounterChange | None:
         names = request.get("counters")
         if names is None:
             return None
@@ -37,10 +37,10 @@ class SessionControl:
             raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
         choice, sentences = decide(names)
         check_counting(self._monitor.target, choice)
-        return _Wish(choice, sentences)
+        return _CounterChange(choice, sentences)
 
-    def _act(self, wish: _Wish | None) -> Answer:
-        said = [] if wish is None else [*wish.sentences, *change_counters(self._monitor, wish.choice)]
+    def _act(self, change: _CounterChange | None) -> Answer:
+        said = [] if change is None else [*change.sentences, *change_counters(self._monitor, change.choice)]
         monitor = self._monitor
         return {
             "pid": monitor.target.pid,

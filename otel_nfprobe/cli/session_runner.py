@@ -38,7 +38,7 @@ from otel_nfprobe.monitor.budget import Budget
 from otel_nfprobe.monitor.detail import AUTO, Detail
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.forks import Forks
-from otel_nfprobe.monitor.latecapture import ALL, LateWish
+from otel_nfprobe.monitor.latecapture import ALL, CapturePolicy
 from otel_nfprobe.monitor.malloc_tuning import give_back, limit_heap
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.summary import count_received, summarise
@@ -93,10 +93,10 @@ def plan(
         say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     for sentence in describe_unreadable(target):
         say(sentence)
-    identity, wish = find_identity(arguments), _find_wish(arguments)
+    identity, policy = find_identity(arguments), _choose_policy(arguments)
     size, packets = arguments.ring_size, arguments.packets
-    detail = Detail(arguments.slower_than, wish.slowest) if arguments.detail == AUTO else None
-    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, wish=wish, detail=detail)
+    detail = Detail(arguments.slower_than, policy.slowest) if arguments.detail == AUTO else None
+    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, policy=policy, detail=detail)
     check_counting(target, arguments.counter_choice)
     monitor.counters = arguments.counter_choice.hardware
     monitor.software_counters = arguments.counter_choice.software
@@ -105,13 +105,13 @@ def plan(
     return monitor
 
 
-def _find_wish(arguments: argparse.Namespace) -> LateWish:
-    wish = LateWish.choose(arguments.slower_than, arguments.slowest, arguments.sample)
+def _choose_policy(arguments: argparse.Namespace) -> CapturePolicy:
+    policy = CapturePolicy.choose(arguments.slower_than, arguments.slowest, arguments.sample)
     if arguments.trigger is None:
-        return wish
+        return policy
     # A flight recorder is triggered by packets that were identified.
-    bounds = [arguments.trigger, *([] if wish.slower_than_ns is None else [wish.slower_than_ns])]
-    return replace(wish, slower_than_ns=min(bounds))
+    bounds = [arguments.trigger, *([] if policy.slower_than_ns is None else [policy.slower_than_ns])]
+    return replace(policy, slower_than_ns=min(bounds))
 
 
 def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
@@ -344,9 +344,9 @@ class Measurement:
         return show
 
     def _sampler(self) -> Sampler:
-        wish = self.monitor.wish
-        slower = None if wish.slower_than_ns is None else self._clock.find_ticks(wish.slower_than_ns)
-        return Sampler(wish.sample, slower, wish.slowest, find_flow(self.arguments))
+        policy = self.monitor.policy
+        slower = None if policy.slower_than_ns is None else self._clock.find_ticks(policy.slower_than_ns)
+        return Sampler(policy.sample, slower, policy.slowest, find_flow(self.arguments))
 
     def _limiter(self) -> Limiter:
         is_consistent = self.arguments.packets == ALL

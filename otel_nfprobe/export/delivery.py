@@ -22,7 +22,7 @@ MESSAGE_CHARACTERS_MAX = 400
 NO_RESPONSE = "The receiver's answer is not an ExportTraceServiceResponse."
 
 
-class Verdict(enum.Enum):
+class OutcomeKind(enum.Enum):
     """What an attempt came to."""
 
     DELIVERED = enum.auto()
@@ -41,7 +41,7 @@ class Outcome:
         retry_after_s: how long the receiver asks to be left in peace; 0: it does not say.
     """
 
-    verdict: Verdict
+    verdict: OutcomeKind
     message: str = ""
     rejected_spans: int = 0
     retry_after_s: float = 0.0
@@ -65,8 +65,8 @@ def read_response(data: bytes) -> Outcome:
     try:
         partial = ExportTraceServiceResponse.FromString(data).partial_success
     except DecodeError:
-        return Outcome(Verdict.DELIVERED, NO_RESPONSE)
-    return Outcome(Verdict.DELIVERED, make_readable(partial.error_message), max(0, partial.rejected_spans))
+        return Outcome(OutcomeKind.DELIVERED, NO_RESPONSE)
+    return Outcome(OutcomeKind.DELIVERED, make_readable(partial.error_message), max(0, partial.rejected_spans))
 
 
 def read_retry_s(status: bytes) -> float | None:

@@ -14,12 +14,12 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from otel_nfprobe.export.delivery import Outcome, Transport, Verdict, make_readable
+from otel_nfprobe.export.delivery import Outcome, OutcomeKind, Transport, make_readable
 from otel_nfprobe.export.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.span import EncodedRequest
 from otel_nfprobe.export.spool import Spool, SpoolFullError
-from otel_nfprobe.export.spool_file import NO_ROOM, DamagedError, Place
+from otel_nfprobe.export.spool_file import NO_ROOM, DamagedError, RequestLocation
 from otel_nfprobe.export.transport import open_transport
 
 QUEUE_BYTES = 64 << 20
@@ -53,7 +53,7 @@ class _Waiting:
     size_bytes: int
     data: bytes | None
     settled: bool
-    place: Place | None = None
+    place: RequestLocation | None = None
     reason: str = DROPPED_UNREACHABLE  # if it is never delivered
     is_recovered: bool = False
 
@@ -226,7 +226,7 @@ class Exporter:
                         self._evict(entry)
                 self._changed.notify_all()
 
-    def _append(self, spool: Spool, entry: _Waiting) -> tuple[Place | None, str]:
+    def _append(self, spool: Spool, entry: _Waiting) -> tuple[RequestLocation | None, str]:
         assert entry.data is not None
         try:
             return spool.append(entry.data, entry.spans), ""
@@ -307,11 +307,11 @@ class Exporter:
             if entry.place is not None and self._spool is not None and self._spool.is_old(entry.place):
                 return self._end(entry, DROPPED_TOO_OLD)
             outcome = self._attempt(data, min(self._timeout_s, remaining_s))
-            if outcome.verdict is Verdict.CANCELLED:
+            if outcome.verdict is OutcomeKind.CANCELLED:
                 return False
-            if outcome.verdict is Verdict.DELIVERED:
+            if outcome.verdict is OutcomeKind.DELIVERED:
                 return self._end_delivered(entry, outcome)
-            if outcome.verdict is Verdict.REFUSED:
+            if outcome.verdict is OutcomeKind.REFUSED:
                 return self._end(entry, DROPPED_REJECTED, outcome.message)
             if not self._note_failure(outcome.message) and entry.place is None:
                 return self._end(entry, entry.reason)
@@ -324,7 +324,7 @@ class Exporter:
         try:
             return self._transport.attempt(data, timeout_s)
         except Exception as error:
-            return Outcome(Verdict.REFUSED, _describe(error))
+            return Outcome(OutcomeKind.REFUSED, _describe(error))
 
     # Returns whether another attempt is worth while for a request that is in memory only.
     def _note_failure(self, error: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import grpc
 
-from otel_nfprobe.export.delivery import Outcome, Verdict, make_readable, read_response, read_retry_s
+from otel_nfprobe.export.delivery import Outcome, OutcomeKind, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
 
 # What the OTLP specification calls retryable. RESOURCE_EXHAUSTED is so only together with RetryInfo.
@@ -44,12 +44,12 @@ class GrpcTransport:
             )
             return read_response(response)
         except grpc.RpcError as error:
-            return Outcome(Verdict.CANCELLED) if self._is_cancelled else _judge(error)
+            return Outcome(OutcomeKind.CANCELLED) if self._is_cancelled else _judge(error)
         except ValueError as error:
             # The channel was closed, or a header holds what gRPC does not send.
             if self._is_cancelled:
-                return Outcome(Verdict.CANCELLED)
-            return Outcome(Verdict.REFUSED, f"{type(error).__name__}: {error}")
+                return Outcome(OutcomeKind.CANCELLED)
+            return Outcome(OutcomeKind.REFUSED, f"{type(error).__name__}: {error}")
 
     def cancel(self) -> None:
         """Ends an attempt that is under way, by closing the channel: there is none after it."""
@@ -66,8 +66,8 @@ def _judge(error: grpc.RpcError) -> Outcome:
     message = f"{code.name}: {make_readable(str(error.details()))}"
     asked_s = _read_retry_info(error)
     if code in _RETRYABLE or (code == grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None):
-        return Outcome(Verdict.RETRY, message, retry_after_s=asked_s or 0.0)
-    return Outcome(Verdict.REFUSED, message)
+        return Outcome(OutcomeKind.RETRY, message, retry_after_s=asked_s or 0.0)
+    return Outcome(OutcomeKind.REFUSED, message)
 
 
 def _read_retry_info(error: grpc.RpcError) -> float | None:

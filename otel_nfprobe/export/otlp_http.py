@@ -14,7 +14,7 @@ import urllib3
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
-from otel_nfprobe.export.delivery import Outcome, Verdict, bound_pause_s, make_readable, read_response, read_retry_s
+from otel_nfprobe.export.delivery import Outcome, OutcomeKind, bound_pause_s, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
 from otel_nfprobe.export.httpanswer import bound_answers, read_answer
 from otel_nfprobe.export.resource import SCOPE_NAME, find_version
@@ -53,10 +53,10 @@ class HttpTransport:
             answer = read_answer(response)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if self._cancelled:
-                return Outcome(Verdict.CANCELLED)
-            return Outcome(Verdict.RETRY, _describe(error))
+                return Outcome(OutcomeKind.CANCELLED)
+            return Outcome(OutcomeKind.RETRY, _describe(error))
         except ValueError as error:
-            return Outcome(Verdict.REFUSED, _describe(error))  # a header that HTTP does not carry
+            return Outcome(OutcomeKind.REFUSED, _describe(error))  # a header that HTTP does not carry
         return judge(response.status, response.headers.get("Retry-After", ""), answer)
 
     def cancel(self) -> None:
@@ -81,9 +81,9 @@ def judge(status: int, retry_after: str, answer: bytes) -> Outcome:
     if said := _read_message(answer):
         message += f": {said}"
     if status not in RETRYABLE:
-        return Outcome(Verdict.REFUSED, message)
+        return Outcome(OutcomeKind.REFUSED, message)
     asked_s = _read_retry_after_s(retry_after)
-    return Outcome(Verdict.RETRY, message, retry_after_s=asked_s or read_retry_s(answer) or 0.0)
+    return Outcome(OutcomeKind.RETRY, message, retry_after_s=asked_s or read_retry_s(answer) or 0.0)
 
 
 def _read_retry_after_s(text: str) -> float:

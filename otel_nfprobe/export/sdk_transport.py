@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.export.delivery import Outcome, Verdict
+from otel_nfprobe.export.delivery import Outcome, OutcomeKind
 
 GROUP = "opentelemetry_traces_exporter"
 
@@ -54,10 +54,10 @@ class SdkTransport:
         try:
             result = self._exporter.export(list(read_spans(data)))
         except Exception as error:  # whatever somebody's exporter raises
-            return Outcome(Verdict.REFUSED, f"{type(error).__name__}: {error}")
+            return Outcome(OutcomeKind.REFUSED, f"{type(error).__name__}: {error}")
         if result is SpanExportResult.SUCCESS:
-            return Outcome(Verdict.DELIVERED)
-        return Outcome(Verdict.REFUSED, f"{type(self._exporter).__name__} has failed")
+            return Outcome(OutcomeKind.DELIVERED)
+        return Outcome(OutcomeKind.REFUSED, f"{type(self._exporter).__name__} has failed")
 
     def cancel(self) -> None:
         """Ends the exporter's retries, as far as it does that."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.spool_file import NO_ROOM, Place, SpoolSession, is_locked
+from otel_nfprobe.export.spool_file import NO_ROOM, RequestLocation, SpoolSession, is_locked
 
 MAX_BYTES = 1 << 30
 MAX_AGE_S = 24 * 3600.0
@@ -94,7 +94,7 @@ class Spool:
             sentence = f"The spool {str(directory)!r} cannot be used: {error.strerror}."
             raise UsageError(sentence, f"ls -ld {directory}") from None
 
-    def append(self, data: bytes, spans: int) -> Place:
+    def append(self, data: bytes, spans: int) -> RequestLocation:
         """Writes a request of this session. Raises SpoolFullError, or OSError when the disk refuses."""
         assert self.own is not None
         now = time.monotonic()
@@ -105,13 +105,13 @@ class Spool:
             raise SpoolFullError
         return self.own.append(data, spans)
 
-    def recover(self) -> Iterator[Place]:
+    def recover(self) -> Iterator[RequestLocation]:
         """Requests of ended sessions, the oldest session first."""
         for directory in sorted(self.settings.directory.glob("[0-9]*-*")):
             with suppress(OSError):
                 yield from self._recover(directory)
 
-    def finish(self, place: Place) -> None:
+    def finish(self, place: RequestLocation) -> None:
         """A request was acknowledged or dropped."""
         place.spool.finish(place)
         if place.spool in self._adopted:
@@ -119,7 +119,7 @@ class Spool:
             if not self._adopted[place.spool]:
                 self._release(place.spool)
 
-    def is_old(self, place: Place) -> bool:
+    def is_old(self, place: RequestLocation) -> bool:
         """Whether it has waited longer than it may."""
         return time.time() - place.unix_ns / 1e9 > self.settings.max_age_s
 
@@ -134,7 +134,7 @@ class Spool:
         waiting = self._adopted.pop(session)
         session.close(keep=waiting > 0)
 
-    def _recover(self, directory: Path) -> Iterator[Place]:
+    def _recover(self, directory: Path) -> Iterator[RequestLocation]:
         if self.own is not None and directory == self.own.directory:
             return
         session = SpoolSession.adopt(directory)

@@ -72,7 +72,7 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class RequestLocation:
     """Where a request stands in a spool."""
 
     spool: SpoolSession
@@ -184,7 +184,7 @@ class SpoolSession:
         self._ledger["damaged"] += max(0, damaged)
         return max(0, damaged)
 
-    def append(self, data: bytes, spans: int) -> Place:
+    def append(self, data: bytes, spans: int) -> RequestLocation:
         """Writes a request behind the others. Raises OSError; then nothing was written."""
         with self._lock:
             if self._ledger is None:
@@ -205,14 +205,14 @@ class SpoolSession:
             self._ledger["appended"] = first + spans
             self._offsets[segment] = offset + RECORD.itemsize + len(data)
             self._ends[segment] = first + spans
-            return Place(self, segment, offset, len(data), spans, first, unix_ns)
+            return RequestLocation(self, segment, offset, len(data), spans, first, unix_ns)
 
     def find_growth(self, data: bytes) -> int:
         """Bytes by which `append` would make its files larger."""
         end = self._offsets.get(self._newest, 0) + RECORD.itemsize + len(data)
         return max(0, end - self._sizes.get(self._newest, 0))
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: RequestLocation) -> bytes:
         """The bytes of a request, checked. Raises DamagedError."""
         file, offset = self._files.get(place.segment, -1), place.offset
         try:
@@ -226,7 +226,7 @@ class SpoolSession:
             raise DamagedError(f"{self._path(place.segment)} is damaged")
         return data
 
-    def finish(self, place: Place) -> None:
+    def finish(self, place: RequestLocation) -> None:
         """A request was acknowledged or dropped, and those before it. Frees what nobody needs any more."""
         with self._lock:
             if self._ledger is None:
@@ -244,11 +244,11 @@ class SpoolSession:
                 else:
                     self._remove(segment)
 
-    def recover(self) -> Iterator[Place]:
+    def recover(self) -> Iterator[RequestLocation]:
         """What an ended session left, in its order. What is damaged is in `damaged` afterwards."""
         row = self._ledger[0]
         done = position = int(row["done"])
-        found: list[tuple[int, list[Place]]] = []
+        found: list[tuple[int, list[RequestLocation]]] = []
         for path in sorted(self.directory.glob("*.segment")):
             if not path.stem.isdigit():
                 continue
@@ -272,7 +272,7 @@ class SpoolSession:
         return [f"{number:08}.segment" for number in sorted(self._damaged)]
 
     # Records that follow one another, from `position` on.
-    def _scan(self, segment: int, position: int) -> Iterator[Place]:
+    def _scan(self, segment: int, position: int) -> Iterator[RequestLocation]:
         offset = 0
         while (place := self._read_head(segment, offset)) is not None:
             if place.first < position or (offset and place.first != position):
@@ -286,7 +286,7 @@ class SpoolSession:
             offset += RECORD.itemsize + place.size_bytes
 
     # A segment is damaged when what follows it does not go on where its last good record ends.
-    def _find_damage(self, found: list[tuple[int, list[Place]]], done: int) -> None:
+    def _find_damage(self, found: list[tuple[int, list[RequestLocation]]], done: int) -> None:
         self._damaged.clear()
         follows = int(self._ledger["appended"][0])
         for index in range(len(found) - 1, -1, -1):
@@ -299,7 +299,7 @@ class SpoolSession:
             if places:
                 follows = places[0].first
 
-    def _read_head(self, segment: int, offset: int) -> Place | None:
+    def _read_head(self, segment: int, offset: int) -> RequestLocation | None:
         head = os.pread(self._files[segment], RECORD.itemsize, offset)
         if len(head) < RECORD.itemsize:
             return None
@@ -307,7 +307,7 @@ class SpoolSession:
         if row["magic"] != RECORD_MAGIC or row["bytes"] > REQUEST_BYTES_MAX:
             return None
         numbers = (int(row[name]) for name in ("bytes", "spans", "first", "unix_ns"))
-        return Place(self, segment, offset, *numbers)
+        return RequestLocation(self, segment, offset, *numbers)
 
     def _open_segment(self) -> None:
         number = self._newest + 1

@@ -57,4 +57,4 @@ def _count_anew(monitor: Monitor, choice: CounterChoice) -> None:
         drain.round()
         monitor.counters, monitor.software_counters, monitor.compensation = hardware, choice.software, compensation
         costs = costs_of(list(monitor.probes), compensation)
-        drain.count_anew(CounterSet(counting.change, name_counters(hardware), costs))
+        drain.set_counter_set(CounterSet(counting.change, name_counters(hardware), costs))

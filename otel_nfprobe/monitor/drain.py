@@ -38,7 +38,7 @@ from otel_nfprobe.pipeline.sampling import Sampler
 from otel_nfprobe.pipeline.statistics import Statistics
 from otel_nfprobe.recording.nodes import NodeCounts
 from otel_nfprobe.recording.recording import RecordingWriter
-from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
 from otel_nfprobe.shm.rings import Swept
 from otel_nfprobe.shm.session import THREAD_COUNT, Session
 from otel_nfprobe.shm.thread_reaper import EndedThreads
@@ -257,7 +257,7 @@ class Drain:
         self.pipeline.set_roles(functions.roles)
         self.pipeline.set_costs(functions.costs)
         if self.counted is not None:
-            self.count_anew(self.counted._replace(costs=functions.find_counter_costs()))
+            self.set_counter_set(self.counted._replace(costs=functions.find_counter_costs()))
         self.statistics.set_costs(functions.costs)
         self.learn_functions(functions.added)
         if self.spans is not None:
@@ -277,10 +277,10 @@ class Drain:
                 self.spans.encoder.set_numbers(names)
             self.write(lambda recording: recording.names(names))
 
-    def count_anew(self, counted: CounterSet) -> None:
+    def set_counter_set(self, counted: CounterSet) -> None:
         """Takes what is read from here on as readings of these counters; the same again: their costs are other ones."""
         self.counted = counted
-        self.pipeline.count_anew(counted.number, counted.costs)
+        self.pipeline.set_counter_set(counted.number, counted.costs)
         if self.counter_sums is None:
             self.counter_sums = SessionSums()
         self.counter_sums.begin(counted)
@@ -435,9 +435,9 @@ def find_pause_s(records: int, elapsed_s: float, room: int, longest_s: float = L
     return max(SHORTEST_PAUSE_S, min(bound_s, elapsed_s * room / PAUSE_SHARE / max(records, 1)))
 
 
-def _counters(counts: Sequence[ThreadCounts]) -> list[ThreadCounters]:
+def _counters(counts: Sequence[ThreadCounts]) -> list[ThreadTotals]:
     return [
-        ThreadCounters(
+        ThreadTotals(
             *(c.index, c.empty_polls, c.empty_ticks, c.batches, c.received),
             *(c.transmit_calls, c.transmitted, c.refused, c.dropped, c.lost),
             *(c.punted, c.handed_over, c.taken_over),

@@ -78,8 +78,10 @@ class ChildMonitor(Monitor):
             refused={},
             _anchors={},
         )
-        identity, wish = source.identity, source.wish
-        super().__init__(target, choice, source.ring_bytes, source.packets, source.say, identity=identity, wish=wish)
+        identity, policy = source.identity, source.policy
+        super().__init__(
+            target, choice, source.ring_bytes, source.packets, source.say, identity=identity, policy=policy
+        )
         self._source = source
         self._turn = turn
         self.costs = source.costs

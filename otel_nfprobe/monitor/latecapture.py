@@ -28,7 +28,7 @@ DEFAULT_SHARE = 0.001  # of the slowest, and of the sample, when nothing is chos
 
 
 @dataclass(frozen=True)
-class LateWish:
+class CapturePolicy:
     """Which packets a person wants.
 
     Attributes:
@@ -42,7 +42,7 @@ class LateWish:
     sample: float = 0.0
 
     @classmethod
-    def choose(cls, slower_than_ns: int | None, slowest: float | None, sample: float | None) -> LateWish:
+    def choose(cls, slower_than_ns: int | None, slowest: float | None, sample: float | None) -> CapturePolicy:
         """What is asked for; when nothing is, the slowest thousandth and a fair thousandth."""
         if slower_than_ns is None and slowest is None and sample is None:
             return cls(None, DEFAULT_SHARE, DEFAULT_SHARE)
@@ -54,16 +54,16 @@ class LateCapture:
 
     Args:
         session: whose gates are still closed.
-        wish: which packets are wanted.
+        policy: which packets are wanted.
         clock: of the session.
     """
 
-    def __init__(self, session: Session, wish: LateWish, clock: Clock) -> None:
+    def __init__(self, session: Session, policy: CapturePolicy, clock: Clock) -> None:
         self._session = session
-        self._share = wish.slowest
-        self._sample = round(wish.sample * SAMPLE_ALL)
-        self._fixed = LATE_NEVER if wish.slower_than_ns is None else clock.find_ticks(wish.slower_than_ns)
-        self._all: QuantileTracker | None = QuantileTracker(wish.slowest) if wish.slowest else None
+        self._share = policy.slowest
+        self._sample = round(policy.sample * SAMPLE_ALL)
+        self._fixed = LATE_NEVER if policy.slower_than_ns is None else clock.find_ticks(policy.slower_than_ns)
+        self._all: QuantileTracker | None = QuantileTracker(policy.slowest) if policy.slowest else None
         self._of_thread: dict[int, QuantileTracker] = {}
         self._copying: set[int] = set()
         self._told_handed_over = False

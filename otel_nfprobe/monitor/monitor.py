@@ -31,7 +31,7 @@ from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.linux.steal_time import StolenTime
 from otel_nfprobe.monitor.detail import Detail, choose_detail, follow_slow_batches
 from otel_nfprobe.monitor.drain import Drain, NewFunctions, SpanPath
-from otel_nfprobe.monitor.latecapture import PACKET_GATES, SLOW, LateCapture, LateWish
+from otel_nfprobe.monitor.latecapture import PACKET_GATES, SLOW, CapturePolicy, LateCapture
 from otel_nfprobe.monitor.probe_table import describe_functions, find_names, find_roles
 from otel_nfprobe.monitor.profile import Profile
 from otel_nfprobe.monitor.reserve import reserves_descriptors
@@ -93,7 +93,7 @@ class Monitor:
     not_restored: list[str] = field(default_factory=list)
     switched_off: dict[str, str] = field(default_factory=dict)
     purpose: str = ""
-    wish: LateWish = field(default_factory=LateWish)
+    policy: CapturePolicy = field(default_factory=CapturePolicy)
     detail: Detail | None = None
     identity: Identity = field(default_factory=Identity)
     counters: tuple[Counter, ...] = ()  # that probes read
@@ -135,7 +135,7 @@ class Monitor:
         self.patcher = Patcher(
             self.session,
             self.target,
-            no_stop=self.choice.wish.no_stop,
+            no_stop=self.choice.request.no_stop,
             membarrier=self.target.may_sync_cores,
         )
         try:
@@ -182,7 +182,7 @@ class Monitor:
         self._count_uncovered()
         if unprobed := self.choice.tell_unprobed(self.choice.plans):
             self.say(unprobed)
-        for glob in self.choice.wish.waiting:
+        for glob in self.choice.request.waiting:
             self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
         self._begin_to_follow(trampolines)
 
@@ -287,7 +287,7 @@ class Monitor:
         self.stolen = StolenTime()
         self.session.write_message(self.purpose)
         if self.packets == SLOW:
-            self.drain.late = LateCapture(self.session, self.wish, clock)
+            self.drain.late = LateCapture(self.session, self.policy, clock)
         gates = choose_detail(self.session, self.detail, clock)
         self.drain.slow_batches = follow_slow_batches(self.session, self.detail)
         self.session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
@@ -302,7 +302,7 @@ class Monitor:
             self.compensation = self._calibrate_counters()
             self.session.leave_out_polls(self.compensation.of_empty_polls(self.probes))
         if self.counters:
-            self.drain.count_anew(CounterSet(0, name_counters(self.counters), self._find_counts()))
+            self.drain.set_counter_set(CounterSet(0, name_counters(self.counters), self._find_counts()))
 
     def _calibrate_counters(self) -> Compensation:
         return self.counting.calibrate(self.arenas, self.probes[0].request.plan.module)

@@ -138,7 +138,7 @@ class Pipeline:
         if lib.nfp_pipeline_counter_costs(self._pipeline, pointer, len(rows)):
             raise MemoryError("no memory for the costs of the functions")
 
-    def count_anew(self, number: int, costs: Rows) -> None:
+    def set_counter_set(self, number: int, costs: Rows) -> None:
         """Say that readings are of other counters from here on.
 
         Args:
@@ -200,8 +200,8 @@ class Pipeline:
             order_topics(_copy(columns.topics, columns.topic_count, TOPIC)),
             _copy(columns.counters, columns.counters_count, CALL_COUNTERS),
             _copy(columns.handovers, columns.handover_count, HANDOVER),
-            _copy(columns.again_batches, columns.again_batch_count, BATCH),
-            _copy(columns.again_calls, columns.again_call_count, CALL),
+            _copy(columns.reemitted_batches, columns.reemitted_batch_count, BATCH),
+            _copy(columns.reemitted_calls, columns.reemitted_call_count, CALL),
             _copy(columns.holds, columns.hold_count, HOLD),
         )
 

@@ -40,5 +40,5 @@ def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]
                 by_module.setdefault(id(module), []).append(function)
     for functions in sorted(by_module.values(), key=len, reverse=True):
         with suppress(NfprobeError):
-            plan_functions(takewhile(lambda _: is_wanted(), functions), target, choice.wish.strategy)
+            plan_functions(takewhile(lambda _: is_wanted(), functions), target, choice.request.strategy)
         yield

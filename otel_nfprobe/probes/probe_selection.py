@@ -45,7 +45,7 @@ UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
 
 
 @dataclass(frozen=True)
-class Wish:
+class SelectionRequest:
     """What was asked for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Choice:
         adapter: what knows this kind of NF, or None.
         roles: receive, transmit and drop functions with what their probes read.
         plans: strategy or refusal of every function, one for each GOT slot.
-        wish: what was asked for, for modules that are loaded later.
+        request: what was asked for, for modules that are loaded later.
         modules: what was loaded when this was decided.
         by_slot: plans of the functions that are probed wherever a GOT slot leads to them.
         snippets: which function captures a value.
@@ -83,7 +83,7 @@ class Choice:
     adapter: Adapter | None
     roles: Sequence[RoleFunction]
     plans: Sequence[FunctionPlan]
-    wish: Wish = field(default_factory=Wish)
+    request: SelectionRequest = field(default_factory=SelectionRequest)
     modules: Sequence[Module] = ()
     by_slot: Sequence[FunctionPlan] = ()
     snippets: Snippets = field(default_factory=dict)
@@ -167,11 +167,11 @@ class Choice:
         """
         functions: dict[int, Function] = {}
         fresh = [m for m in modules if not (m.name.startswith(UNWINDER) or m.is_probe_library)]
-        for glob in self.wish.globs:
+        for glob in self.request.globs:
             for function in self._find_in(fresh, glob):
                 functions.setdefault(function.address, function)
         self.snippets.update(self._snippets_in(fresh))
-        plans = _plan(target, list(functions.values()), self.wish, self.snippets)
+        plans = _plan(target, list(functions.values()), self.request, self.snippets)
         self._count_refused([plan for plan in plans if plan.module.path not in self._judged])
         self._judged.update(module.path for module in fresh)
         code = [plan for plan in plans if plan.strategy is not None and not plan.is_slot]
@@ -197,10 +197,10 @@ class Choice:
         modules = target.modules()
         functions = {role.address: _function_of(target, modules, role) for role in fresh}
         self.snippets |= {_place(functions[role.address]): role.snippet for role in fresh if role.snippet}
-        plans = _plan(target, list(functions.values()), self.wish, self.snippets)
+        plans = _plan(target, list(functions.values()), self.request, self.snippets)
         served = {role.address: role for role in _readers(fresh)}
         plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
-        plans = _with_slots(target, plans, self.wish)
+        plans = _with_slots(target, plans, self.request)
         self.roles = [*self.roles, *fresh]
         self._by_address = {role.address: role for role in self.roles}
         self._count_refused(plans)
@@ -210,7 +210,7 @@ class Choice:
 
     def _snippets_in(self, modules: Sequence[Module]) -> Snippets:
         found: Snippets = {}
-        for capture in self.wish.captures:
+        for capture in self.request.captures:
             for function in self._find_in(modules, capture.glob):
                 found.setdefault(_place(function), capture.snippet.code)
         return found
@@ -240,7 +240,7 @@ class Choice:
         anchor = self._anchors.get(glob)
         places = [*modules, anchor] if anchor is not None and anchor not in modules else list(modules)
         try:
-            found = find_functions(places, [glob], self.wish.excluded)
+            found = find_functions(places, [glob], self.request.excluded)
         except UsageError:
             return []
         return [function for function in found if function.module in modules]
@@ -277,20 +277,20 @@ def choose(
     waiting = [glob for glob in wanted if _names_absent_module(glob, modules)]
     if len(waiting) == len(wanted) and not roles:
         waiting = []  # nothing could be measured: find_functions says so
-    wish = Wish(wanted, excluded, strategy, no_stop, waiting, captures)
+    request = SelectionRequest(wanted, excluded, strategy, no_stop, waiting, captures)
     functions = {role.address: _function_of(target, modules, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
     for function in [*(find_functions(target, present, excluded) if present else []), *further]:
         functions.setdefault(function.address, function)
     if not functions:
         raise UsageError("--exclude leaves no function to probe.", f"nfprobe functions {target.pid}")
-    snippets = _find_snippets(target, wish, roles)
+    snippets = _find_snippets(target, request, roles)
     snippets |= {_place(functions[role.address]): role.snippet for role in roles if role.snippet}
-    plans = _plan(target, list(functions.values()), wish, snippets)
+    plans = _plan(target, list(functions.values()), request, snippets)
     served = {role.address: role for role in _readers(roles)}
     by_slot = [plan for plan in plans if plan.is_slot]
     plans = [_callable(plan, target, served[plan.address]) if plan.address in served else plan for plan in plans]
-    return Choice(adapter, roles, _with_slots(target, plans, wish), wish, modules, by_slot, snippets)
+    return Choice(adapter, roles, _with_slots(target, plans, request), request, modules, by_slot, snippets)
 
 
 def _find_wanted(
@@ -310,14 +310,14 @@ def _readers(roles: Sequence[RoleFunction]) -> list[RoleFunction]:
     return [role for role in roles if role.role not in READ_NO_PACKETS]
 
 
-def _find_snippets(target: Target, wish: Wish, roles: Sequence[RoleFunction]) -> Snippets:
+def _find_snippets(target: Target, request: SelectionRequest, roles: Sequence[RoleFunction]) -> Snippets:
     found: Snippets = {}
     addresses = {role.address for role in roles}
     next_command = f"nfprobe functions {target.pid}"
-    for capture in wish.captures:
-        if capture.glob in wish.waiting:
+    for capture in request.captures:
+        if capture.glob in request.waiting:
             continue
-        for function in find_functions(target, [capture.glob], wish.excluded):
+        for function in find_functions(target, [capture.glob], request.excluded):
             if function.address in addresses:
                 sentence = f"{function.label} is the adapter's, which reads its packets: it can have no snippet."
                 raise UsageError(sentence, next_command)
@@ -335,13 +335,15 @@ def _without_capture(plan: FunctionPlan, snippets: Snippets) -> FunctionPlan:
     return replace(plan, strategy=None, reason=NO_CAPTURE) if cannot else plan
 
 
-def _plan(target: Target, functions: list[Function], wish: Wish, snippets: Snippets) -> list[FunctionPlan]:
+def _plan(
+    target: Target, functions: list[Function], request: SelectionRequest, snippets: Snippets
+) -> list[FunctionPlan]:
     plans = [
         _without_capture(plan, snippets)
-        for plan in plan_functions(functions, target, wish.strategy)
+        for plan in plan_functions(functions, target, request.strategy)
         if not plan.is_part  # a cold part is measured with its function
     ]
-    return [_without_stop(plan) for plan in plans] if wish.no_stop else plans
+    return [_without_stop(plan) for plan in plans] if request.no_stop else plans
 
 
 def _callable(plan: FunctionPlan, target: Target, role: RoleFunction) -> FunctionPlan:
@@ -378,21 +380,21 @@ def _without_stop(plan: FunctionPlan) -> FunctionPlan:
     return replace(plan, strategy=None, reason=NEEDS_STOP) if needs_stop else plan
 
 
-def _with_slots(target: Target, plans: Sequence[FunctionPlan], wish: Wish) -> list[FunctionPlan]:
+def _with_slots(target: Target, plans: Sequence[FunctionPlan], request: SelectionRequest) -> list[FunctionPlan]:
     """GOT slot plans become one plan for each slot; where there is none the last strategy is tried."""
     slots = find_slots(target, plans) if any(plan.is_slot for plan in plans) else []
     served = {slot.address for slot in slots}
     others = [
-        plan if not plan.is_slot else _without_slot(plan, target, wish)
+        plan if not plan.is_slot else _without_slot(plan, target, request)
         for plan in plans
         if not plan.is_slot or plan.address not in served
     ]
     return others + slots
 
 
-def _without_slot(plan: FunctionPlan, target: Target, wish: Wish) -> FunctionPlan:
-    if wish.strategy is None:
+def _without_slot(plan: FunctionPlan, target: Target, request: SelectionRequest) -> FunctionPlan:
+    if request.strategy is None:
         last = plan_function(plan.function, target, "entry")
-        if last.strategy is not None and not (wish.no_stop and not last.single):
+        if last.strategy is not None and not (request.no_stop and not last.single):
             return replace(last, reason=plan.reason)
     return replace(plan, strategy=None, reason=NO_SLOT)

@@ -47,7 +47,7 @@ Program = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FilterVerdict:
     """What a thread's filters say to one system call.
 
     Attributes:
@@ -80,7 +80,7 @@ class Verdict:
         return DEEDS.get(self.action, "forbids")
 
 
-def judge(programs: Sequence[Program], call: SystemCall) -> Verdict:
+def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
     """What all filters of a thread together make of a system call: the kernel obeys the strongest action.
 
     A malformed program counts as one that kills.
@@ -95,13 +95,13 @@ def judge(programs: Sequence[Program], call: SystemCall) -> Verdict:
             strongest = word
     action, data = strongest & ACTION_MASK, strongest & 0xFFFF
     if action == TRACE:  # no tracer asks to see it: the kernel answers ENOSYS
-        return Verdict(ERRNO, errno.ENOSYS)
+        return FilterVerdict(ERRNO, errno.ENOSYS)
     if action not in (*DEEDS, ERRNO, LOG, ALLOW):
-        return Verdict(KILL_PROCESS)
-    return Verdict(action, min(data, 4095) if action == ERRNO else 0)
+        return FilterVerdict(KILL_PROCESS)
+    return FilterVerdict(action, min(data, 4095) if action == ERRNO else 0)
 
 
-def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple[Call, Verdict] | None:
+def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple[Call, FilterVerdict] | None:
     """The first of the calls that the filters forbid, or None."""
     for call in calls:
         verdict = judge(programs, SystemCall(call.number, call.arguments))
@@ -148,8 +148,8 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     if not filtered:
         return []
     calls = injection_calls(musl, _registers_rseq(target))
-    known: dict[tuple[Program, ...], tuple[Call, Verdict] | None] = {}
-    unfit: dict[int, tuple[Call, Verdict]] = {}
+    known: dict[tuple[Program, ...], tuple[Call, FilterVerdict] | None] = {}
+    unfit: dict[int, tuple[Call, FilterVerdict]] = {}
     may_sync_cores = True
     for tid in filtered:
         try:
@@ -178,7 +178,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     return [f"Process {target.pid} has a seccomp filter; it allows every system call that is needed."]
 
 
-def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, Verdict]]) -> None:
+def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, FilterVerdict]]) -> None:
     target.unfit_threads = set()
     wanted = [thread.tid for thread in candidates(target)]
     target.unfit_threads = set(unfit)
@@ -195,13 +195,13 @@ def _registers_rseq(target: Target) -> bool:
     return False
 
 
-def _note_counters(target: Target, forbidden: tuple[Call, Verdict] | None) -> None:
+def _note_counters(target: Target, forbidden: tuple[Call, FilterVerdict] | None) -> None:
     if forbidden is not None:
         call, verdict = forbidden
         target.counters_forbidden = f"its seccomp filter {verdict.describe()} {call.label}"
 
 
-def _refuse(target: Target, forbidden: tuple[Call, Verdict] | None) -> None:
+def _refuse(target: Target, forbidden: tuple[Call, FilterVerdict] | None) -> None:
     if forbidden is not None:
         call, verdict = forbidden
         raise RefusedError(

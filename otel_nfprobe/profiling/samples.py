@@ -46,7 +46,7 @@ class SampleFlag(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AddressRange:
     """A range of addresses of the target.
 
     Attributes:
@@ -68,26 +68,26 @@ def no_samples() -> Rows:
     return np.empty(0, SAMPLE)
 
 
-def encode_places(places: Iterable[Place]) -> bytes:
+def encode_places(places: Iterable[AddressRange]) -> bytes:
     """The payload of a PLACES block."""
     message = recording_pb2.Places(place=[recording_pb2.Place(**asdict(place)) for place in places])
     return bytes(message.SerializeToString())
 
 
-def decode_places(payload: bytes) -> list[Place]:
+def decode_places(payload: bytes) -> list[AddressRange]:
     """The places of a PLACES block. Raises DecodeError when it is none."""
     items: Any = recording_pb2.Places.FromString(payload).place
-    return [Place(item.start, item.size, item.module, item.offset, item.name) for item in items]
+    return [AddressRange(item.start, item.size, item.module, item.offset, item.name) for item in items]
 
 
-class PlaceNames:
+class AddressNames:
     """Names of addresses.
 
     Args:
         places: the named ones count first; where two hold an address, the one that starts later.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[AddressRange]) -> None:
         self._named = _Ranges([place for place in places if place.name])
         self._modules = _Ranges([place for place in places if not place.name])
 
@@ -105,11 +105,11 @@ class PlaceNames:
 
 
 class _Ranges:
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[AddressRange]) -> None:
         self._places = sorted({place.start: place for place in places}.values(), key=lambda place: place.start)
         self._starts = np.array([place.start for place in self._places], np.uint64)
 
-    def find(self, address: int) -> Place | None:
+    def find(self, address: int) -> AddressRange | None:
         index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         if index < 0 or address >= self._places[index].start + self._places[index].size:
             return None

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.columns import UNKNOWN, Columns, latency_ticks
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.profiling.samples import Place, encode_places
+from otel_nfprobe.profiling.samples import AddressRange, encode_places
 from otel_nfprobe.recording.recording import (
     CLOCK,
     COUNTERS,
@@ -37,7 +37,7 @@ from otel_nfprobe.recording.recording import (
 from otel_nfprobe.recording.recordingfile import END, refuse, write_start
 from otel_nfprobe.recording.recordingframes import Frame, RawBlock, blocks_of, make_compressor, seal
 from otel_nfprobe.recording.recordingsink import FrameQueue, RecordingFile, Sink
-from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, encode_counters, encode_functions
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadTotals, encode_counters, encode_functions
 
 KEPT_BYTES = 64 << 20  # of compressed frames: 16 million records
 MAX_BYTES = 1 << 30  # of all files together, unless --max-size says otherwise
@@ -197,7 +197,7 @@ class FlightWriter(RecordingWriter):
         self._functions: dict[int, FunctionInfo] = {}
         self._anchors: deque[npt.NDArray[Any]] = deque(maxlen=int(seconds) + 3)  # one comes each second
         self._counters = b""
-        self._places: list[Place] = []
+        self._places: list[AddressRange] = []
         super().__init__(path, header, max_bytes)
 
     def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
@@ -221,11 +221,11 @@ class FlightWriter(RecordingWriter):
         """As of RecordingWriter; they stand at the beginning of each file."""
         self._anchors.extend(anchors[row : row + 1].copy() for row in range(len(anchors)))
 
-    def places(self, places: Sequence[Place]) -> None:
+    def places(self, places: Sequence[AddressRange]) -> None:
         """As of RecordingWriter; those that are known stand at the beginning of each file."""
         self._places += places
 
-    def counters(self, counters: Iterable[ThreadCounters]) -> None:
+    def counters(self, counters: Iterable[ThreadTotals]) -> None:
         """As of RecordingWriter; the last ones stand at the beginning of each file."""
         self._counters = encode_counters(counters)
         self._write_if_due()

@@ -25,7 +25,7 @@ from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.base.numbernames import NumberNames, decode_names, encode_names
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.profiling.samplecounts import SampleCounts, decode_counts, encode_counts
-from otel_nfprobe.profiling.samples import Place, decode_places, encode_places
+from otel_nfprobe.profiling.samples import AddressRange, decode_places, encode_places
 from otel_nfprobe.recording.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
 from otel_nfprobe.recording.recordingframes import FRAME_BYTES, Frame, RawBlock
 from otel_nfprobe.recording.recordingsink import RecordingFile, RecordingSink, Sink
@@ -33,8 +33,8 @@ from otel_nfprobe.recording.sessionfacts import (
     FUNCTIONS_PER_BLOCK,
     THREAD_COUNT,
     FunctionInfo,
-    ThreadCounters,
     ThreadInfo,
+    ThreadTotals,
     decode_counters,
     decode_counting,
     decode_functions,
@@ -80,7 +80,7 @@ class Block:
     """One whole block. `payload` is, by type:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
-    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadCounters, Place; COUNTING: a CounterSet;
+    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a CounterSet;
     NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
@@ -185,7 +185,7 @@ class RecordingWriter:
             if counted is not None and counted.names:
                 self._block(SAMPLE_COUNTS, encode_counts(counted._replace(counts=counted.counts[:, part])))
 
-    def places(self, places: Sequence[Place]) -> None:
+    def places(self, places: Sequence[AddressRange]) -> None:
         """Appends what addresses of samples are called."""
         for start in range(0, len(places), FUNCTIONS_PER_BLOCK):
             self._block(PLACES, encode_places(places[start : start + FUNCTIONS_PER_BLOCK]))
@@ -203,7 +203,7 @@ class RecordingWriter:
         """Appends what numbers in records are called; the last entry of a number holds."""
         self._block(NAMES, encode_names(names))
 
-    def counters(self, counters: Iterable[ThreadCounters]) -> None:
+    def counters(self, counters: Iterable[ThreadTotals]) -> None:
         """Appends a snapshot of the thread table."""
         if not self._sink.is_full:
             self._block(COUNTERS, encode_counters(counters))

@@ -24,10 +24,10 @@ from otel_nfprobe.pipeline.context_switches import SWITCH, SWITCHES_MAX, no_swit
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.profiling.samplecounts import CountColumns, Words
-from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, Place, no_samples
+from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, no_samples
 from otel_nfprobe.recording import recording
 from otel_nfprobe.recording.recording import Block, RecordingHeader, RecordingReader
-from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
 from otel_nfprobe.shm.session import PROBE_COUNT
 
 ROUND_RECORDS = 1 << 16  # their columns stay in the cache
@@ -47,12 +47,12 @@ class RecordingFacts:
     header: RecordingHeader
     functions: dict[int, FunctionInfo] = field(default_factory=dict)
     threads: dict[int, ThreadInfo] = field(default_factory=dict)
-    counters: dict[int, ThreadCounters] = field(default_factory=dict)
+    counters: dict[int, ThreadTotals] = field(default_factory=dict)
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
     switches: Rows = field(default_factory=no_switches)
     samples: Rows = field(default_factory=no_samples)
     sample_counts: dict[str, Words] = field(default_factory=dict)
-    places: list[Place] = field(default_factory=list)
+    places: list[AddressRange] = field(default_factory=list)
     countings: dict[int, CounterSet] = field(default_factory=dict)
     summary: dict[str, object] = field(default_factory=dict)
     complete: bool = False
@@ -194,7 +194,7 @@ def replay_steps(
         elif block.type == recording.PART:
             yield from rounds.take_noted(is_part=True)
         elif block.type == recording.COUNTING:
-            pipeline.count_anew(block.payload.number, block.payload.costs)
+            pipeline.set_counter_set(block.payload.number, block.payload.costs)
         elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)

@@ -53,7 +53,7 @@ class FunctionInfo:
 
 
 @dataclass(frozen=True)
-class ThreadCounters:
+class ThreadTotals:
     """One entry of the thread table at one moment; `lost` counts records by loss class."""
 
     index: int
@@ -78,7 +78,7 @@ def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
         yield recording_pb2.Functions(function=items[start : start + FUNCTIONS_PER_BLOCK]).SerializeToString()
 
 
-def encode_counters(counters: Iterable[ThreadCounters]) -> bytes:
+def encode_counters(counters: Iterable[ThreadTotals]) -> bytes:
     """The payload of a COUNTERS block."""
     entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
     return bytes(recording_pb2.Counters(thread=entries).SerializeToString())
@@ -131,7 +131,7 @@ def decode_functions(payload: bytes) -> list[FunctionInfo]:
     return [_function_of(item) for item in recording_pb2.Functions.FromString(payload).function]
 
 
-def decode_counters(payload: bytes) -> list[ThreadCounters]:
+def decode_counters(payload: bytes) -> list[ThreadTotals]:
     """What encode_counters made.
 
     Raises:
@@ -165,8 +165,8 @@ def _function_of(item: Any) -> FunctionInfo:
     )
 
 
-def _counters_of(item: Any) -> ThreadCounters:
-    return ThreadCounters(
+def _counters_of(item: Any) -> ThreadTotals:
+    return ThreadTotals(
         item.index,
         item.empty_polls,
         item.empty_ticks,

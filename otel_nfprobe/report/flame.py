@@ -23,7 +23,7 @@ from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.pipeline.context_switches import SwitchFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.profiling.samplecounts import Words, is_known
-from otel_nfprobe.profiling.samples import PlaceNames, addresses_of, find_calls
+from otel_nfprobe.profiling.samples import AddressNames, addresses_of, find_calls
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 
@@ -35,7 +35,7 @@ Ticks = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class FlameWish:
+class FlameRequest:
     """What is folded.
 
     Attributes:
@@ -51,16 +51,16 @@ class FlameWish:
     counter: str = ""
 
 
-def fold(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish) -> dict[str, int]:
+def fold(reader: RecordingReader, facts: RecordingFacts, request: FlameRequest) -> dict[str, int]:
     """Stacks, frames joined by semicolons, and how many samples, ns or counts each has; the largest first.
 
     Raises:
         UsageError: the recording's clock is damaged.
     """
     ticks_per_second = facts.make_clock().ticks_per_second
-    windows = _find_windows(reader, facts, wish, ticks_per_second) if wish.slow_only else None
-    by_time = wish.by_time or not len(facts.samples)
-    stacks = _Stacks(facts, windows, by_time, facts.sample_counts[wish.counter] if wish.counter else None)
+    windows = _find_windows(reader, facts, request, ticks_per_second) if request.slow_only else None
+    by_time = request.by_time or not len(facts.samples)
+    stacks = _Stacks(facts, windows, by_time, facts.sample_counts[request.counter] if request.counter else None)
     for columns in _replay(reader, facts):
         stacks.add(columns)
     found = stacks.finish()
@@ -105,9 +105,11 @@ class _Windows:
         return found
 
 
-def _find_windows(reader: RecordingReader, facts: RecordingFacts, wish: FlameWish, ticks_per_second: float) -> _Windows:
-    if wish.slower_ns is not None:
-        limit = wish.slower_ns * ticks_per_second / 1e9
+def _find_windows(
+    reader: RecordingReader, facts: RecordingFacts, request: FlameRequest, ticks_per_second: float
+) -> _Windows:
+    if request.slower_ns is not None:
+        limit = request.slower_ns * ticks_per_second / 1e9
     else:
         statistics = LatenessStatistics()
         for columns in _replay(reader, facts):
@@ -181,7 +183,7 @@ class _Stacks:
         self._amounts = known[order]
         self._placed = np.zeros(len(self._samples), bool)
         self._preempted = facts.switches[(facts.switches["flags"] & SwitchFlag.PREEMPTED) != 0]
-        self._places = PlaceNames(facts.places)
+        self._places = AddressNames(facts.places)
         self._leaves: dict[tuple[int, bool], str] = {}
 
     def add(self, columns: Columns) -> None:

@@ -27,7 +27,7 @@ from otel_nfprobe.pipeline.flowfilter import FlowFilter
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.values import CapturedValues
 from otel_nfprobe.profiling.samplecounts import Words, describe_counts, is_known
-from otel_nfprobe.profiling.samples import PlaceNames, addresses_of, describe_samples
+from otel_nfprobe.profiling.samples import AddressNames, addresses_of, describe_samples
 from otel_nfprobe.recording.nodes import NodeCounts
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
@@ -208,7 +208,7 @@ class _Scene:
         self._facts = facts
         self._near = near
         self._ns_per_tick = ns_per_tick
-        self._places = PlaceNames(facts.places)
+        self._places = AddressNames(facts.places)
 
     def describe(self, slow: SlowPacket, row: int, cause: np.void) -> dict[str, Any]:
         packet = self._near.packets[row]

@@ -81,8 +81,8 @@ class Control:
         """Does what was asked for since the last time."""
         with suppress(Empty):
             while True:
-                wish, answers = self._asked.get_nowait()
-                answers.put(_answer(self._act, wish))
+                asked, answers = self._asked.get_nowait()
+                answers.put(_answer(self._act, asked))
 
     def close(self) -> None:
         """Ends listening; what is asked now is refused.
@@ -132,13 +132,13 @@ class Control:
         return _answer(hand_over, request)
 
 
-def _refuse(_wish: Any) -> Answer:
+def _refuse(_asked: Any) -> Answer:
     raise NfprobeError("The session ends.", "nfprobe status")
 
 
-def _answer(act: Callable[[Any], Answer], wish: Any) -> Answer:
+def _answer(act: Callable[[Any], Answer], asked: Any) -> Answer:
     try:
-        return act(wish)
+        return act(asked)
     except NfprobeError as error:
         return {"error": error.sentence, "next": error.next_command, "status": error.exit_status}
     except OSError as error:

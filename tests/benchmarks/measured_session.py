@@ -21,7 +21,7 @@ from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.monitor.detail import Detail
 from otel_nfprobe.monitor.drain import SpanPath
-from otel_nfprobe.monitor.latecapture import LateWish
+from otel_nfprobe.monitor.latecapture import CapturePolicy
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.sampling import Sampler
 from otel_nfprobe.probes.analysis import FunctionPlan
@@ -69,8 +69,8 @@ class Session:
 @contextmanager
 def attached(target: Target, choice: Choice, session: Session, say: Callable[[str], None] = print) -> Iterator[Monitor]:
     """A monitor with the probes of a choice; the target is as it was afterwards."""
-    wish = LateWish.choose(None, None, None)
-    monitor = Monitor(target, choice, session.ring_bytes, session.packets, say, wish=wish, detail=session.detail)
+    policy = CapturePolicy.choose(None, None, None)
+    monitor = Monitor(target, choice, session.ring_bytes, session.packets, say, policy=policy, detail=session.detail)
     monitor.counters = tuple(session.counters)
     clock = Clock.start()
     with ExitStack() as stop:
@@ -96,5 +96,5 @@ def _open_spans(monitor: Monitor, clock: Clock, port: int, stop: ExitStack) -> S
     exporter = Exporter(endpoint)
     stop.callback(exporter.close, CLOSE_S)
     encoder = SpanEncoder(make_resource_attributes({}, "bench"), monitor.names_by_id(), 7, clock)
-    sampler = Sampler(monitor.wish.sample, None, monitor.wish.slowest)
+    sampler = Sampler(monitor.policy.sample, None, monitor.policy.slowest)
     return SpanPath(sampler, encoder, exporter)

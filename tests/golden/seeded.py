@@ -14,9 +14,9 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
-from otel_nfprobe.profiling.samples import SAMPLE, Place
+from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
-from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
 from tests.support.synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
 START_NS, TICKS_PER_NS = 1_700_000_000 * 10**9, 2
@@ -44,7 +44,7 @@ class Thread:
     rows: list[Row] = field(default_factory=list)
     switches: list[tuple[int, ...]] = field(default_factory=list)
     samples: list[tuple[int, ...]] = field(default_factory=list)
-    counted: ThreadCounters = field(default_factory=lambda: ThreadCounters(0))
+    counted: ThreadTotals = field(default_factory=lambda: ThreadTotals(0))
     now: int = 1_000_000
     packets: int = 0
 
@@ -57,7 +57,7 @@ class Thread:
             received, dropped, calls = received + size, dropped + gone, calls + 1
             self.now += self.rng.randrange(500, 30_000)
         sent = received - dropped
-        self.counted = ThreadCounters(self.index, 77, 15_400, batches, received, calls, sent, 0, dropped, (0, 3))
+        self.counted = ThreadTotals(self.index, 77, 15_400, batches, received, calls, sent, 0, dropped, (0, 3))
 
     def _batch(self, number: int, size: int, gone: int) -> None:
         start = self.now
@@ -141,7 +141,7 @@ def _write(path: Path, seed: int, threads: int, batches: int, late: bool = False
         writer.records(thread.index, records(thread.rows))
     writer.switches(np.array([row for thread in made for row in thread.switches], SWITCH))
     writer.samples(np.array([row for thread in made for row in thread.samples], SAMPLE))
-    writer.places([Place(0x1000, 0x100, "/opt/nf/firewall", 0x1000, "nf_look_up")])
+    writer.places([AddressRange(0x1000, 0x100, "/opt/nf/firewall", 0x1000, "nf_look_up")])
     writer.counters([thread.counted for thread in made])
     writer.finish({}) if whole else writer.close()
 

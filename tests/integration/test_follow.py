@@ -57,7 +57,7 @@ def is_in_place(probed: Probed, name: str) -> bool:
 
 def test_loaded_later(talker: Talker) -> None:
     with Probed(talker.pid, [STAY, PLUGIN]) as probed:
-        assert probed.choice.wish.waiting == [PLUGIN]
+        assert probed.choice.request.waiting == [PLUGIN]
         open_and_wait(talker, probed)
         assert talker.ask("run 700") == talker.ask("stay 20") == "right"
     probed.assert_exact()
@@ -180,7 +180,7 @@ def test_loaded_again_between_two_looks(talker: Talker) -> None:
 def test_slots_of_modules_that_are_loaded_later(talker: Talker) -> None:
     """The function's own module comes later, too."""
     with Probed(talker.pid, ["libz.so*:crc32", "libc.so*:fgets"], strategy="got") as probed:
-        assert probed.choice.wish.waiting == ["libz.so*:crc32"]
+        assert probed.choice.request.waiting == ["libz.so*:crc32"]
         open_and_wait(talker, probed)
         assert talker.ask("run 90") == "right"
         assert talker.ask("close") == "closed"
@@ -244,7 +244,7 @@ def test_words_that_match_nothing(talker: Talker) -> None:
     for globs in (["libnone.so:*"], ["libnone.so:*", "other.so:x"], [STAY, "loader-*:no_such"]):
         with pytest.raises(UsageError, match="matches"):
             choose(target, None, globs, [])
-    assert choose(target, None, [STAY, "libnone.so:*"], []).wish.waiting == ["libnone.so:*"]
+    assert choose(target, None, [STAY, "libnone.so:*"], []).request.waiting == ["libnone.so:*"]
 
 
 def test_never_stopped(talker: Talker) -> None:

@@ -20,7 +20,7 @@ from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
-from otel_nfprobe.monitor.latecapture import SLOW, LateWish
+from otel_nfprobe.monitor.latecapture import SLOW, CapturePolicy
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.probes.probe_selection import choose
@@ -40,7 +40,7 @@ receive: [{function: "*:late_receive", pointers: 0, requested: 1, count: return}
 transmit: [{function: "*:late_transmit", pointers: 0, requested: 1, count: return}]
 buffer: {data: 0, length: {offset: 8, bytes: 4}, segment_length: {offset: 12, bytes: 2}}
 """
-EVERYTHING = LateWish(None, None, 1.0)
+EVERYTHING = CapturePolicy(None, None, 1.0)
 
 
 class Pooled(DescribedAdapter):
@@ -57,7 +57,7 @@ class Late:
     def __init__(
         self,
         talker: Talker,
-        wish: LateWish,
+        policy: CapturePolicy,
         kind: type[DescribedAdapter] = DescribedAdapter,
         ring_bytes: int = 64 << 20,
     ) -> None:
@@ -65,7 +65,7 @@ class Late:
         adapter = kind("late.yaml", yaml.safe_load(DESCRIPTION))
         self.said: list[str] = []
         choice = choose(target, adapter, [], [])
-        self.monitor = Monitor(target, choice, ring_bytes, SLOW, self.said.append, wish=wish)
+        self.monitor = Monitor(target, choice, ring_bytes, SLOW, self.said.append, policy=policy)
         self.talker = talker
         self.parts: list[Columns] = []
         self.talking: Callable[[], bool] = lambda: True  # what is waited for before the session ends
@@ -213,8 +213,8 @@ def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:
 def test_only_what_is_late(talker: Talker) -> None:
     """By two clocks of the target itself: what is late by the inner one must be there, by the outer one may be."""
     batches = 640
-    late = Late(talker, LateWish(None, None, 0.0))
-    late.monitor.wish = LateWish(round(15_900_000 * 1e9 / Clock.start().ticks_per_second), None, 0.0)
+    late = Late(talker, CapturePolicy(None, None, 0.0))
+    late.monitor.policy = CapturePolicy(round(15_900_000 * 1e9 / Clock.start().ticks_per_second), None, 0.0)
     *slow, threshold_ticks = late.ask(f"slow {batches}").split()
     assert threshold_ticks == "15000000"
     may, must = set(), set()
@@ -233,7 +233,7 @@ def test_only_what_is_late(talker: Talker) -> None:
 
 
 def test_the_sample_is_fair(talker: Talker) -> None:
-    late = Late(talker, LateWish(None, None, 0.25))
+    late = Late(talker, CapturePolicy(None, None, 0.25))
     late.ask("plain 2000")
     drawn = (late.columns.batches["flags"] & BatchFlag.DRAWN) != 0
     assert 380 <= drawn.sum() <= 620
@@ -245,7 +245,7 @@ def test_the_sample_is_fair(talker: Talker) -> None:
 
 
 def test_what_another_thread_received_is_not_placed(talker: Talker) -> None:
-    late = Late(talker, LateWish(0, None, 0.0), Pooled)
+    late = Late(talker, CapturePolicy(0, None, 0.0), Pooled)
     assert late.ask("handing 60", "handing 60", "handing 60") == str(180 * BATCH)
     assert late.identified == late.counts.unplaced == late.counts.transmitted == 180 * BATCH
     assert len(late.columns.packets) == 0
@@ -313,11 +313,11 @@ def test_a_monitor_that_is_stopped_meanwhile(talker: Talker, nfprobe: Any, tmp_p
 
 
 def test_handing_to_another_thread_is_told_once(talker: Talker) -> None:
-    late = Late(talker, LateWish.choose(None, None, None))
+    late = Late(talker, CapturePolicy.choose(None, None, None))
     late.talking = lambda: wait_until(lambda: any("handed on by another" in text for text in late.said))
     assert late.ask("handing 60", "handing 60") == str(120 * BATCH)
     (sentence,) = [sentence for sentence in late.said if "handed on by another" in sentence]
     assert sentence.endswith(f"To identify them: nfprobe attach {talker.pid} --packets all")
-    plain = Late(talker, LateWish.choose(None, None, None))
+    plain = Late(talker, CapturePolicy.choose(None, None, None))
     plain.ask("plain 320", "holding 320")
     assert plain.said == []

@@ -15,7 +15,7 @@ import pytest
 
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts
-from otel_nfprobe.report.flame import FlameWish, fold
+from otel_nfprobe.report.flame import FlameRequest, fold
 from otel_nfprobe.report.report import build_report
 from tests.support.firewall import fails
 from tests.support.probed import Talker
@@ -33,9 +33,9 @@ def talker(compile_target: Callable[..., Path], spawn: Start) -> Talker:
     return Talker(spawn(compile_target("burning"), stdin=subprocess.PIPE))
 
 
-def folded(recording: Path, **wish: Any) -> dict[str, int]:
+def folded(recording: Path, **request: Any) -> dict[str, int]:
     reader = RecordingReader(recording)
-    return fold(reader, read_facts(reader), FlameWish(**wish))
+    return fold(reader, read_facts(reader), FlameRequest(**request))
 
 
 def running(stacks: dict[str, int]) -> dict[str, int]:

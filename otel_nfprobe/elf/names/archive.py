@@ -41,7 +41,7 @@ _USUAL_MASK = (0, 4)
 MASK_BYTES_MAX = 16
 
 
-class Place(NamedTuple):
+class ArchiveFunction(NamedTuple):
     """A function of an archive."""
 
     name: str
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     offset: int  # in it
 
 
-Code = dict[int, dict[int, dict[int, list[Place]]]]  # size -> mask -> masked bytes -> functions
+Code = dict[int, dict[int, dict[int, list[ArchiveFunction]]]]  # size -> mask -> masked bytes -> functions
 
 
 def archive_names(
@@ -108,7 +108,7 @@ def _stamp(path: str) -> str:
 def _match(
     module: Module, spans: Iterable[tuple[int, int]], known: Mapping[int, set[str]], code: Code
 ) -> dict[int, str]:
-    candidates: dict[int, list[Place]] = {}
+    candidates: dict[int, list[ArchiveFunction]] = {}
     for start, size in spans:
         value = int.from_bytes(module.image.read(start, size), "little")
         tables = code.get(size, {}).items()
@@ -127,11 +127,11 @@ def _match(
     return found if _agrees(found, known) else {}
 
 
-def _distinct(lists: Iterable[Sequence[Place]]) -> Iterable[Sequence[Place]]:
+def _distinct(lists: Iterable[Sequence[ArchiveFunction]]) -> Iterable[Sequence[ArchiveFunction]]:
     return {tuple(places): None for places in lists}
 
 
-def _section_bases(candidates: Mapping[int, Sequence[Place]]) -> dict[int, int]:
+def _section_bases(candidates: Mapping[int, Sequence[ArchiveFunction]]) -> dict[int, int]:
     """Where sections of the archive's objects begin in the module, by the functions that only one place fits."""
     claimed = Counter(places[0] for places in candidates.values() if len(places) == 1)
     votes: dict[int, Counter[int]] = defaultdict(Counter)
@@ -141,9 +141,9 @@ def _section_bases(candidates: Mapping[int, Sequence[Place]]) -> dict[int, int]:
     return {section: counted.most_common(1)[0][0] for section, counted in votes.items() if len(counted) == 1}
 
 
-def _unplaced(candidates: Mapping[int, Sequence[Place]], bases: Mapping[int, int]) -> dict[int, str]:
+def _unplaced(candidates: Mapping[int, Sequence[ArchiveFunction]], bases: Mapping[int, int]) -> dict[int, str]:
     """Names of functions whose section's place is unknown: only where there are no more of them than in the archive."""
-    rivals: dict[tuple[Place, ...], list[int]] = defaultdict(list)
+    rivals: dict[tuple[ArchiveFunction, ...], list[int]] = defaultdict(list)
     for start, places in candidates.items():
         rivals[tuple(places)].append(start)
     found: dict[int, str] = {}
@@ -217,7 +217,7 @@ def _add_object(code: Code, content: bytes, sizes: set[int], numbers: Iterator[i
             mask = _mask_of(places[symbol.section], symbol.value, symbol.size)
             value = int.from_bytes(body, "little") & mask
             table = code.setdefault(symbol.size, {}).setdefault(mask, {})
-            table.setdefault(value, []).append(Place(symbol.name, sections[symbol.section], symbol.value))
+            table.setdefault(value, []).append(ArchiveFunction(symbol.name, sections[symbol.section], symbol.value))
 
 
 def _mask_of(places: Sequence[tuple[int, int]], start: int, size: int) -> int:

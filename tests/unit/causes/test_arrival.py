@@ -78,7 +78,7 @@ def test_packets_of_no_batch_wait_for_nothing() -> None:
     columns = make_columns(6, batch_size=2)
     columns.packets["batch"][3] = 77
     columns.batches["earliest_ticks"] = columns.batches["start_ticks"] - np.uint64(10**6)
-    speakers, waits = find_waited(columns, np.array([0, 3, 5, 99], np.uint32))
-    assert speakers.tolist() == [0, 5]
+    representatives, waits = find_waited(columns, np.array([0, 3, 5, 99], np.uint32))
+    assert representatives.tolist() == [0, 5]
     assert waits[:, 1].tolist() == [0, 0, 1, 0]
     assert find_waited(columns, np.empty(0, np.uint32))[1].shape == (0, 2)

@@ -341,7 +341,7 @@ def test_a_packet_that_waited_for_another_thread() -> None:
     (cause,) = find_causes(columns, np.array([1]), TYPICAL)
     assert read(cause, "kind", "function", "batch_id") == (CauseKind.QUEUE, TX, 102)
     again = np.array([(1, 0, 0, HandoverFlag.AGAIN)], HANDOVER)
-    moved = replace(columns, handovers=again, again_batches=columns.batches[3:4].copy())
+    moved = replace(columns, handovers=again, reemitted_batches=columns.batches[3:4].copy())
     assert find_causes(moved, np.array([1]), TYPICAL) == cause
     alone = replace(columns, handovers=again[:0])
     assert find_causes(alone, np.array([1]), TYPICAL)[0]["kind"] == CauseKind.UNKNOWN

@@ -65,7 +65,7 @@ def test_readings_of_other_counters_are_left_out(number: int, label: int) -> Non
     rows = np.array(thread.records, RECORD)
     with Pipeline(np.zeros(8, np.uint8)) as pipeline:
         pipeline.feed(0, rows[:first])
-        pipeline.count_anew(number, counter_cost_rows({6: ([5], [9])}))
+        pipeline.set_counter_set(number, counter_cost_rows({6: ([5], [9])}))
         pipeline.feed(0, rows[first:])
         pipeline.finish()
         found = by_function(pipeline.take())

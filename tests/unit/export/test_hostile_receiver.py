@@ -20,7 +20,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S, Outcome, Verdict, read_retry_s
+from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S, Outcome, OutcomeKind, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
 from otel_nfprobe.export.otlp import DROPPED_REJECTED, DROPPED_SENDER_ENDED, Exporter
 from otel_nfprobe.export.otlp_http import judge
@@ -197,7 +197,7 @@ def test_more_cannot_be_rejected_than_was_sent(rejected: int, receiver: Receiver
 def test_a_status_that_is_none(status: bytes, receiver: Receiver) -> None:
     receiver.answers = [throttle(status)]
     outcome, _ = attempt(receiver.endpoint(), PATIENCE_S)
-    assert (outcome.verdict, outcome.retry_after_s) == (Verdict.RETRY, 0.0)
+    assert (outcome.verdict, outcome.retry_after_s) == (OutcomeKind.RETRY, 0.0)
     assert outcome.message.isprintable()
 
 
@@ -208,7 +208,7 @@ def test_a_gzip_bomb_by_grpc(receiver: Receiver) -> None:
 
     receiver.answers = [bomb]
     outcome, _ = attempt(receiver.endpoint(), PATIENCE_S)
-    assert outcome.verdict is not Verdict.DELIVERED
+    assert outcome.verdict is not OutcomeKind.DELIVERED
 
 
 ENDLESS = {
@@ -227,7 +227,7 @@ ENDLESS = {
 @pytest.mark.parametrize("script", ENDLESS.values(), ids=ENDLESS.keys())
 def test_an_answer_that_does_not_end(script: Script, raw: Callable[..., RawReceiver]) -> None:
     outcome, took_s = attempt(raw(script).endpoint(), timeout_s=1.0)
-    assert outcome.verdict in (Verdict.RETRY, Verdict.REFUSED)
+    assert outcome.verdict in (OutcomeKind.RETRY, OutcomeKind.REFUSED)
     assert outcome.message.isprintable()
     assert took_s < 10
 
@@ -250,7 +250,7 @@ NONSENSE = {
 @pytest.mark.parametrize("script", NONSENSE.values(), ids=NONSENSE.keys())
 def test_nonsense_is_no_delivery(script: Script, raw: Callable[..., RawReceiver]) -> None:
     outcome, _ = attempt(raw(script).endpoint(), PATIENCE_S)
-    assert outcome.verdict in (Verdict.RETRY, Verdict.REFUSED)
+    assert outcome.verdict in (OutcomeKind.RETRY, OutcomeKind.REFUSED)
     assert outcome.message
     assert outcome.message.isprintable()
     assert len(outcome.message) < 500
@@ -259,8 +259,8 @@ def test_nonsense_is_no_delivery(script: Script, raw: Callable[..., RawReceiver]
 def test_an_early_hint_is_not_the_answer_to_the_next_request(raw: Callable[..., RawReceiver]) -> None:
     hint = say(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n")
     transport = open_transport(raw(hint, say(TAKEN)).endpoint())
-    assert transport.attempt(b"x", PATIENCE_S).verdict is Verdict.REFUSED
-    assert transport.attempt(b"x", PATIENCE_S).verdict is Verdict.DELIVERED
+    assert transport.attempt(b"x", PATIENCE_S).verdict is OutcomeKind.REFUSED
+    assert transport.attempt(b"x", PATIENCE_S).verdict is OutcomeKind.DELIVERED
     transport.close()
 
 
@@ -278,7 +278,7 @@ def test_a_gzip_bomb_by_http(raw: Callable[..., RawReceiver]) -> None:
     endpoint = raw(bomb_of(400 << 20)).endpoint()
     before = resident_bytes()
     outcome, _ = attempt(endpoint, PATIENCE_S)
-    assert outcome.verdict is Verdict.DELIVERED  # 200 says so, whatever else is said
+    assert outcome.verdict is OutcomeKind.DELIVERED  # 200 says so, whatever else is said
     assert resident_bytes() - before < 100 << 20
 
 
@@ -301,7 +301,7 @@ class Raising:
 
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
         if self.error is None:
-            return Outcome(Verdict.DELIVERED)
+            return Outcome(OutcomeKind.DELIVERED)
         error, self.error = self.error, None
         raise error
 

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.columns import latency_ticks
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.export.delivery import Outcome, Verdict
+from otel_nfprobe.export.delivery import Outcome, OutcomeKind
 from otel_nfprobe.export.limiter import (
     BEHIND_PER_S,
     SAMPLE_OVER_LIMIT,
@@ -157,7 +157,7 @@ class SlowTransport:
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
         self.opened.wait(timeout_s)
         self.requests.append(data)
-        return Outcome(Verdict.DELIVERED)
+        return Outcome(OutcomeKind.DELIVERED)
 
     def cancel(self) -> None:
         self.opened.set()

@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from otel_nfprobe.export.delivery import Verdict
+from otel_nfprobe.export.delivery import OutcomeKind
 from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
 from otel_nfprobe.export.otlp import DROPPED_REJECTED, Exporter
 from otel_nfprobe.export.otlp_http import judge
@@ -38,7 +38,7 @@ def receiver() -> Iterator[HttpReceiver]:
     server.stop()
 
 
-def send(endpoint: Endpoint, timeout_s: float = 20.0) -> tuple[Verdict, str]:
+def send(endpoint: Endpoint, timeout_s: float = 20.0) -> tuple[OutcomeKind, str]:
     transport = open_transport(endpoint)
     outcome = transport.attempt(b"12345" * 1000, timeout_s)
     transport.close()
@@ -49,7 +49,7 @@ def send(endpoint: Endpoint, timeout_s: float = 20.0) -> tuple[Verdict, str]:
 def test_headers_and_compression(protocol: str) -> None:
     receiver = RECEIVERS[protocol]()
     endpoint = receiver.endpoint(**{PREFIX + "HEADERS": "api-key=a%20b", PREFIX + "COMPRESSION": "gzip"})
-    assert send(endpoint)[0] is Verdict.DELIVERED
+    assert send(endpoint)[0] is OutcomeKind.DELIVERED
     receiver.stop()
     assert receiver.requests == [b"12345" * 1000]
     assert receiver.metadata[0]["api-key"] == "a b"
@@ -68,10 +68,10 @@ def test_tls(protocol: str, certificates: Certificates) -> None:
         PREFIX + "CLIENT_KEY": str(certificates.expired_key),
         PREFIX + "CLIENT_CERTIFICATE": str(certificates.expired),
     }
-    assert send(receiver.endpoint(**ca, **client))[0] is Verdict.DELIVERED
+    assert send(receiver.endpoint(**ca, **client))[0] is OutcomeKind.DELIVERED
     for wrong in ({**ca}, {**ca, **stranger}, {**client}):
         verdict, message = send(receiver.endpoint(**wrong))
-        assert verdict is Verdict.RETRY
+        assert verdict is OutcomeKind.RETRY
         assert message
     receiver.stop()
     assert len(receiver.requests) == 1
@@ -81,10 +81,10 @@ def test_tls(protocol: str, certificates: Certificates) -> None:
 def test_an_expired_or_foreign_certificate_is_said(protocol: str, certificates: Certificates) -> None:
     expired = certificates._replace(chain=certificates.expired, key=certificates.expired_key)
     receiver = RECEIVERS[protocol](expired)
-    assert send(receiver.endpoint())[0] is Verdict.RETRY  # nobody here knows the CA
+    assert send(receiver.endpoint())[0] is OutcomeKind.RETRY  # nobody here knows the CA
     verdict, message = send(receiver.endpoint(**{PREFIX + "CERTIFICATE": str(certificates.ca)}))
     receiver.stop()
-    assert verdict is Verdict.RETRY
+    assert verdict is OutcomeKind.RETRY
     assert "certificate" in message.lower()
     assert "expired" in message.lower()
     assert not receiver.requests
@@ -95,17 +95,17 @@ def test_names_that_do_not_exist(protocol: str) -> None:
     endpoint = find_endpoint("http://nobody.invalid:4317", {PREFIX + "PROTOCOL": protocol})
     assert endpoint is not None
     verdict, message = send(endpoint, timeout_s=3.0)
-    assert verdict is Verdict.RETRY
+    assert verdict is OutcomeKind.RETRY
     assert message
 
 
 def test_the_answers_of_http() -> None:
     for status in (200, 202):
-        assert judge(status, "", b"").verdict is Verdict.DELIVERED
+        assert judge(status, "", b"").verdict is OutcomeKind.DELIVERED
     for status in (429, 502, 503, 504):
-        assert judge(status, "", b"").verdict is Verdict.RETRY
+        assert judge(status, "", b"").verdict is OutcomeKind.RETRY
     for status in (301, 400, 401, 403, 404, 405, 413, 415, 500, 501):
-        assert judge(status, "1", b"").verdict is Verdict.REFUSED
+        assert judge(status, "1", b"").verdict is OutcomeKind.REFUSED
     assert judge(503, "7", b"").retry_after_s == 7.0
     assert judge(503, "", b"").retry_after_s == 0.0
     assert judge(503, "soon", b"").retry_after_s == 0.0
@@ -139,11 +139,11 @@ def test_http_retries_and_partial_success(receiver: HttpReceiver) -> None:
 
 def test_a_redirect_is_not_followed(receiver: HttpReceiver) -> None:
     receiver.answers = [Answered(307, {"Location": "http://127.0.0.1:1/v1/traces"})]
-    assert send(receiver.endpoint()) == (Verdict.REFUSED, "HTTP 307")
+    assert send(receiver.endpoint()) == (OutcomeKind.REFUSED, "HTTP 307")
 
 
 def test_an_endless_answer_is_cut(receiver: HttpReceiver) -> None:
     receiver.answers = [Answered(503, body=b"x" * (8 << 20))]
-    assert send(receiver.endpoint())[0] is Verdict.RETRY
+    assert send(receiver.endpoint())[0] is OutcomeKind.RETRY
     receiver.answers = [Answered()]
-    assert send(receiver.endpoint())[0] is Verdict.DELIVERED
+    assert send(receiver.endpoint())[0] is OutcomeKind.DELIVERED

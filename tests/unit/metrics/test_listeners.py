@@ -128,7 +128,7 @@ INODE = 0xABCDEF0123
 
 @pytest.fixture
 def talking() -> Iterator[Control]:
-    made = Control(INODE, lambda request: request, lambda wish: {"done": wish})
+    made = Control(INODE, lambda request: request, lambda asked: {"done": asked})
     stopping = threading.Event()
 
     def drain() -> None:
@@ -151,7 +151,7 @@ def knock() -> socket.socket:
 
 def test_the_name_of_a_closed_control_is_free_at_once() -> None:
     for _ in range(300):
-        Control(INODE, lambda request: request, lambda wish: {"done": wish}).close()
+        Control(INODE, lambda request: request, lambda asked: {"done": asked}).close()
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listening:
             listening.bind(socket_name(INODE))

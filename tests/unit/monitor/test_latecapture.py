@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CALL, DROPPED, THREAD, TRANSMITTED, BatchFlag, CallFlag, Columns
 from otel_nfprobe.causes.baseline import BatchSample
-from otel_nfprobe.monitor.latecapture import LateCapture, LateWish
+from otel_nfprobe.monitor.latecapture import CapturePolicy, LateCapture
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOWEST, Sampler, find_population
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
@@ -210,34 +210,34 @@ class Words:
         self.of[index] = late_ticks, sample
 
 
-def capture(wish: LateWish) -> tuple[LateCapture, Words]:
+def capture(policy: CapturePolicy) -> tuple[LateCapture, Words]:
     words = Words()
     clock = types.SimpleNamespace(find_ticks=lambda ns: round(ns * 2))
-    return LateCapture(cast(Session, words), wish, cast(Clock, clock)), words
+    return LateCapture(cast(Session, words), policy, cast(Clock, clock)), words
 
 
 def test_the_words_that_a_wish_begins_with() -> None:
     words: Any
-    for wish, late_ticks, sample in (
-        (LateWish(None, 0.001, 0.001), LATE_NEVER, round(SAMPLE_ALL / 1000)),
-        (LateWish(50_000, None, 0.0), 100_000, 0),
-        (LateWish(0, None, 1.0), 0, SAMPLE_ALL),
-        (LateWish.choose(None, None, None), LATE_NEVER, round(SAMPLE_ALL / 1000)),
-        (LateWish.choose(1000, None, None), 2000, 0),
+    for policy, late_ticks, sample in (
+        (CapturePolicy(None, 0.001, 0.001), LATE_NEVER, round(SAMPLE_ALL / 1000)),
+        (CapturePolicy(50_000, None, 0.0), 100_000, 0),
+        (CapturePolicy(0, None, 1.0), 0, SAMPLE_ALL),
+        (CapturePolicy.choose(None, None, None), LATE_NEVER, round(SAMPLE_ALL / 1000)),
+        (CapturePolicy.choose(1000, None, None), 2000, 0),
     ):
-        _, words = capture(wish)
+        _, words = capture(policy)
         assert words.of == {None: (late_ticks, sample)}
 
 
 def test_the_threshold_follows_the_slowest() -> None:
-    late, words = capture(LateWish(None, 0.01, 0.0))
+    late, words = capture(CapturePolicy(None, 0.01, 0.0))
     late.add(columns_of([100, 200, 800], [950, 30, 20]))
     late_ticks, _ = words.of[0]
     assert 200 < late_ticks <= 800  # twice the wanted share: nothing that will be wanted is missed
-    late, words = capture(LateWish(50, 0.01, 0.0))
+    late, words = capture(CapturePolicy(50, 0.01, 0.0))
     late.add(columns_of([100, 200, 800], [950, 30, 20]))
     assert words.of[0][0] == 100  # whatever is asked for, by the lower one
-    late, words = capture(LateWish(None, None, 0.5))
+    late, words = capture(CapturePolicy(None, None, 0.5))
     late.add(columns_of([100], [4]))
     assert list(words.of) == [None]
 
@@ -259,7 +259,7 @@ class Threads:
 
 def sentences_of(*counts: tuple[int, int, int]) -> list[str]:
     clock = types.SimpleNamespace(find_ticks=lambda ns: ns)
-    late = LateCapture(cast(Session, Threads(*counts)), LateWish(), cast(Clock, clock))
+    late = LateCapture(cast(Session, Threads(*counts)), CapturePolicy(), cast(Clock, clock))
     return [*late.find_handed_over(), *late.find_handed_over()]
 
 

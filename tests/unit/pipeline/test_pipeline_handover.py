@@ -93,7 +93,7 @@ def test_a_batch_that_an_earlier_take_needed_is_given_again() -> None:
         ([], []),
     ]
     takes, counts = run(rounds)
-    again = [take for take in takes if len(take.again_batches)]
+    again = [take for take in takes if len(take.reemitted_batches)]
     assert len(again) == 1
     assert again[0].handovers["flags"].tolist() == [HandoverFlag.AGAIN]
     columns = concatenate(takes)
@@ -101,7 +101,7 @@ def test_a_batch_that_an_earlier_take_needed_is_given_again() -> None:
     assert len(np.unique(columns.batches["id"])) == len(columns.batches) == counts.batches == 5
     whole = with_again(columns)
     assert sorted(np.unique(whole.batches["id"], return_counts=True)[1].tolist()) == [1, 1, 1, 1, 2]
-    one, other = (whole.batches[whole.batches["id"] == again[0].again_batches["id"][0]][i] for i in (0, 1))
+    one, other = (whole.batches[whole.batches["id"] == again[0].reemitted_batches["id"][0]][i] for i in (0, 1))
     for row in (one, other):
         calls = whole.calls[row["first_call"] : row["first_call"] + row["calls"]]
         assert calls["function"].tolist() == [TAKE, TX]

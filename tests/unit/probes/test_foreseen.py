@@ -58,7 +58,7 @@ def target_and_addresses() -> tuple[Any, list[int]]:
 
 def test_module_by_module_and_on_after_one_that_is_malformed(judged: list[str]) -> None:
     target, addresses = target_and_addresses()
-    choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), wish=SimpleNamespace(strategy=None)))
+    choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), request=SimpleNamespace(strategy=None)))
     steps = judge_foreseen(choice, target, lambda: True)
     next(steps)
     assert judged == ["libc.so.6 5"]
@@ -68,7 +68,7 @@ def test_module_by_module_and_on_after_one_that_is_malformed(judged: list[str]) 
 
 def test_nothing_more_when_the_session_ends(judged: list[str]) -> None:
     target, addresses = target_and_addresses()
-    choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), wish=SimpleNamespace(strategy=None)))
+    choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), request=SimpleNamespace(strategy=None)))
     asked = iter([True, True, False, False])
     assert list(judge_foreseen(choice, target, lambda: next(asked))) == [None, None]
     assert judged == ["libc.so.6 2", ""]

@@ -24,7 +24,7 @@ from otel_nfprobe.profiling.samplecounts import (
 from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX
 from otel_nfprobe.recording.recording import SAMPLE_COUNTS, SAMPLES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
-from otel_nfprobe.report.flame import FlameWish, fold
+from otel_nfprobe.report.flame import FlameRequest, fold
 from tests.support.synthetic_recording import write_recording
 from tests.unit.recording.test_recording import seal
 from tests.unit.report.test_flame import PLACES, SLOW_NS, batch_start, sample
@@ -51,17 +51,17 @@ def test_each_stack_weighs_what_was_counted(tmp_path: Path) -> None:
     reader = RecordingReader(write_recording(tmp_path / "r", samples=counted()))
     facts = read_facts(reader)
     facts.places = PLACES
-    assert fold(reader, facts, FlameWish(counter="page-faults")) == {
+    assert fold(reader, facts, FlameRequest(counter="page-faults")) == {
         "outside batches;helper: odd": 500,
         "batch;nf_work;helper: odd": 43,
     }
-    assert fold(reader, facts, FlameWish(counter=BOTH[1])) == {
+    assert fold(reader, facts, FlameRequest(counter=BOTH[1])) == {
         "outside batches;helper: odd": 1 << 40,
         "batch;nf_work": 7,
     }
-    slow = FlameWish(slow_only=True, slower_ns=SLOW_NS, counter="page-faults")
+    slow = FlameRequest(slow_only=True, slower_ns=SLOW_NS, counter="page-faults")
     assert fold(reader, facts, slow) == {"batch;nf_work;helper: odd": 40}
-    assert fold(reader, facts, FlameWish())["batch;nf_work;helper: odd"] == 2
+    assert fold(reader, facts, FlameRequest())["batch;nf_work;helper: odd"] == 2
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

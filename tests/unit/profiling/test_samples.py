@@ -14,7 +14,7 @@ from otel_nfprobe.base.columns import CALL, NONE
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.profiling.profiler import Profiler
 from otel_nfprobe.profiling.samplerecords import record_dtype
-from otel_nfprobe.profiling.samples import SAMPLE, Place, PlaceNames, SampleFlag, describe_samples, find_calls
+from otel_nfprobe.profiling.samples import SAMPLE, AddressNames, AddressRange, SampleFlag, describe_samples, find_calls
 from otel_nfprobe.profiling.samplesource import HARDWARE, SOURCES, Placing, Source
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
@@ -55,20 +55,20 @@ def test_no_calls_hold_nothing() -> None:
 
 
 def test_names_of_addresses() -> None:
-    names = PlaceNames(
+    names = AddressNames(
         [
-            Place(0x1000, 0x1000, "/lib/far.so", 0x400, ""),
-            Place(0x1100, 0x10, "/lib/far.so", 0x500, "work"),
-            Place(0x1100, 0x20, "/lib/far.so", 0x500, "work2"),  # a later one holds
-            Place(0x3000, 0x10, "[vdso]", 0, ""),
-            Place(0xFFFFFFFF81000000, 0x10, "[kernel]", 0, "do_it"),
+            AddressRange(0x1000, 0x1000, "/lib/far.so", 0x400, ""),
+            AddressRange(0x1100, 0x10, "/lib/far.so", 0x500, "work"),
+            AddressRange(0x1100, 0x20, "/lib/far.so", 0x500, "work2"),  # a later one holds
+            AddressRange(0x3000, 0x10, "[vdso]", 0, ""),
+            AddressRange(0xFFFFFFFF81000000, 0x10, "[kernel]", 0, "do_it"),
         ]
     )
     asked = {0x1100: "work2", 0x111F: "work2", 0x1120: "far.so+0x520", 0x3001: "[vdso]", 0x5000: "[unknown]"}
     assert {address: names.name(address, False) for address in asked} == asked
     assert names.name(0xFFFFFFFF81000001, True) == "do_it_[k]"
     assert names.name(0xFFFFFFFF91000001, True) == "[kernel]"
-    assert PlaceNames([]).name(1, False) == "[unknown]"
+    assert AddressNames([]).name(1, False) == "[unknown]"
 
 
 class Kernel:

@@ -11,12 +11,12 @@ import pytest
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.columns import BATCH, PACKET, Columns
 from otel_nfprobe.base.errors import NfprobeError, UsageError
-from otel_nfprobe.profiling.samples import Place
+from otel_nfprobe.profiling.samples import AddressRange
 from otel_nfprobe.recording import flightrecorder, recording
 from otel_nfprobe.recording.flightrecorder import ASKED, TRIGGERED, FlightWriter
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.recording.replay import read_facts
-from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadCounters, ThreadInfo
+from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
 from otel_nfprobe.report.report import build_report
 from tests.support.synthetic_recording import BATCH_SIZE, START_NS, make_batch
 from tests.support.synthetic_records import RECEIVE, TRANSMIT, records
@@ -36,7 +36,7 @@ class Session:
         roles = ((0, RECEIVE, "nf_rx"), (1, 0, "nf_work"), (2, TRANSMIT, "nf_tx"))
         self.writer.functions([FunctionInfo(i, role, "/bin/nf", i, 64, name, "", "") for i, role, name in roles])
         self.writer.threads([ThreadInfo(0, 4711, "worker")])
-        self.writer.places([Place(1, 2, "/bin/nf", 0, "")])
+        self.writer.places([AddressRange(1, 2, "/bin/nf", 0, "")])
 
     def run(self, seconds: int, latency_ticks: int = 100) -> None:
         for _ in range(seconds):
@@ -44,7 +44,7 @@ class Session:
             self.writer.records(0, records(make_batch(self.batch)))
             self.writer.take(columns_of(latency_ticks))
             self.writer.clock(np.array([(self.batch * 100_000, START_NS + self.batch * 50_000, 1 << 31)], ANCHOR))
-            self.writer.counters([ThreadCounters(0, batches=self.batch)])
+            self.writer.counters([ThreadTotals(0, batches=self.batch)])
             self.writer.flush()
             self.batch += 1
 
@@ -66,7 +66,7 @@ def test_every_file_knows_the_modules(session: Session, tmp_path: Path) -> None:
         session.writer.ask()
         session.run(1)
         facts = read_facts(RecordingReader(tmp_path / f"s-{number}.nfp"))
-        assert facts.places == [Place(1, 2, "/bin/nf", 0, "")]
+        assert facts.places == [AddressRange(1, 2, "/bin/nf", 0, "")]
     session.writer.finish({})
 
 

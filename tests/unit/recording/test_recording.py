@@ -34,7 +34,7 @@ HEADER = RecordingHeader("0.1.0", "s1", 42, "/bin/nf", "host", 123, 2.6e9, {"ser
 FUNCTION = FunctionInfo(
     0, 1, "/bin/nf", 0x1000, 64, "fw_receive", "dynsym", "in-stack call", 1.5, 2.5, (300, -2), (450, 0)
 )
-COUNTERS = recording.ThreadCounters(0, 5, 6, 7, 8, 9, 10, 11, 12, (1, 2, 3), 13, 14, 15)
+COUNTERS = recording.ThreadTotals(0, 5, 6, 7, 8, 9, 10, 11, 12, (1, 2, 3), 13, 14, 15)
 SUMMARY = {"pid": 42, "records": {"read": 300}}
 
 

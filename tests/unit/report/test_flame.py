@@ -11,17 +11,17 @@ import pytest
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
-from otel_nfprobe.profiling.samples import SAMPLE, Place
+from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
-from otel_nfprobe.report.flame import FlameWish, fold, render_folded
+from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
 from tests.support.synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
 
 SLOW_NS = 60_000 // TICKS_PER_NS
 PLACES = [
-    Place(0x1000, 0x100, "/bin/nf", 0, "nf_work"),
-    Place(0x1100, 0x100, "/bin/nf", 0x100, "helper; odd"),
-    Place(0x1000, 0x1000, "/bin/nf", 0, ""),
+    AddressRange(0x1000, 0x100, "/bin/nf", 0, "nf_work"),
+    AddressRange(0x1100, 0x100, "/bin/nf", 0x100, "helper; odd"),
+    AddressRange(0x1000, 0x1000, "/bin/nf", 0, ""),
 ]
 
 
@@ -42,19 +42,19 @@ def read(path: Path, samples: list[tuple[int, ...]]) -> tuple[RecordingReader, R
 
 def test_own_times_without_samples(tmp_path: Path) -> None:
     reader, facts = read(tmp_path / "r", [])
-    found = fold(reader, facts, FlameWish())
+    found = fold(reader, facts, FlameRequest())
     work_ns = ((BATCHES - 1) * 2000 + 60_000) // TICKS_PER_NS
     assert found["batch;nf_work"] == work_ns
     assert found["batch;nf_tx"] == BATCHES * 300 // TICKS_PER_NS
     assert set(found) == {"batch", "batch;nf_rx", "batch;nf_work", "batch;nf_tx"}
-    slow = fold(reader, facts, FlameWish(slow_only=True, slower_ns=SLOW_NS))
+    slow = fold(reader, facts, FlameRequest(slow_only=True, slower_ns=SLOW_NS))
     assert slow["batch;nf_work"] == SLOW_NS
     assert slow["batch;nf_tx"] == 300 // TICKS_PER_NS
 
 
 def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
     reader, facts = read(tmp_path / "r", [])
-    before = fold(reader, facts, FlameWish())
+    before = fold(reader, facts, FlameRequest())
     at = batch_start(SLOW_BATCH)
     facts.switches = np.array(
         [
@@ -64,7 +64,7 @@ def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
         ],
         SWITCH,
     )
-    after = fold(reader, facts, FlameWish())
+    after = fold(reader, facts, FlameRequest())
     assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS
     assert after.pop("batch;nf_work") == before.pop("batch;nf_work") - 20_000 // TICKS_PER_NS
     assert after == before
@@ -90,9 +90,9 @@ def test_samples_by_call_and_class(tmp_path: Path) -> None:
     samples.append(sample(batch_start(3) + 1000, 0x1010, thread=5))  # of a thread that nothing is known of
     expected["outside batches;nf_work"] += 1
     reader, facts = read(tmp_path / "r", samples)
-    assert fold(reader, facts, FlameWish()) == dict(expected)
-    assert fold(reader, facts, FlameWish(slow_only=True, slower_ns=SLOW_NS)) == dict(slow)
-    assert sum(fold(reader, facts, FlameWish(by_time=True)).values()) > len(samples)
+    assert fold(reader, facts, FlameRequest()) == dict(expected)
+    assert fold(reader, facts, FlameRequest(slow_only=True, slower_ns=SLOW_NS)) == dict(slow)
+    assert sum(fold(reader, facts, FlameRequest(by_time=True)).values()) > len(samples)
 
 
 def test_recordings_keep_samples_and_places(tmp_path: Path) -> None:
