@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packets that are received and not done, by the addresses of their buffers. Used by settle.c, which asks for one at
+// The packets that are received and not done, by the addresses of their buffers. Used by match.c, which asks for one at
 // each event of a packet. Never in cffi.
 #ifndef NFPROBE_BUFFERS_H
 #define NFPROBE_BUFFERS_H

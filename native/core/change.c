@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Made before the target is stopped or watched: afterwards only binary searches are left.
 #include "change.h"
-#include "guard.h"
+#include "patch_process.h"
 #include <errno.h>
 
 // A heap sort: the C library's qsort allocates.
@@ -66,7 +66,7 @@ int nfp_plan_make(struct nfp_plan *plan, struct nfp_change *changes, uint32_t co
                   const struct nfp_move *moves)
 {
 	*plan = (struct nfp_plan){.changes = changes, .count = count, .moves = moves};
-	plan->spans = nfp_guard_room((2 * (size_t)count + 1) * sizeof(*plan->spans));
+	plan->spans = nfp_patch_process_memory((2 * (size_t)count + 1) * sizeof(*plan->spans));
 	if (!plan->spans)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++) {

@@ -29,7 +29,7 @@ void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *str
 		pipeline->lossy = 1; // which ones these were is not known
 	}
 	stream->hands_over = 1;
-	nfp_chosen_count(stream, asked);
+	nfp_tail_sampled_count(stream, asked);
 	if (stream->batch)
 		stream->batch->handed += asked;
 }
@@ -152,7 +152,7 @@ static void forget_traveller(struct nfp_pipeline *pipeline, uint32_t index)
 }
 
 int nfp_handover_chosen(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                        const struct nfp_event *event, const struct nfp_chosen *chosen)
+                        const struct nfp_event *event, const struct nfp_tail_sampled *chosen)
 {
 	struct nfp_pending *taker = find_taker(stream, chosen->taken_ticks, chosen->taken_index);
 	struct nfp_traveller *traveller = make_traveller(pipeline);
@@ -190,7 +190,7 @@ static void note_chosen(struct nfp_pipeline *pipeline, struct nfp_pending *pendi
 
 // What it went on in may not have been read yet.
 static int may_find_more(const struct nfp_pipeline *pipeline, const struct nfp_event *event,
-                         const struct nfp_chosen *chosen)
+                         const struct nfp_tail_sampled *chosen)
 {
 	uint32_t found = 0;
 	for (uint32_t i = 0; i < chosen->via_count; i++)
@@ -200,12 +200,13 @@ static int may_find_more(const struct nfp_pipeline *pipeline, const struct nfp_e
 
 int nfp_handover_place(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	const struct nfp_chosen *chosen = &pipeline->travellers.items[event->index].chosen;
+	const struct nfp_tail_sampled *chosen = &pipeline->travellers.items[event->index].chosen;
 	struct nfp_stream *stream =
 	    chosen->origin_thread < NFP_THREAD_COUNT ? pipeline->streams[chosen->origin_thread] : NULL;
 	struct nfp_pending *pending = stream ? nfp_recent_find(stream, chosen->origin_ticks) : NULL;
 	if (!pending || pending->given_take || pending->receive_ticks > event->ticks ||
-	    may_find_more(pipeline, event, chosen) || !nfp_chosen_place(pipeline, pending, &chosen->packet))
+	    may_find_more(pipeline, event, chosen) ||
+	    !nfp_tail_sampled_place(pipeline, pending, &chosen->packet))
 		return 0;
 	for (uint32_t i = 0; i < chosen->via_count; i++) {
 		struct nfp_pending *taker = find_via(pipeline, chosen->via[i]);

@@ -3,7 +3,7 @@
 // nfp_boot_start, restore all its state. dlopen does not happen here (see bootstrap.c).
 #include "inject.h"
 #include "address_space.h"
-#include "guard.h"
+#include "patch_process.h"
 #include "ptrace.h"
 #include "safe_place.h"
 #include <elf.h>
@@ -239,7 +239,7 @@ int nfp_inject(struct nfp_inject *inject, struct nfp_boot *boot)
 	if (inject->bootstrap_bytes >= CODE_BYTES)
 		return fail(inject, -E2BIG, "the bootstrap");
 	struct work work = {*inject, *boot};
-	int error = nfp_guard(do_work, &work);
+	int error = nfp_patch_process(do_work, &work);
 	*inject = work.inject;
 	*boot = work.boot;
 	return error;

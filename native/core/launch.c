@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The child side of a launch calls only what is safe after a fork of a program with threads. The release is
-// done under the guard: a monitor that is killed meanwhile leaves a program that runs or one that is killed.
+// done under the patch process: a monitor that is killed meanwhile leaves a program that runs or one that is killed.
 #define _GNU_SOURCE
 #include "launch.h"
 #include "address_space.h"
 #include "forward.h"
-#include "guard.h"
+#include "patch_process.h"
 #include "ptrace.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -249,7 +249,7 @@ int nfp_launch_release(struct nfp_launch *launch)
 {
 	int error;
 	do {
-		error = nfp_guard(release_here, launch);
+		error = nfp_patch_process(release_here, launch);
 	} while (error == -EAGAIN); // a thread that a constructor has made is in an exec
 	return error == -ESRCH ? -ECHILD : error;
 }

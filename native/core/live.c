@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "live.h"
 #include "address_space.h"
-#include "guard.h"
+#include "patch_process.h"
 #include "mailbox.h"
 #include "ptrace.h"
 #include "trap.h"
@@ -282,7 +282,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 	mend_at_last(&patch);
 	restore_islands(&patch);
 	nfp_haste_end(&before);
-	live->threads = patch.watch.crowd.count;
+	live->threads = patch.watch.thread_set.count;
 	live->traps = patch.watch.traps;
 	live->moved = patch.watch.moved;
 	live->children = patch.watch.children;
@@ -310,5 +310,5 @@ int nfp_change_live(struct nfp_live *live, struct nfp_session_header *header, st
                     uint32_t count)
 {
 	struct work work = {live, header, changes, count};
-	return nfp_guard(do_work, &work);
+	return nfp_patch_process(do_work, &work);
 }

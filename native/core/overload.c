@@ -9,7 +9,7 @@ void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, in
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];
 		if (stream)
-			stream->ended_settled =
+			stream->ended_matched =
 			    until_ticks == UINT64_MAX ? stream->ended_total : stream->ended_taken;
 	}
 	nfp_queues_look(pipeline, until_ticks == UINT64_MAX);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packets: puts a PACKET record and its facts together and queues what happened to the packet as an event, at
-// once: the next record of the thread may not come for long. settle.c matches the events of all threads.
+// once: the next record of the thread may not come for long. match.c matches the events of all threads.
 // See stream.h.
 #include "stream.h"
 #include <nfprobe/record.h>
@@ -82,12 +82,12 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		nfp_packet_put_fact(&stream->batch->packets.items[stream->batch->packets.count - 1], record);
 	else if (stream->describing == NFP_DESCRIBING_CHOSEN &&
 	         (kind == NFP_PACKET_TAKEN || kind == NFP_PACKET_VIA))
-		nfp_chosen_taken(stream, record);
+		nfp_tail_sampled_taken(stream, record);
 	else if (stream->describing == NFP_DESCRIBING_CHOSEN)
 		nfp_packet_put_fact(&stream->chosen.items[stream->chosen.count - 1].packet, record);
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ORIGIN)
 		stream->describing =
-		    nfp_chosen_begin(stream, record) ? NFP_DESCRIBING_CHOSEN : NFP_DESCRIBING_STRAY;
+		    nfp_tail_sampled_begin(stream, record) ? NFP_DESCRIBING_CHOSEN : NFP_DESCRIBING_STRAY;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
 		stream->handed.items[stream->handed.count - 1].digest = record->word;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NUMBERS)
@@ -197,7 +197,7 @@ static int inside_handing_on(struct nfp_calltree *tree, uint32_t index)
 	return 0;
 }
 
-// Only those of its packets count that turn out to be still here (settle.c).
+// Only those of its packets count that turn out to be still here (match.c).
 static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
 	const struct nfp_open *open = &stream->tree.items[index];
@@ -256,7 +256,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 			continue;
 		if (packet->chosen != NFP_NONE)
 			described +=
-			    (uint64_t)nfp_chosen_done(pipeline, stream, open, packet->chosen, &event);
+			    (uint64_t)nfp_tail_sampled_done(pipeline, stream, open, packet->chosen, &event);
 		else if (nfp_event_append(pipeline, stream, event))
 			described++;
 	}
@@ -266,7 +266,7 @@ void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 		                accepted - described);
 		pipeline->lossy = 1; // which ones these were is not known
 	}
-	nfp_chosen_count(stream, accepted);
+	nfp_tail_sampled_count(stream, accepted);
 	if (stream->batch)
 		stream->batch->handed += accepted;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See pipeline.h. This file reads the records one by one and leaves the work to calltree.h and, by way of
-// stream.h, to batch.c, packet.c, settle.c, deliver.c and outside.c.
+// stream.h, to batch.c, packet.c, match.c, emit.c and outside.c.
 #include "pipeline.h"
 #include "stream.h"
 #include "sweep.h"
@@ -224,7 +224,7 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		nfp_share_note(stream, record);
 		break;
 	case NFP_BATCH_NOTE:
-		nfp_chosen_note(pipeline, stream, record);
+		nfp_tail_sampled_note(pipeline, stream, record);
 		break;
 	default:
 		pipeline->counts.invalid++;

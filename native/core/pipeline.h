@@ -77,7 +77,7 @@ void nfp_pipeline_finish(struct nfp_pipeline *pipeline);
 // What is complete since the last take. The arrays are valid until the next feed, finish or take. Batches
 // of one thread can come out of order, when one waits for its packets. To be called after each round in
 // which all rings were drained: a packet's receive and its transmission may be in two of them. Where more
-// than one thread describes packets these are settled one take later; calls outside batches always are.
+// than one thread describes packets these are matched one take later; calls outside batches always are.
 void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *columns);
 
 // What is complete already, before all rings were drained: nothing is waited for less long because of this, so that

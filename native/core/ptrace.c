@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTRACE_SEIZE and PTRACE_INTERRUPT: no signal is sent to the target, and none of its own is lost.
 #include "ptrace.h"
-#include "crowd.h"
+#include "thread_set.h"
 #include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -47,7 +47,7 @@ int nfp_seize(pid_t tid, struct nfp_seized *thread)
 	return nfp_seize_with(tid, 0, thread);
 }
 
-// Of the guard, or of the thread that waits for it.
+// Of the patch process, or of the thread that waits for it.
 static __thread sigjmp_buf out_of_seize;
 static __thread volatile sig_atomic_t is_seizing;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything is allocated and laid out before the stop; between the reads and the writes only memory is copied.
 #include "runs.h"
-#include "guard.h"
+#include "patch_process.h"
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ static int is_in_page(const struct nfp_run *run, const struct nfp_span *span)
 int nfp_runs_make(struct nfp_runs *runs, const struct nfp_plan *plan)
 {
 	*runs = (struct nfp_runs){.plan = plan};
-	runs->runs = nfp_guard_room((plan->span_count + 1) * sizeof(*runs->runs));
+	runs->runs = nfp_patch_process_memory((plan->span_count + 1) * sizeof(*runs->runs));
 	if (!runs->runs)
 		return -ENOMEM;
 	struct nfp_run *run = NULL;
@@ -34,8 +34,8 @@ int nfp_runs_make(struct nfp_runs *runs, const struct nfp_plan *plan)
 		runs->runs[i].offset = total;
 		total += runs->runs[i].bytes;
 	}
-	runs->found = nfp_guard_room(total + 1);
-	runs->wanted = nfp_guard_room(total + 1);
+	runs->found = nfp_patch_process_memory(total + 1);
+	runs->wanted = nfp_patch_process_memory(total + 1);
 	if (!runs->found || !runs->wanted)
 		return -ENOMEM;
 	memset(runs->found, 0, total + 1); // no page faults later

@@ -4,8 +4,8 @@
 // computes while the target stands still.
 #include "stop.h"
 #include "address_space.h"
-#include "crowd.h"
-#include "guard.h"
+#include "thread_set.h"
+#include "patch_process.h"
 #include "ptrace.h"
 #include "runs.h"
 #include <errno.h>
@@ -23,69 +23,69 @@ static int fail(struct nfp_stop *stop, int error, const char *what)
 }
 
 // Stops threads [from, count).
-static int stop_from(struct nfp_crowd *crowd, uint32_t from, uint64_t deadline_ns)
+static int stop_from(struct nfp_thread_set *thread_set, uint32_t from, uint64_t deadline_ns)
 {
-	for (uint32_t i = from; i < crowd->count; i++)
-		if (nfp_interrupt(&crowd->threads[i]) != 0)
-			crowd->threads[i].gone = 1;
-	for (uint32_t i = from; i < crowd->count; i++) {
-		int error = nfp_wait_interrupted(&crowd->threads[i], deadline_ns);
+	for (uint32_t i = from; i < thread_set->count; i++)
+		if (nfp_interrupt(&thread_set->threads[i]) != 0)
+			thread_set->threads[i].gone = 1;
+	for (uint32_t i = from; i < thread_set->count; i++) {
+		int error = nfp_wait_interrupted(&thread_set->threads[i], deadline_ns);
 		if (error && error != -ESRCH)
 			return error;
 	}
 	return 0;
 }
 
-static int seize_all(struct nfp_stop *stop, struct nfp_crowd *crowd)
+static int seize_all(struct nfp_stop *stop, struct nfp_thread_set *thread_set)
 {
 	int found;
 	do {
-		found = nfp_crowd_seize_new(crowd);
+		found = nfp_thread_set_seize_new(thread_set);
 	} while (found > 0);
 	return found < 0 ? fail(stop, found, "a thread of the target cannot be seized") : 0;
 }
 
 // Until a look at the list finds nobody new and the kernel counts as many as are known, all threads are stopped: only a running
 // one makes another, and who was left out of the list runs.
-static int stop_all(struct nfp_stop *stop, struct nfp_crowd *crowd, uint64_t deadline_ns)
+static int stop_all(struct nfp_stop *stop, struct nfp_thread_set *thread_set, uint64_t deadline_ns)
 {
 	uint32_t from = 0;
 	int found;
 	do {
-		int error = stop_from(crowd, from, deadline_ns);
+		int error = stop_from(thread_set, from, deadline_ns);
 		if (error)
 			return fail(stop, error,
 			            error == -ESTALE ? REPLACED : "a thread of the target did not stop");
-		from = crowd->count;
-		found = nfp_crowd_seize_new(crowd);
+		from = thread_set->count;
+		found = nfp_thread_set_seize_new(thread_set);
 		if (found < 0)
 			return fail(stop, found, "a new thread of the target cannot be seized");
-		if (!found && nfp_crowd_is_whole(crowd)) {
-			error = nfp_crowd_check(crowd, stop->memory_fd);
+		if (!found && nfp_thread_set_is_whole(thread_set)) {
+			error = nfp_thread_set_check(thread_set, stop->memory_fd);
 			return error ? fail(stop, error, REPLACED) : 0;
 		}
 	} while (found || nfp_now_ns() < deadline_ns);
 	return fail(stop, -ETIMEDOUT, "a thread of the target is not found");
 }
 
-static void release_all(struct nfp_crowd *crowd)
+static void release_all(struct nfp_thread_set *thread_set)
 {
-	for (uint32_t i = 0; i < crowd->count; i++)
-		if (!crowd->threads[i].stopped &&
-		    !crowd->threads[i].gone) { // interrupted, but the wait gave up
-			nfp_wait_interrupted(&crowd->threads[i], nfp_now_ns() + 100000000u);
+	for (uint32_t i = 0; i < thread_set->count; i++)
+		if (!thread_set->threads[i].stopped &&
+		    !thread_set->threads[i].gone) { // interrupted, but the wait gave up
+			nfp_wait_interrupted(&thread_set->threads[i], nfp_now_ns() + 100000000u);
 		}
-	for (uint32_t i = 0; i < crowd->count; i++)
-		nfp_release(&crowd->threads[i]);
+	for (uint32_t i = 0; i < thread_set->count; i++)
+		nfp_release(&thread_set->threads[i]);
 }
 
-static int move_all_out(struct nfp_stop *stop, struct nfp_crowd *crowd, int memory,
+static int move_all_out(struct nfp_stop *stop, struct nfp_thread_set *thread_set, int memory,
                         const struct nfp_plan *plan)
 {
-	for (uint32_t i = 0; i < crowd->count; i++) {
-		if (crowd->threads[i].gone)
+	for (uint32_t i = 0; i < thread_set->count; i++) {
+		if (thread_set->threads[i].gone)
 			continue;
-		int moved = nfp_move_out(&crowd->threads[i], memory, plan);
+		int moved = nfp_move_out(&thread_set->threads[i], memory, plan);
 		if (moved < 0)
 			return fail(stop, moved, "a thread stands in the bytes to be changed");
 		stop->moved += (uint32_t)moved;
@@ -93,26 +93,26 @@ static int move_all_out(struct nfp_stop *stop, struct nfp_crowd *crowd, int memo
 	return 0;
 }
 
-static int change_stopped(struct nfp_stop *stop, struct nfp_crowd *crowd, int memory, struct nfp_runs *runs,
-                          uint64_t patience_ns)
+static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *thread_set, int memory,
+                          struct nfp_runs *runs, uint64_t patience_ns)
 {
 	struct nfp_haste before;
-	int error = seize_all(stop, crowd);
+	int error = seize_all(stop, thread_set);
 	nfp_haste_begin(&before);
 	uint64_t start_ns = nfp_now_ns();
 	if (!error)
-		error = stop_all(stop, crowd, start_ns + patience_ns);
+		error = stop_all(stop, thread_set, start_ns + patience_ns);
 	if (!error)
-		error = move_all_out(stop, crowd, memory, runs->plan);
+		error = move_all_out(stop, thread_set, memory, runs->plan);
 	if (!error) {
 		error = nfp_runs_write(runs, memory);
 		if (error)
 			fail(stop, error, "the target's code cannot be written through /proc/PID/mem");
 	}
-	release_all(crowd);
+	release_all(thread_set);
 	stop->stopped_ns = nfp_now_ns() - start_ns;
 	nfp_haste_end(&before);
-	stop->threads = crowd->count;
+	stop->threads = thread_set->count;
 	if (!error)
 		nfp_runs_verify(runs, memory);
 	return error;
@@ -121,12 +121,12 @@ static int change_stopped(struct nfp_stop *stop, struct nfp_crowd *crowd, int me
 static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                                 const struct nfp_move *moves, uint64_t patience_ns)
 {
-	struct nfp_crowd crowd = {0};
+	struct nfp_thread_set thread_set = {0};
 	struct nfp_plan plan = {0};
 	struct nfp_runs runs = {0};
 	stop->threads = stop->moved = stop->changed = 0;
 	stop->stopped_ns = 0;
-	int error = nfp_crowd_make(&crowd, stop->pid, PTRACE_O_TRACEEXEC);
+	int error = nfp_thread_set_make(&thread_set, stop->pid, PTRACE_O_TRACEEXEC);
 	if (!error)
 		error = nfp_plan_make(&plan, changes, count, moves);
 	if (!error)
@@ -135,7 +135,7 @@ static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *change
 		fail(stop, error, "laying out the changes");
 	else {
 		nfp_runs_touch(&runs, stop->memory_fd);
-		error = change_stopped(stop, &crowd, stop->memory_fd, &runs, patience_ns);
+		error = change_stopped(stop, &thread_set, stop->memory_fd, &runs, patience_ns);
 	}
 	for (uint32_t i = 0; !error && i < count; i++)
 		stop->changed += changes[i].failed == NFP_CHANGE_MADE;
@@ -160,7 +160,7 @@ int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint3
                         const struct nfp_move *moves, uint64_t patience_ns)
 {
 	struct work work = {stop, changes, moves, patience_ns, count};
-	return nfp_guard(do_work, &work);
+	return nfp_patch_process(do_work, &work);
 }
 
 int nfp_change_word(int32_t memory_fd, uint64_t address, uint64_t expected, uint64_t replacement)

@@ -63,7 +63,7 @@ struct nfp_pending {
 	uint64_t received_total; // packets of its thread up to its last one
 	uint64_t turn; // of its thread: nothing was handed on between the receive calls of a turn
 	uint64_t queued_mark,
-	    queued_round; // for how many packets that were put into queues it waits, since when (chosen.c)
+	    queued_round; // for how many packets that were put into queues it waits, since when (tail_sampled.c)
 	uint32_t queued_again; // it waits for the second time
 	uint64_t queued_ticks; // and the latest time of its thread then
 	enum nfp_pending_kind kind;
@@ -138,8 +138,8 @@ struct nfp_handed {
 };
 
 enum { NFP_VIAS_MAX = 3 };
-// A packet that is described when it is handed on (chosen.c).
-struct nfp_chosen {
+// A packet that is described when it is handed on (tail_sampled.c).
+struct nfp_tail_sampled {
 	struct nfp_packet packet;
 	uint64_t origin_ticks; // entry of its receive call; 0: not known
 	// Of one that went from thread to thread (handover.c):
@@ -154,7 +154,7 @@ struct nfp_chosen {
 
 // One whose batch another thread's records name, which may not have been read yet.
 struct nfp_traveller {
-	struct nfp_chosen chosen;
+	struct nfp_tail_sampled chosen;
 	uint32_t next; // of those that are not used, its place + 1
 };
 
@@ -226,7 +226,7 @@ struct nfp_stream {
 		uint32_t capacity;
 	} handed;
 	struct {
-		struct nfp_chosen *items;
+		struct nfp_tail_sampled *items;
 		uint32_t count;
 		uint32_t capacity;
 	} chosen; // of the transmit calls that are open
@@ -239,7 +239,7 @@ struct nfp_stream {
 		uint64_t turn;
 		uint64_t received_total;
 		uint32_t known;
-	} turn_end; // packets up to the last batch of a turn, while batches are delivered (chosen.c)
+	} turn_end; // packets up to the last batch of a turn, while batches are delivered (tail_sampled.c)
 	uint32_t hands_over; // it has put packets into queues of other threads
 	uint32_t chooses; // it describes packets when they are handed on
 	struct {
@@ -260,7 +260,7 @@ struct nfp_stream {
 	struct nfp_pending *ended, **ended_last;
 	uint64_t ended_total;
 	uint64_t ended_taken; // the same at the last take
-	uint64_t ended_settled; // and when the newest of the events that are settled were read
+	uint64_t ended_matched; // and when the newest of the events that are matched were read
 	uint64_t ended_seen, ended_left; // when batches were delivered last: ended_total, and how many stayed
 };
 
@@ -298,11 +298,11 @@ struct nfp_pipeline {
 	uint64_t pending_batches, pending_calls, pending_packets, events;
 	uint64_t next_batch_id, round, given; // given: takes, those of parts included
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
-	int lossy; // ... since the last time that packets were settled
+	int lossy; // ... since the last time that packets were matched
 	int hands_over; // packets were taken over
 	int sees_handovers; // ... and what puts them into queues is seen, too
 	uint64_t taken_ended; // packets of all batches that took theirs over and have ended
-	struct nfp_queues queues, queues_read; // whose records are settled, and read (chosen.c)
+	struct nfp_queues queues, queues_read; // whose records are matched, and read (tail_sampled.c)
 	uint64_t made_ticks; // when a packet was sent last that had not been received
 	int pooled; // a buffer that is received again had been freed
 	uint64_t taken_ticks; // the latest time that any thread had reached at the last take
@@ -420,7 +420,7 @@ void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 // outside.c
 // Delivers calls outside batches; all: also those below calls that are open for the first time.
 void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
-// deliver.c
+// emit.c
 // Delivers the batches that are complete; all: every one that has ended.
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
 // The same for those of one thread.
@@ -439,31 +439,31 @@ int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, s
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
-// chosen.c
+// tail_sampled.c
 // What is handed on is a chosen packet. 0: no memory.
-int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_tail_sampled_begin(struct nfp_stream *stream, const struct nfp_record *record);
 // A chosen packet was handed on by the open call. 0: which batch it came with is not known.
-int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                    uint32_t chosen, const struct nfp_event *event);
+int nfp_tail_sampled_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                          const struct nfp_open *open, uint32_t chosen, const struct nfp_event *event);
 // It went from thread to thread.
-void nfp_chosen_taken(struct nfp_stream *stream, const struct nfp_record *record);
-void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     const struct nfp_record *record);
-void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed);
+void nfp_tail_sampled_taken(struct nfp_stream *stream, const struct nfp_record *record);
+void nfp_tail_sampled_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_record *record);
+void nfp_tail_sampled_count(struct nfp_stream *stream, uint64_t handed);
 // Whether packets of the batch may still be handed on, and not too much has come since.
-int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     struct nfp_pending *pending);
+int nfp_tail_sampled_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           struct nfp_pending *pending);
 // Whether packets of the batch may stand in queues, or be in batches whose records say so later.
 int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
                     struct nfp_pending *pending);
 // How far the threads have come that take packets over: to be called before these two.
-// all: what their records say was settled up to now, and not only what was read before the last take.
+// all: what their records say was matched up to now, and not only what was read before the last take.
 void nfp_queues_look(struct nfp_pipeline *pipeline, int all);
 // The batch is delivered.
-void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
+void nfp_tail_sampled_give_up(struct nfp_stream *stream, const struct nfp_pending *pending);
 // Puts a chosen packet into its batch. 0: it cannot be one of it.
-int nfp_chosen_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
-                     const struct nfp_packet *packet);
+int nfp_tail_sampled_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                           const struct nfp_packet *packet);
 // The packets that were handed to open calls, from `first` on, are forgotten.
 void nfp_handed_cut(struct nfp_stream *stream, uint32_t first);
 // recent.c
@@ -524,7 +524,7 @@ void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pendi
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
 // A chosen packet that went from thread to thread is handed on by an open call of `stream`. 0: no memory.
 int nfp_handover_chosen(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                        const struct nfp_event *event, const struct nfp_chosen *chosen);
+                        const struct nfp_event *event, const struct nfp_tail_sampled *chosen);
 // It is put into its batch, and goes on in that which took it over. 0: that is not known, or not yet.
 int nfp_handover_place(struct nfp_pipeline *pipeline, const struct nfp_event *event);
 // It is only counted.
@@ -559,7 +559,7 @@ void nfp_pending_bound(struct nfp_pipeline *pipeline);
 // So many records are missing, of whatever kind: nothing open can be trusted.
 void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records);
 void nfp_stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks);
-// settle.c
+// match.c
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);
 void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream);

@@ -3,7 +3,7 @@
 // process's action to the default and unblocks it. A tracer still sees the trap first, but the target would
 // not be as it was.
 #include "trap.h"
-#include "guard.h"
+#include "patch_process.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 // else that happens to the target's threads happens as without us.
 #ifndef NFPROBE_WATCH_H
 #define NFPROBE_WATCH_H
-#include "crowd.h"
+#include "thread_set.h"
 
 enum nfp_watch_mode {
 	NFP_WATCH_FOLLOW, // threads run on
@@ -13,7 +13,7 @@ enum nfp_watch_mode {
 };
 
 struct nfp_watch {
-	struct nfp_crowd crowd;
+	struct nfp_thread_set thread_set;
 	struct nfp_plan plan;
 	int memory; // /proc/PID/mem, the caller's
 	enum nfp_watch_mode mode;

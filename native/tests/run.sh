@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,chosen,recent,hash,detail,calltree,batch,deliver,handover,hold,outside,packet,message,turn,topics,settle,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
+sources=("$core"/{drain,counters,tail_sampled,recent,hash,detail,calltree,batch,emit,handover,hold,outside,packet,message,turn,topics,match,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -49,10 +49,10 @@ run_queue() { # of the probe library
 	echo "address,undefined: $("$build/queue")"
 }
 
-run_crowd() { # of the core, on processes
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/crowd" test_crowd.c \
-		"$core"/{crowd,guard,ptrace,change,address_space}.c "$core"/x86_64/signal_frame.c -pthread
-	echo "plain: $("$build/crowd")"
+run_thread_set() { # of the core, on processes
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/thread_set" test_thread_set.c \
+		"$core"/{thread_set,patch_process,ptrace,change,address_space}.c "$core"/x86_64/signal_frame.c -pthread
+	echo "plain: $("$build/thread_set")"
 }
 
 run_runs() {
@@ -88,7 +88,7 @@ run_hold
 run_owner
 run_numbered
 run_queue
-run_crowd
+run_thread_set
 run_runs
 run counters address,undefined test_counters.c
 run digest address,undefined test_digest.c

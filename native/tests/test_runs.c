@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Changes as a hostile probe table may name them, written into a file that stands for the target's memory: duplicate,
 // overlapping, adjacent, many, empty, too long, near the end of all addresses. Nothing is written but the bytes of
-// sound changes, and no buffer is left (AddressSanitizer: each piece of the guard's room is an allocation of its own).
+// sound changes, and no buffer is left (AddressSanitizer: each piece of the patch process's memory is an allocation of its own).
 #define _GNU_SOURCE
 #include "check.h"
-#include "guard.h"
+#include "patch_process.h"
 #include "runs.h"
 #include <string.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ enum { MEMORY_BYTES = 1 << 16, MANY = 262144, SEEDS = 3000, FEW = 24 };
 static void *pieces[16];
 static uint32_t piece_count;
 
-void *nfp_guard_room(size_t bytes)
+void *nfp_patch_process_memory(size_t bytes)
 {
 	return pieces[piece_count++] = calloc(1, bytes);
 }

@@ -22,7 +22,7 @@ enum {
 	AWAY = 0x100000
 };
 
-void *nfp_guard_room(size_t bytes)
+void *nfp_patch_process_memory(size_t bytes)
 {
 	return calloc(1, bytes);
 }

@@ -91,7 +91,7 @@ def spread(values: Iterable[float]) -> Spread:
 def spent_s() -> float:
     """CPU time until now of this process, of all its threads, and of the children that it has waited for.
 
-    The patching is done by a child (native/core/guard.c), so without them an attach seems cheaper than it is.
+    The patching is done by a child (native/core/patch_process.c), so without them an attach seems cheaper than it is.
     """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

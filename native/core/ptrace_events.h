@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How one report of a seized thread is answered, so that the target behaves as without us.
-#ifndef NFPROBE_REACTION_H
-#define NFPROBE_REACTION_H
+#ifndef NFPROBE_PTRACE_EVENTS_H
+#define NFPROBE_PTRACE_EVENTS_H
 #include "watch.h"
 
 enum nfp_watched { // in nfp_seized.state

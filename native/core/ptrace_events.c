@@ -2,7 +2,7 @@
 // ptrace(2) has the rules: a seized thread reports each signal before it gets it, a group-stop, its clones
 // and forks, its exec and its end; each report stops it until it is answered.
 #define _GNU_SOURCE
-#include "reaction.h"
+#include "ptrace_events.h"
 #include "address_space.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -136,7 +136,7 @@ void nfp_let_child_go(struct nfp_watch *watch, struct nfp_seized *child)
 static void on_child(struct nfp_watch *watch, struct nfp_seized *child)
 {
 	watch->children++;
-	if (watch->mode != NFP_WATCH_RELEASE && nfp_shares_memory(watch->crowd.pid, child->tid) != 0) {
+	if (watch->mode != NFP_WATCH_RELEASE && nfp_shares_memory(watch->thread_set.pid, child->tid) != 0) {
 		child->state = HELD_CHILD;
 		return;
 	}
@@ -146,10 +146,10 @@ static void on_child(struct nfp_watch *watch, struct nfp_seized *child)
 static struct nfp_seized *adopt(struct nfp_watch *watch, pid_t tid)
 {
 	char path[64];
-	struct nfp_seized *thread = nfp_crowd_add(&watch->crowd, tid);
+	struct nfp_seized *thread = nfp_thread_set_add(&watch->thread_set, tid);
 	if (!thread)
 		return NULL;
-	snprintf(path, sizeof(path), "/proc/%d/task/%d", watch->crowd.pid, tid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d", watch->thread_set.pid, tid);
 	thread->foreign = access(path, F_OK) != 0;
 	thread->state = NEWBORN;
 	return thread;
@@ -161,7 +161,8 @@ static void on_birth(struct nfp_watch *watch, struct nfp_seized *parent)
 	unsigned long child = 0;
 	int known = ptrace(PTRACE_GETEVENTMSG, parent->tid, 0, &child) == 0;
 	settle(watch, parent, 0);
-	if (known && !nfp_crowd_find(&watch->crowd, (pid_t)child) && nfp_is_traced_here((pid_t)child))
+	if (known && !nfp_thread_set_find(&watch->thread_set, (pid_t)child) &&
+	    nfp_is_traced_here((pid_t)child))
 		adopt(watch, (pid_t)child);
 }
 
@@ -181,7 +182,7 @@ static void on_end(struct nfp_seized *thread)
 
 void nfp_react(struct nfp_watch *watch, pid_t tid, int status)
 {
-	struct nfp_seized *thread = nfp_crowd_find(&watch->crowd, tid);
+	struct nfp_seized *thread = nfp_thread_set_find(&watch->thread_set, tid);
 	if (!WIFSTOPPED(status)) {
 		if (thread)
 			thread->gone = 1;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's list of threads leaves living ones out while others end: a crowd without one of them is known not to be whole.
+// The kernel's list of threads leaves living ones out while others end: a thread_set without one of them is known not to be whole.
 #define _GNU_SOURCE
 #include "check.h"
-#include "crowd.h"
-#include "guard.h"
+#include "thread_set.h"
+#include "patch_process.h"
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -45,24 +45,24 @@ static pid_t make_target(int leads)
 static int look(void *shared)
 {
 	int leads = *(int *)shared;
-	struct nfp_crowd crowd;
+	struct nfp_thread_set thread_set;
 	pid_t target = make_target(leads);
-	CHECK(nfp_crowd_make(&crowd, target, 0) == 0);
-	CHECK(!nfp_crowd_is_whole(&crowd));
-	while (nfp_crowd_seize_new(&crowd) != 0)
+	CHECK(nfp_thread_set_make(&thread_set, target, 0) == 0);
+	CHECK(!nfp_thread_set_is_whole(&thread_set));
+	while (nfp_thread_set_seize_new(&thread_set) != 0)
 		; // the first thread may be on its way out
-	CHECK(crowd.count >= THREADS);
-	for (int i = 0; !leads && i < 1000 && !nfp_crowd_is_whole(&crowd); i++) {
+	CHECK(thread_set.count >= THREADS);
+	for (int i = 0; !leads && i < 1000 && !nfp_thread_set_is_whole(&thread_set); i++) {
 		int status;
 		if (waitpid(target, &status, __WALL | WNOHANG) == target)
-			nfp_crowd_find(&crowd, target)->gone = 1;
+			nfp_thread_set_find(&thread_set, target)->gone = 1;
 		usleep(1000);
 	}
-	CHECK(nfp_crowd_is_whole(&crowd));
-	struct nfp_seized left_out = crowd.threads[--crowd.count];
-	CHECK(!nfp_crowd_is_whole(&crowd));
-	crowd.threads[crowd.count++] = left_out;
-	CHECK(nfp_crowd_is_whole(&crowd));
+	CHECK(nfp_thread_set_is_whole(&thread_set));
+	struct nfp_seized left_out = thread_set.threads[--thread_set.count];
+	CHECK(!nfp_thread_set_is_whole(&thread_set));
+	thread_set.threads[thread_set.count++] = left_out;
+	CHECK(nfp_thread_set_is_whole(&thread_set));
 	kill(target, SIGKILL);
 	return 0;
 }
@@ -70,7 +70,7 @@ static int look(void *shared)
 int main(void)
 {
 	for (int leads = 0; leads < 2; leads++)
-		CHECK(nfp_guard(look, &leads) == 0);
-	printf("crowd: threads that the list leaves out are missed\n");
+		CHECK(nfp_patch_process(look, &leads) == 0);
+	printf("thread_set: threads that the list leaves out are missed\n");
 	return 0;
 }

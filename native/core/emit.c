@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delivery: what is complete is copied from logs and pending batches into the columns that a take gives;
+// What is complete is copied from logs and pending batches into the columns that a take gives;
 // dead rows are left out and indices rewritten. See stream.h.
 #include "stream.h"
 #include <string.h>
@@ -168,9 +168,9 @@ static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all)
 {
-	// Count only batches that had ended when the newest events that are settled were taken: what hands the packets on may
+	// Count only batches that had ended when the newest events that are matched were taken: what hands the packets on may
 	// have been read since.
-	uint64_t ended = stream->ended_settled;
+	uint64_t ended = stream->ended_matched;
 	uint64_t patience = !pipeline->hands_over      ? NFP_LATER_BATCHES
 	                    : pipeline->sees_handovers ? NFP_LATER_QUEUED
 	                                               : NFP_LATER_HANDED;
@@ -180,7 +180,7 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 	while (*link) {
 		struct nfp_pending *pending = *link;
 		int given_up = pending->number + patience <= ended + 1 && pending->round < pipeline->round;
-		int waits = pending->undone || nfp_chosen_waits(pipeline, stream, pending) ||
+		int waits = pending->undone || nfp_tail_sampled_waits(pipeline, stream, pending) ||
 		            nfp_handovers_wait(pipeline, pending) || nfp_share_waits(stream, pending) ||
 		            nfp_handover_may_name(pipeline, stream, pending);
 		if (pending->given_take ? pending->held : (waits || pending->held) && !given_up && !all) {
@@ -188,7 +188,7 @@ uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *st
 			left++;
 			continue;
 		}
-		nfp_chosen_give_up(stream, pending);
+		nfp_tail_sampled_give_up(stream, pending);
 		if (!pending->given_take) {
 			nfp_handovers_drop(pipeline, pending);
 			nfp_batch_deliver(pipeline, pending);

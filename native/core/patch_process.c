@@ -2,7 +2,7 @@
 // The child is made as vfork makes one, on a stack of its own: it runs in the monitor's memory, and the thread that
 // made it stands still until it has ended. When the monitor is killed the memory stays as long as the child does.
 #define _GNU_SOURCE
-#include "guard.h"
+#include "patch_process.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -31,7 +31,7 @@ static __thread struct {
 	size_t left;
 } room;
 
-void *nfp_guard_room(size_t bytes)
+void *nfp_patch_process_memory(size_t bytes)
 {
 	size_t taken = (bytes + ALIGNMENT_BYTES - 1) & ~(size_t)(ALIGNMENT_BYTES - 1);
 	if (taken < bytes || taken > room.left)
@@ -42,7 +42,7 @@ void *nfp_guard_room(size_t bytes)
 	return found;
 }
 
-// A signal to the monitor's process group, such as Ctrl-C, is not for the guard, nor one that is meant to end the
+// A signal to the monitor's process group, such as Ctrl-C, is not for the patch process, nor one that is meant to end the
 // monitor: the work is a matter of milliseconds, and half of it would kill the target. A process group of its own is
 // enough; a session of its own would be a scheduling group of its own, too (sched_autogroup), in which a monitor's
 // niceness counts for nothing.
@@ -73,7 +73,7 @@ static int wait_for(pid_t child, const struct guarded *guarded)
 	return guarded->finished ? guarded->result : -ECHILD;
 }
 
-int nfp_guard(int (*work)(void *shared), void *shared)
+int nfp_patch_process(int (*work)(void *shared), void *shared)
 {
 	struct guarded guarded = {.work = work, .shared = shared};
 	uint8_t *memory = mmap(NULL, STACK_BYTES + ROOM_BYTES, PROT_READ | PROT_WRITE,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "look.h"
-#include "guard.h"
+#include "inspect.h"
+#include "patch_process.h"
 #include "ptrace.h"
 #include <errno.h>
 #include <linux/seccomp.h>
@@ -82,7 +82,7 @@ int nfp_read_filters(int32_t tid, struct nfp_instruction *programs, uint32_t roo
 		return -ENOMEM;
 	look->tid = tid;
 	look->wants_filters = 1;
-	int result = nfp_guard(look_here, look);
+	int result = nfp_patch_process(look_here, look);
 	if (result > 0)
 		result = hand_over(look, result, programs, room, lengths, lengths_room);
 	free(look);
@@ -95,7 +95,7 @@ int nfp_read_thread_base(int32_t tid, uint64_t *base)
 	if (!look)
 		return -ENOMEM;
 	look->tid = tid;
-	int result = nfp_guard(look_here, look);
+	int result = nfp_patch_process(look_here, look);
 	*base = look->base;
 	free(look);
 	return result;

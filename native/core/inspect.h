@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Look: what a target has that only ptrace tells: the seccomp filters and the thread base of its threads. Each
+// What a target has that only ptrace tells: the seccomp filters and the thread base of its threads. Each
 // thread is stopped by itself, for microseconds, and nothing in it is changed.
-#ifndef NFPROBE_LOOK_H
-#define NFPROBE_LOOK_H
+#ifndef NFPROBE_INSPECT_H
+#define NFPROBE_INSPECT_H
 #include <stdint.h>
 
 // cdef begin

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settling: what the threads received and handed on, merged by time, is matched by buffer address through
-// one hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
-// several threads describe packets, only events before the last take are settled: what is later may still
+// Matches what the threads received with what they handed on, merged by time, by buffer address, through one
+// hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
+// several threads describe packets, only events before the last take are matched: what is later may still
 // stand in a ring that was drained too early in this round. What matches nothing is tried once more after
 // the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that
 // received it may not have been drained yet. See stream.h.
@@ -259,12 +259,12 @@ static void settle_all(struct nfp_pipeline *pipeline, struct source *sources, ui
 	}
 }
 
-// Keeps what comes after the settled events.
-static void drop_settled(struct nfp_events *events, uint32_t settled)
+// Keeps what comes after the matched events.
+static void drop_matched(struct nfp_events *events, uint32_t matched)
 {
-	events->count -= settled;
-	if (events->count && settled)
-		memmove(events->items, events->items + settled, events->count * sizeof(*events->items));
+	events->count -= matched;
+	if (events->count && matched)
+		memmove(events->items, events->items + matched, events->count * sizeof(*events->items));
 	if (events->count || events->capacity <= NFP_HANDED_MAX)
 		return;
 	free(events->items);
@@ -298,7 +298,7 @@ static int is_held_up(const struct nfp_stream *stream)
 	return 0;
 }
 
-// What was tried comes before what was later than the settled events, so that all is in the order of time.
+// What was tried comes before what was later than the matched events, so that all is in the order of time.
 static void keep_unmatched(struct nfp_pipeline *pipeline)
 {
 	struct nfp_events tried = pipeline->still_unmatched, later = pipeline->unmatched;
@@ -328,13 +328,13 @@ void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 	settle_all(pipeline, sources, count);
 	pipeline->events = 0;
 	for (uint32_t i = 0; i < count; i++) {
-		drop_settled(sources[i].events, sources[i].end);
+		drop_matched(sources[i].events, sources[i].end);
 		pipeline->events += sources[i].events->count;
 	}
 	keep_unmatched(pipeline);
 }
 
-// What the thread has queued is settled without the others' events: its time steps back, and they could not be put in
+// What the thread has queued is matched without the others' events: its time steps back, and they could not be put in
 // order any more.
 void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chosen packets: where not every packet is identified (native/probe/late.c) some are described when they are handed
+// Tail-sampled packets: where not every packet is identified (native/probe/late.c) some are described when they are handed
 // on, and say which receive call they came from. That batch is still here, or the packet is only counted: no packet
 // is put into a batch that it may not have been in. A thread's batches wait for their packets by count, taking them
 // to leave turn by turn: what was received before anything was handed on may leave in any order. An NF that keeps
@@ -18,13 +18,13 @@ enum {
 	QUEUED_BATCHES_MAX = NFP_RECENT_BATCHES - 24,
 };
 
-int nfp_chosen_begin(struct nfp_stream *stream, const struct nfp_record *record)
+int nfp_tail_sampled_begin(struct nfp_stream *stream, const struct nfp_record *record)
 {
 	if (!NFP_ARRAY_RESERVE(&stream->chosen, stream->chosen.count + 1))
 		return 0;
 	struct nfp_handed *handed = &stream->handed.items[stream->handed.count - 1];
 	handed->chosen = stream->chosen.count;
-	stream->chosen.items[stream->chosen.count++] = (struct nfp_chosen){
+	stream->chosen.items[stream->chosen.count++] = (struct nfp_tail_sampled){
 	    .origin_ticks = record->word,
 	    .packet = {.buffer = handed->buffer, .length = handed->length, .index = record->rsp},
 	};
@@ -42,25 +42,25 @@ void nfp_handed_cut(struct nfp_stream *stream, uint32_t first)
 		stream->handed.count = first;
 }
 
-int nfp_chosen_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                    uint32_t chosen, const struct nfp_event *event)
+int nfp_tail_sampled_done(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                          const struct nfp_open *open, uint32_t chosen, const struct nfp_event *event)
 {
-	struct nfp_chosen *item = &stream->chosen.items[chosen];
+	struct nfp_tail_sampled *item = &stream->chosen.items[chosen];
 	pipeline->counts.identified++;
 	item->packet.done_ticks = stream->last_ticks;
 	item->packet.done_function = open->function;
 	item->packet.done_digest = item->packet.digest;
 	item->packet.disposition = nfp_role_disposition(open->role);
-	if (item->went
-	        ? nfp_handover_chosen(pipeline, stream, event, item)
-		: nfp_chosen_place(pipeline, nfp_recent_find(stream, item->origin_ticks), &item->packet))
+	if (item->went ? nfp_handover_chosen(pipeline, stream, event, item)
+	               : nfp_tail_sampled_place(pipeline, nfp_recent_find(stream, item->origin_ticks),
+	                                        &item->packet))
 		return 1;
 	pipeline->counts.unplaced++;
 	return 0;
 }
 
-int nfp_chosen_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
-                     const struct nfp_packet *packet)
+int nfp_tail_sampled_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                           const struct nfp_packet *packet)
 {
 	if (!pending || packet->index >= pending->batch.size ||
 	    pending->packets.count >= pending->batch.size ||
@@ -73,9 +73,9 @@ int nfp_chosen_place(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
 	return 1;
 }
 
-void nfp_chosen_taken(struct nfp_stream *stream, const struct nfp_record *record)
+void nfp_tail_sampled_taken(struct nfp_stream *stream, const struct nfp_record *record)
 {
-	struct nfp_chosen *item = &stream->chosen.items[stream->chosen.count - 1];
+	struct nfp_tail_sampled *item = &stream->chosen.items[stream->chosen.count - 1];
 	if (nfp_record_kind(record) == NFP_PACKET_VIA) {
 		if (item->via_count < NFP_VIAS_MAX)
 			item->via[item->via_count++] = record->word;
@@ -87,8 +87,8 @@ void nfp_chosen_taken(struct nfp_stream *stream, const struct nfp_record *record
 	item->taken_index = record->rsp;
 }
 
-void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     const struct nfp_record *record)
+void nfp_tail_sampled_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           const struct nfp_record *record)
 {
 	if (record->rsp & NFP_NOTE_LATE)
 		stream->chooses = 1;
@@ -101,7 +101,7 @@ void nfp_chosen_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 }
 
 // What was handed on beyond what was received is the NF's own.
-void nfp_chosen_count(struct nfp_stream *stream, uint64_t handed)
+void nfp_tail_sampled_count(struct nfp_stream *stream, uint64_t handed)
 {
 	uint64_t open = stream->received_total - stream->handed_total;
 	stream->handed_total += handed < open ? handed : open;
@@ -194,8 +194,8 @@ int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream
 	return 1;
 }
 
-int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                     struct nfp_pending *pending)
+int nfp_tail_sampled_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                           struct nfp_pending *pending)
 {
 	if (!stream->chooses || !is_received(pending))
 		return 0;
@@ -206,7 +206,7 @@ int nfp_chosen_waits(const struct nfp_pipeline *pipeline, struct nfp_stream *str
 	       nfp_queues_wait(pipeline, stream, pending);
 }
 
-void nfp_chosen_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)
+void nfp_tail_sampled_give_up(struct nfp_stream *stream, const struct nfp_pending *pending)
 {
 	if (is_received(pending) && stream->handed_total < pending->received_total)
 		stream->handed_total = pending->received_total;

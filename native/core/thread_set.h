@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // All threads of a target, seized: they run on until they are interrupted.
-#ifndef NFPROBE_CROWD_H
-#define NFPROBE_CROWD_H
+#ifndef NFPROBE_THREAD_SET_H
+#define NFPROBE_THREAD_SET_H
 #include "change.h"
 #include "ptrace.h"
 #include <stdint.h>
 
-#define NFP_CROWD_MAX 8192
+#define NFP_THREAD_SET_MAX 8192
 
-struct nfp_crowd {
+struct nfp_thread_set {
 	int32_t pid;
 	long options; // PTRACE_O_*, at least TRACEEXEC
 	struct nfp_seized *threads;
@@ -16,20 +16,20 @@ struct nfp_crowd {
 };
 
 // All return 0 or more, or -errno.
-int nfp_crowd_make(struct nfp_crowd *crowd, int32_t pid, long options);
-struct nfp_seized *nfp_crowd_find(const struct nfp_crowd *crowd, pid_t tid);
+int nfp_thread_set_make(struct nfp_thread_set *thread_set, int32_t pid, long options);
+struct nfp_seized *nfp_thread_set_find(const struct nfp_thread_set *thread_set, pid_t tid);
 // A place for one more thread, or NULL.
-struct nfp_seized *nfp_crowd_add(struct nfp_crowd *crowd, pid_t tid);
+struct nfp_seized *nfp_thread_set_add(struct nfp_thread_set *thread_set, pid_t tid);
 // Seizes threads that are not known. Returns how many.
-int nfp_crowd_seize_new(struct nfp_crowd *crowd);
+int nfp_thread_set_seize_new(struct nfp_thread_set *thread_set);
 // Whether there is no thread that is not known: a listing leaves living threads out while others end. 0, too, when one began
 // or ended in this moment.
-int nfp_crowd_is_whole(const struct nfp_crowd *crowd);
+int nfp_thread_set_is_whole(const struct nfp_thread_set *thread_set);
 // Seizes other processes that run in the target's memory: children made by vfork or posix_spawn that have not
 // come to their exec. Returns how many.
-int nfp_crowd_seize_sharers(struct nfp_crowd *crowd);
+int nfp_thread_set_seize_sharers(struct nfp_thread_set *thread_set);
 // Whether the target, all of whose threads are seized, still runs in the memory of the descriptor: 0, or -ESTALE.
-int nfp_crowd_check(const struct nfp_crowd *crowd, int memory);
+int nfp_thread_set_check(const struct nfp_thread_set *thread_set, int memory);
 // Whether this process traces it.
 int nfp_is_traced_here(pid_t tid);
 // 1 the process runs in the target's memory, 0 in its own, -errno unknown.
