@@ -354,6 +354,13 @@ static uint64_t earliest_handing_on(const struct nfp_stream *stream)
 	return UINT64_MAX;
 }
 
+// Whether threads are new of which nobody knows yet whether they describe packets: what they did before is still to be
+// read. Of a buffer that went from one of them to another the receive that is read last would be taken for the latest.
+static int has_new_streams(const struct nfp_pipeline *pipeline)
+{
+	return pipeline->stream_count > 1 && pipeline->round < pipeline->newest_round + 2;
+}
+
 // Up to where nothing older can come any more: every thread has been drained since the last take, and no
 // call that hands packets on is open (one that was open at the last take is not waited for).
 uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline)
@@ -369,7 +376,8 @@ uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline)
 		if (handing_on <= horizon)
 			horizon = handing_on - 1;
 	}
-	return describing > 1 && !pipeline->finishing ? horizon : UINT64_MAX;
+	int alone = describing <= 1 && !has_new_streams(pipeline);
+	return alone || pipeline->finishing ? UINT64_MAX : horizon;
 }
 
 // The packet will not be asked for any more.

@@ -297,6 +297,8 @@ struct nfp_pipeline {
 	uint32_t idle_traveller; // its place + 1; 0: none
 	uint64_t pending_batches, pending_calls, pending_packets, events;
 	uint64_t next_batch_id, round, given; // given: takes, those of parts included
+	uint64_t newest_round; // in which the newest stream began
+	uint32_t stream_count;
 	uint64_t lost_ticks; // what was received before may have gone unseen, for records were lost ...
 	int lossy; // ... since the last time that packets were matched
 	int hands_over; // packets were taken over

@@ -124,5 +124,7 @@ struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 	stream->ended_last = &stream->ended;
 	stream->last_ticks = 1; // 0 means open in a row
 	pipeline->streams[thread] = stream;
+	pipeline->stream_count++;
+	pipeline->newest_round = pipeline->round;
 	return stream;
 }

@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import Phase, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_nfprobe.base.columns import DROPPED, NONE, RECORD, TRANSMITTED, UNKNOWN, CallFlag, Columns, concatenate
@@ -34,7 +35,7 @@ from tests.support.synthetic_records import (
 
 ENGINE, RX, TX, DR, F, G, H = range(7)
 ROLES = np.array([CALL, RECEIVE, TRANSMIT, DROP, CALL, CALL, CALL], np.uint8)
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes and shows little here
+SEEDS = 800
 BATCHES_MAX = 50  # fewer than 64: no packet is given up for its age
 
 
@@ -170,8 +171,10 @@ class Nf:
 
 
 def feed_in_rounds(nf: Nf, pipeline: Pipeline, rng: random.Random, steps: int) -> Columns:
-    """Steps and takes; a thread is drained at least up to where it was when the round before began."""
-    fed, due = [0] * len(nf.threads), [0] * len(nf.threads)
+    """Steps and takes; a thread is drained at least up to where it was when the round before began, or the NF did."""
+    for thread in nf.threads:
+        nf.log(thread, nf.call(thread, 0x7000, 0))
+    fed, due = [0] * len(nf.threads), [len(thread.records) for thread in nf.threads]
     parts = []
     for _ in range(steps):
         nf.step()
@@ -241,17 +244,14 @@ def check_packets(nf: Nf, columns: Columns) -> None:
     assert got == nf.fate
 
 
-@settings(max_examples=120, deadline=None, phases=PHASES, derandomize=True)
-@given(
-    rng=st.randoms(use_true_random=False),
-    threads=st.integers(1, 4),
-    engine=st.booleans(),
-    described=st.booleans(),
-    steps=st.integers(1, 120),
-)
-def test_pipeline_agrees_with_the_books(
-    rng: random.Random, threads: int, engine: bool, described: bool, steps: int
-) -> None:
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 8))
+def test_pipeline_agrees_with_the_books(first: int) -> None:
+    for seed in range(first, first + SEEDS // 8):
+        check_session(random.Random(seed))
+
+
+def check_session(rng: random.Random) -> None:
+    threads, engine, described, steps = rng.randint(1, 4), rng.random() < 0.5, rng.random() < 0.5, rng.randint(1, 120)
     nf = Nf(rng, threads, engine, described)
     with Pipeline(ROLES) as pipeline:
         columns = feed_in_rounds(nf, pipeline, rng, steps)
