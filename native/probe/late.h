@@ -108,7 +108,7 @@ struct nfp_late {
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
 	uint32_t frame; // low rsp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
-	uint32_t until_check; // calls
+	uint32_t until_check; // calls; 0 as well while all of them are copied
 	uint16_t copied; // of `copies`
 	uint8_t number_shift; // of the call's packets
 	uint8_t headed; // their heads are kept
@@ -129,8 +129,11 @@ struct nfp_late {
 	const struct nfp_program *input; // of the turn's last receive call
 	uint64_t
 	    taken_queue; // of its last call that took packets over; UINT64_MAX: packets were received since
-	// In the page of the lines above as long as they are few.
-	_Alignas(64) struct nfp_late_frame frames[NFP_LATE_FRAMES];
+	// The next ones are in the page of the lines above, as long as frames and numbers are few. Two addresses that were found to
+	// be readable: of what says where the frames of receive calls are, and of the first of them with its number (pending.c).
+	_Alignas(64) uint64_t known_place;
+	uint64_t known_entries;
+	struct nfp_late_frame frames[NFP_LATE_FRAMES];
 	_Alignas(64) uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
@@ -163,6 +166,7 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
 	late->worked = late->frames_known = late->left = 0;
 	late->is_untagged = 0;
+	late->known_place = late->known_entries = 0;
 	late->call_ticks = 0;
 	late->turn_first = 0;
 	thread->shares = 0;
@@ -343,8 +347,7 @@ static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nf
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (!late->until_check || late->keeps_heads || !program->pooled || !nfp_late_sends_away(program) ||
-	    thread->shared->copying || nfp_late_is_inside(thread, frame) ||
-	    !nfp_owner_is_next(late, numbers, count))
+	    nfp_late_is_inside(thread, frame) || !nfp_owner_is_next(late, numbers, count))
 		return 0;
 	late->entered_ticks = ticks ? ticks : nfp_ticks();
 	if (nfp_late_may_become(thread, late, nfp_late_batch_at(late, late->batches - 1)))

@@ -31,12 +31,19 @@ struct pending {
 	uint32_t count;
 };
 
-static int find_pending(struct pending *pending, uint64_t argument)
+// Where they stand; 0: it is not known. The calls of a thread have the same argument.
+static uint64_t entries_of(struct nfp_late *late, uint64_t argument)
 {
 	uint64_t place = argument + nfp_library.header->pending;
-	if (!nfp_is_readable(place, sizeof(uint64_t)))
+	if (!place || (place != late->known_place && !nfp_is_readable(place, sizeof(uint64_t))))
 		return 0;
-	uint64_t entries = nfp_load_64((const uint8_t *)(uintptr_t)place);
+	late->known_place = place;
+	return nfp_load_64((const uint8_t *)(uintptr_t)place);
+}
+
+static int find_pending(struct pending *pending, uint64_t argument)
+{
+	uint64_t entries = entries_of(pending->late, argument);
 	if (!entries || !nfp_is_readable(entries - 8, sizeof(uint32_t)))
 		return 0;
 	pending->entries = (const uint8_t *)(uintptr_t)entries;
@@ -145,13 +152,14 @@ static uint32_t take_new(const struct pending *pending, uint32_t before)
 int nfp_pending_take_only(struct nfp_late *late, const struct nfp_program *program, uint64_t argument,
                           uint32_t count)
 {
-	uint64_t place = argument + nfp_library.header->pending;
 	uint32_t packets;
-	if ((!late->worked && late->frames_known) || !nfp_is_readable(place, sizeof(uint64_t)))
+	if (!late->worked && late->frames_known)
 		return 0;
-	uint64_t entries = nfp_load_64((const uint8_t *)(uintptr_t)place);
-	if (!entries || !nfp_is_readable(entries - 8, 8 + ENTRY_BYTES) ||
-	    nfp_load_32((const uint8_t *)(uintptr_t)entries - 8) != 1)
+	uint64_t entries = entries_of(late, argument);
+	if (!entries || (entries != late->known_entries && !nfp_is_readable(entries - 8, 8 + ENTRY_BYTES)))
+		return 0;
+	late->known_entries = entries;
+	if (nfp_load_32((const uint8_t *)(uintptr_t)entries - 8) != 1)
 		return 0;
 	uint64_t frame = nfp_load_64((const uint8_t *)(uintptr_t)entries);
 	const uint32_t *numbers = nfp_late_numbers_in_page(program, frame, &packets);
