@@ -25,20 +25,6 @@ static uint32_t requested(const struct nfp_program *program, const struct nfp_fr
 	return (uint32_t)argument(frame, program->requested_argument) & program->count_mask;
 }
 
-// A batch structure is emptied by the function that it is handed to: its number is kept from the entry on, in the
-// frame's place for the time, which these probes do not use.
-#define KEPT 0x6b657074ull
-
-static void keep(struct nfp_frame *frame, uint32_t count)
-{
-	frame->tsc = KEPT << 32 | count;
-}
-
-static uint32_t kept(const struct nfp_frame *frame)
-{
-	return frame->tsc >> 32 == KEPT ? (uint32_t)frame->tsc : 0; // not kept: the gate was shut meanwhile
-}
-
 static uint32_t counted(const struct nfp_program *program, const struct nfp_frame *frame)
 {
 	switch (program->count_from) {
@@ -47,7 +33,7 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 	case NFP_COUNT_ARGUMENT:
 		return (uint32_t)argument(frame, program->count_argument) & program->count_mask;
 	case NFP_COUNT_MEMORY:
-		return kept(frame);
+		return nfp_frame_kept(frame);
 	default:
 		return program->count_argument;
 	}
@@ -88,13 +74,6 @@ static void write_one(struct nfp_thread *thread, uint32_t function, const struct
 	}
 	nfp_view_read(program, buffer, &view);
 	nfp_describe(thread, function, program, &view, index, 0);
-}
-
-// Whether packets that are handed to the call can be gone when it ends: only then it is looked at who they are.
-static int sends_away(const struct nfp_program *program)
-{
-	return program->role != NFP_ROLE_FREE && program->role != NFP_ROLE_KEEP &&
-	       program->role != NFP_ROLE_REPLACE && program->role != NFP_ROLE_HAND_OVER;
 }
 
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -212,6 +191,17 @@ static int find_burst(struct nfp_thread *thread, struct nfp_program *program, co
 	return is_trusted(thread, program, pointers, count);
 }
 
+// Most receive calls of numbered buffers with late capture: late->numbers holds the packets of the call. Returns 0 where
+// find_burst has to look.
+static inline int take_only(struct nfp_thread *thread, const struct nfp_program *program,
+                            const struct nfp_frame *frame, uint32_t count)
+{
+	uint64_t structure = argument(frame, program->pointers_argument);
+	return (thread->gate & (NFP_GATE_PACKETS | NFP_GATE_LATE)) == NFP_GATE_LATE &&
+	       program->role == NFP_ROLE_RECEIVE && structure && nfp_is_proven(program) &&
+	       !program->verdict && nfp_pending_take_only(nfp_late_of(thread), program, structure, count);
+}
+
 // The slots of readings, before a record of the call.
 static struct nfp_record *put_readings(struct nfp_record *slot, const struct nfp_kept_readings *readings,
                                        uint32_t rsp)
@@ -264,7 +254,11 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	int is_numbered = program->number_shift != 0;
 	if (is_numbered)
 		nfp_share_begin(thread, program);
-	if (!find_burst(thread, program, frame, count, &burst))
+	if (is_numbered && take_only(thread, program, frame, count))
+		burst = (struct nfp_burst){.count = count,
+		                           .number_shift = program->number_shift,
+		                           .numbers = nfp_late_of(thread)->numbers};
+	else if (!find_burst(thread, program, frame, count, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
 	count = takes_over && burst.numbers ? burst.count : count;
@@ -287,11 +281,13 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	write_poll(thread, frame, &polled);
 	if (takes_over)
 		write_taken_over(thread, function, program, burst.pointers, count);
-	else if (thread->gate & NFP_GATE_LATE)
-		nfp_late_receive(thread, function, burst, frame->tsc);
-	else
+	else if (!(thread->gate & NFP_GATE_LATE))
 		write_packets(thread, function, program, &burst);
-	if (is_numbered && !takes_over)
+	else if (is_numbered)
+		nfp_late_receive_numbers(thread, function, burst.count, frame->tsc);
+	else
+		nfp_late_receive(thread, function, burst, frame->tsc);
+	if (is_numbered && !takes_over && nfp_share_is_asked(thread))
 		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
 		                  frame->tsc);
 }
@@ -319,10 +315,10 @@ static void read_packets(struct nfp_thread *thread, uint32_t function, struct nf
 {
 	struct nfp_burst burst;
 	if (!find_burst(thread, program, frame, count, &burst))
-		keep(frame, 0);
+		nfp_frame_keep(frame, 0);
 	else if (thread->gate & NFP_GATE_LATE && program->role == NFP_ROLE_REPLACE && burst.number_shift)
 		nfp_owner_forget(thread, burst);
-	else if (thread->gate & NFP_GATE_LATE && sends_away(program))
+	else if (thread->gate & NFP_GATE_LATE && nfp_late_sends_away(program))
 		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame), ticks);
 	else
 		write_packets(thread, function, program, &burst);
@@ -369,7 +365,7 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	}
 	if (program->count_width) {
 		count = nfp_count_in_memory(program, argument(frame, program->pointers_argument));
-		keep(frame, count);
+		nfp_frame_keep(frame, count);
 	}
 	if (thread->gate & NFP_GATE_LATE && program->number_shift && thread->limit && count &&
 	    enter_next(thread, program, frame, count, ticks))
@@ -434,7 +430,7 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK;
 	uint32_t count = counted(program, frame);
-	uint32_t asked = program->count_width ? kept(frame) : requested(program, frame);
+	uint32_t asked = program->count_width ? nfp_frame_kept(frame) : requested(program, frame);
 	if (program->verdict)
 		count = asked = 0;
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
@@ -463,7 +459,8 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (program->number_shift && thread->shares && program->role != NFP_ROLE_HAND_OVER)
 		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
 		               nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && sends_away(program))
+	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_rsp(frame), tsc) &&
+	    nfp_late_sends_away(program))
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)

@@ -28,6 +28,21 @@ static inline uint32_t nfp_low_rsp(const struct nfp_frame *frame)
 	return (uint32_t)(uintptr_t)&frame->return_address;
 }
 
+// A batch structure is emptied by the function that it is handed to: its number is kept from the entry on, in the
+// frame's place for the time, which these probes do not use.
+#define NFP_KEPT 0x6b657074ull
+
+static inline void nfp_frame_keep(struct nfp_frame *frame, uint32_t count)
+{
+	frame->tsc = NFP_KEPT << 32 | count;
+}
+
+static inline uint32_t nfp_frame_kept(const struct nfp_frame *frame)
+{
+	return frame->tsc >> 32 == NFP_KEPT ? (uint32_t)frame->tsc
+	                                    : 0; // not kept: the gate was shut meanwhile
+}
+
 // The number that was returned and the one that was asked for, as POLL_EXIT has them.
 static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
 {

@@ -336,6 +336,7 @@ void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program
 			continue;
 		thread->shared->differing_packets++;
 		thread->shared->copying = 1;
+		late->until_check = 0;
 	}
 	if (program->plain && late->until_check && !thread->shared->copying && is_lasting(late))
 		thread->packets_entry = (void *)nfp_trusted_entry_thunk;

@@ -29,16 +29,22 @@ static uint32_t is_drawn(const struct nfp_thread *thread, struct nfp_late *late)
 	return hash >> 32 < __atomic_load_n(&thread->shared->late.sample, __ATOMIC_RELAXED);
 }
 
-static void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t function, uint32_t drawn)
+// In a function of its own: few batches need it, and none of the others saves registers for it.
+static __attribute__((noinline)) void write_note(struct nfp_thread *thread, struct nfp_late *late,
+                                                 uint32_t function, uint32_t drawn)
 {
-	if (!(thread->gate & NFP_GATE_LATE) || (late->noted && !drawn))
-		return;
 	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_PACKET);
 	if (!slot)
 		return;
 	nfp_put(slot, 0, function | (uint32_t)NFP_BATCH_NOTE << NFP_KIND_SHIFT,
 	        NFP_NOTE_LATE | (drawn ? NFP_NOTE_DRAWN : 0));
 	late->noted = 1;
+}
+
+static inline void note(struct nfp_thread *thread, struct nfp_late *late, uint32_t function, uint32_t drawn)
+{
+	if (thread->gate & NFP_GATE_LATE && (!late->noted || drawn))
+		write_note(thread, late, function, drawn);
 }
 
 static void keep_received(struct nfp_late *late, struct nfp_burst burst, uint32_t count)
@@ -59,32 +65,44 @@ static void keep_received(struct nfp_late *late, struct nfp_burst burst, uint32_
 	nfp_late_copy_pointers(late->pointers, in + first, count - first);
 }
 
-void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
-                      uint64_t start_ticks)
+static inline struct nfp_late_batch *begin_batch(const struct nfp_thread *thread, struct nfp_late *late,
+                                                 uint32_t count, uint64_t start_ticks)
 {
-	struct nfp_late *late = nfp_late_of(thread);
-	uint32_t count = nfp_smaller(burst.count, burst.number_shift ? NFP_LATE_NUMBERS : NFP_LATE_POINTERS);
-	uint32_t drawn = is_drawn(thread, late);
-	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches);
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches++);
 	batch->start_ticks = start_ticks;
 	batch->age_start_ticks = thread->batch_earliest;
 	batch->spent_ticks = late->spent_ticks;
 	batch->first = late->received;
 	batch->count = count;
-	batch->drawn = drawn;
+	batch->drawn = is_drawn(thread, late);
 	batch->gone = 0;
-	if (burst.number_shift) {
-		late->is_untagged = count != 0; // they are in `numbers` already
-		late->left = 0;
-	} else {
-		keep_received(late, burst, count);
-	}
+	return batch;
+}
+
+void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
+                      uint64_t start_ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	uint32_t count = nfp_smaller(burst.count, NFP_LATE_POINTERS);
+	struct nfp_late_batch *batch = begin_batch(thread, late, count, start_ticks);
+	keep_received(late, burst, count);
 	if (late->order == NFP_ORDER_CHANGED && burst.pointers && !burst.single)
 		batch->sum = nfp_late_sum((const uint64_t *)(uintptr_t)burst.pointers, count);
-	late->received += burst.number_shift ? 0 : count;
-	late->batches++;
+	late->received += count;
 	nfp_late_leave(thread);
-	note(thread, late, function, drawn);
+	note(thread, late, function, batch->drawn);
+}
+
+void nfp_late_receive_numbers(struct nfp_thread *thread, uint32_t function, uint32_t count,
+                              uint64_t start_ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	count = nfp_smaller(count, NFP_LATE_NUMBERS);
+	const struct nfp_late_batch *batch = begin_batch(thread, late, count, start_ticks);
+	late->is_untagged = count != 0;
+	late->left = 0;
+	nfp_late_leave(thread);
+	note(thread, late, function, batch->drawn);
 }
 
 // ---- what deserves it -----------------------------------------------------------------------------------------
@@ -292,10 +310,6 @@ static void numbered_exit(struct nfp_thread *thread, uint32_t function, const st
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	late->call_ticks = ticks - late->entered_ticks;
-	if (late->array && !nfp_late_is_wanted(thread, nfp_late_batch_at(late, late->whole - 1), ticks)) {
-		nfp_late_leave_newest(late);
-		return;
-	}
 	look(thread, function, program, ticks, count);
 	nfp_owner_leave(late);
 	if (!late->array)

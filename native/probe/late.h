@@ -12,6 +12,8 @@ enum {
 	NFP_LATE_COPY_BYTES = 192,
 	NFP_LATE_NUMBERS = 4094, // packets of one receive call that are named by numbers
 	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
+	NFP_LATE_FRAME_PACKETS = 256, // of one
+	NFP_LATE_HEADER = 64, // bytes of a frame's beginning that are looked at at once
 	NFP_LATE_PINS = 1024, // batches that were handed over last; a power of two
 	NFP_LATE_TAKES = 64, // calls that took packets over last; a power of two
 	NFP_LATE_TAKEN = 4096, // numbers of such packets; a power of two
@@ -106,7 +108,7 @@ struct nfp_late {
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
 	uint32_t frame; // low rsp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
-	uint32_t until_check; // calls
+	uint32_t until_check; // calls; 0 as well while all of them are copied
 	uint16_t copied; // of `copies`
 	uint8_t number_shift; // of the call's packets
 	uint8_t headed; // their heads are kept
@@ -127,7 +129,12 @@ struct nfp_late {
 	const struct nfp_program *input; // of the turn's last receive call
 	uint64_t
 	    taken_queue; // of its last call that took packets over; UINT64_MAX: packets were received since
+	// The next ones are in the page of the lines above, as long as frames and numbers are few. Two addresses that were found to
+	// be readable: of what says where the frames of receive calls are, and of the first of them with its number (pending.c).
+	_Alignas(64) uint64_t known_place;
+	uint64_t known_entries;
 	struct nfp_late_frame frames[NFP_LATE_FRAMES];
+	_Alignas(64) uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
 	uint64_t held[NFP_LATE_POINTERS];
@@ -135,7 +142,6 @@ struct nfp_late {
 	uint64_t heads[NFP_LATE_POINTERS]; // the first 8 bytes of those that are handed on
 	uint64_t marks[NFP_LATE_POINTERS]; // nfp_numbered_numbers of those whose heads are kept
 	uint32_t handed[NFP_LATE_POINTERS]; // their numbers
-	uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
 	uint64_t named[NFP_LATE_NUMBERS]; // buffers of one call
 	struct nfp_late_copy copies[NFP_LATE_COPIES];
 	// Of packets that go from thread to thread (handoff.c):
@@ -160,6 +166,7 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
 	late->worked = late->frames_known = late->left = 0;
 	late->is_untagged = 0;
+	late->known_place = late->known_entries = 0;
 	late->call_ticks = 0;
 	late->turn_first = 0;
 	thread->shares = 0;
@@ -222,6 +229,9 @@ static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
 // A receive call that was entered at `start_ticks` returns packets.
 void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
+// The same of numbered buffers: `count` of them stand in `numbers` already.
+void nfp_late_receive_numbers(struct nfp_thread *thread, uint32_t function, uint32_t count,
+                              uint64_t start_ticks);
 // A transmit or drop call begins at `ticks` (0: not known); `frame`, its low rsp, tells it from others.
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
                     uint32_t frame, uint64_t ticks);
@@ -247,6 +257,14 @@ static inline int nfp_late_is_behind(const struct nfp_thread *thread, uint32_t f
 static inline void nfp_late_leave(struct nfp_thread *thread)
 {
 	thread->handing = nfp_late_of(thread)->frame = 0;
+}
+
+// Whether packets that are handed to the call can be gone when it ends: only then it is looked at who they are.
+static inline int nfp_late_sends_away(const struct nfp_program *program)
+{
+	const uint32_t others =
+	    1u << NFP_ROLE_FREE | 1u << NFP_ROLE_KEEP | 1u << NFP_ROLE_REPLACE | 1u << NFP_ROLE_HAND_OVER;
+	return !(others >> (program->role & 31) & 1);
 }
 
 // Whether packets of the batch that are handed on at `ticks` are identified.
@@ -280,11 +298,25 @@ static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint6
 }
 
 // The packets of the call, the next ones of the newest batch, have left.
-static inline void nfp_late_leave_newest(struct nfp_late *late)
+static inline void nfp_late_leave_newest(struct nfp_late *late, struct nfp_late_batch *batch)
 {
-	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
 	late->left += late->count;
 	batch->gone = late->left == batch->count;
+}
+
+// Whether nothing more is to be done for a call of numbered buffers that has ended at `ticks`: its packets are the next ones
+// of the newest batch, which is young and not drawn.
+static inline int nfp_late_pass_next(struct nfp_thread *thread, uint32_t frame, uint64_t ticks)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	struct nfp_late_batch *batch = nfp_late_batch_at(late, late->whole - 1);
+	if (thread->handing != frame || !late->number_shift || !late->array ||
+	    nfp_late_is_wanted(thread, batch, ticks))
+		return 0;
+	thread->handing = late->frame = 0;
+	late->call_ticks = ticks - late->entered_ticks;
+	nfp_late_leave_newest(late, batch);
+	return 1;
 }
 
 // Whether the numbers, at least one, are the next ones of the newest batch, in its order, which is not tagged: as far as the
@@ -314,7 +346,7 @@ static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nf
                                       const uint32_t *numbers, uint32_t count, uint32_t frame, uint64_t ticks)
 {
 	struct nfp_late *late = nfp_late_of(thread);
-	if (!late->until_check || late->keeps_heads || !program->pooled || thread->shared->copying ||
+	if (!late->until_check || late->keeps_heads || !program->pooled || !nfp_late_sends_away(program) ||
 	    nfp_late_is_inside(thread, frame) || !nfp_owner_is_next(late, numbers, count))
 		return 0;
 	late->entered_ticks = ticks ? ticks : nfp_ticks();
@@ -344,6 +376,27 @@ static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_bur
 	late->until_check--;
 	nfp_late_leave(thread);
 	return 1;
+}
+
+// The numbers of a frame, where what is read of it lies in one page that is known to be readable; NULL: elsewhere. Most
+// frames are so, and need one look instead of three (nfp_numbers_of).
+static inline const uint32_t *nfp_late_numbers_in_page(const struct nfp_program *program, uint64_t frame,
+                                                       uint32_t *count)
+{
+	const uint8_t *bytes = (const uint8_t *)(uintptr_t)frame;
+	uint64_t page = frame >> NFP_PAGE_SHIFT, at = frame & ((1u << NFP_PAGE_SHIFT) - 1);
+	uint16_t packets, offset;
+	// Neither offset is larger than both together.
+	if (!page || (program->count_offset | program->array_offset) > NFP_LATE_HEADER - sizeof(uint16_t) ||
+	    at > (1u << NFP_PAGE_SHIFT) - NFP_LATE_HEADER ||
+	    __atomic_load_n(&nfp_known_pages[page % NFP_KNOWN_PAGES], __ATOMIC_RELAXED) != page)
+		return NULL;
+	__builtin_memcpy(&packets, bytes + program->count_offset, sizeof(packets));
+	__builtin_memcpy(&offset, bytes + program->array_offset, sizeof(offset));
+	*count = packets;
+	if (at + offset + packets * sizeof(uint32_t) > 1u << NFP_PAGE_SHIFT)
+		return NULL;
+	return (const uint32_t *)(uintptr_t)(frame + offset);
 }
 
 // owner.c. How many entries the table needs.
@@ -382,8 +435,37 @@ uint64_t nfp_handoff_spent(const struct nfp_late *late, uint64_t ticks);
 // The call's packets have left.
 void nfp_handoff_leave(const struct nfp_late *late);
 
-// share.c, of numbered buffers. A receive call has ended, and its packets are looked for now.
-void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program);
+// share.c, of numbered buffers. A receive call has ended, and its packets are looked for now. Most batches have left whole
+// before the next one comes, and no buffer was tagged with them: the next one takes the same number. So where every batch is
+// of one packet they use one cache line, not those of all that are kept. One that packets were identified since stays: how
+// long that took is told by it (spent_since, late.c).
+static inline void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program)
+{
+	struct nfp_late *late = nfp_late_of(thread);
+	if (late->is_untagged) {
+		const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
+		if (batch->gone && batch->spent_ticks == late->spent_ticks) {
+			late->is_untagged = 0;
+			late->batches--;
+		} else {
+			nfp_owner_tag_newest(thread); // what is received now may be written over its numbers
+		}
+	}
+	if (late->worked || !late->batches) {
+		late->turn_first = late->batches;
+		thread->shares = 0;
+	}
+	if (program->role == NFP_ROLE_RECEIVE)
+		late->input = program;
+}
+
+// Whether nfp_share_receive has something to do: packets are not asked for, or a turn has several batches.
+static inline int nfp_share_is_asked(const struct nfp_thread *thread)
+{
+	const struct nfp_late *late = nfp_late_of(thread);
+	return !(thread->gate & NFP_GATE_LATE) || late->batches - late->turn_first > 1;
+}
+
 // A receive call returns packets; `burst` has their numbers where they are known, and
 // `structure` is its argument.
 void nfp_share_receive(struct nfp_thread *thread, const struct nfp_program *program, uint64_t structure,
@@ -399,6 +481,10 @@ uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint
 // many they are; NULL: they are not found.
 const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
                                     uint64_t argument, uint32_t *count);
+// The same for most calls: one frame is pending, and holds what the first receive call of a turn has returned. Returns 0
+// where it is not so, and nothing was done then.
+int nfp_pending_take_only(struct nfp_late *late, const struct nfp_program *program, uint64_t argument,
+                          uint32_t count);
 // The same of packets that come back: `count` is what the call has returned, which may be more than there are.
 const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp_program *program,
                                      uint64_t argument, uint32_t *count);

@@ -142,7 +142,11 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure);
 // `pointers` is the address of the array, or the pointer of a single packet.
 int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count);
 // Whether so many of its calls were plausible that no more are looked at.
-int nfp_is_proven(const struct nfp_program *program);
+enum { NFP_PROOF_CALLS = 64 };
+static inline int nfp_is_proven(const struct nfp_program *program)
+{
+	return !program->checked || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= NFP_PROOF_CALLS;
+}
 
 enum { NFP_PAGE_SHIFT = 12, NFP_KNOWN_PAGES = 1024 };
 // Numbers of pages that the kernel was asked about; what was readable for one thread is for all.

@@ -140,7 +140,7 @@ struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late)
 void nfp_owner_leave(struct nfp_late *late)
 {
 	if (late->array) {
-		nfp_late_leave_newest(late);
+		nfp_late_leave_newest(late, nfp_late_batch_at(late, late->whole - 1));
 		return;
 	}
 	struct nfp_late_batch *whole = nfp_owner_of_all(late);

@@ -21,7 +21,6 @@
 enum {
 	ENTRY_BYTES = 16,
 	PENDING_MAX = 4096, // frames of a turn; with more its packets are only counted
-	FRAME_PACKETS_MAX = 256,
 };
 
 // The frames that are pending.
@@ -32,12 +31,19 @@ struct pending {
 	uint32_t count;
 };
 
-static int find_pending(struct pending *pending, uint64_t argument)
+// Where they stand; 0: it is not known. The calls of a thread have the same argument.
+static uint64_t entries_of(struct nfp_late *late, uint64_t argument)
 {
 	uint64_t place = argument + nfp_library.header->pending;
-	if (!nfp_is_readable(place, sizeof(uint64_t)))
+	if (!place || (place != late->known_place && !nfp_is_readable(place, sizeof(uint64_t))))
 		return 0;
-	uint64_t entries = nfp_load_64((const uint8_t *)(uintptr_t)place);
+	late->known_place = place;
+	return nfp_load_64((const uint8_t *)(uintptr_t)place);
+}
+
+static int find_pending(struct pending *pending, uint64_t argument)
+{
+	uint64_t entries = entries_of(pending->late, argument);
 	if (!entries || !nfp_is_readable(entries - 8, sizeof(uint32_t)))
 		return 0;
 	pending->entries = (const uint8_t *)(uintptr_t)entries;
@@ -64,7 +70,7 @@ static uint32_t packets_of(const struct pending *pending, uint64_t frame)
 	if (!frame || !nfp_is_readable(place, sizeof(count)))
 		return UINT32_MAX;
 	__builtin_memcpy(&count, (const void *)(uintptr_t)place, sizeof(count));
-	return count <= FRAME_PACKETS_MAX ? count : UINT32_MAX;
+	return count <= NFP_LATE_FRAME_PACKETS ? count : UINT32_MAX;
 }
 
 // Of a frame's packets, how many stood there after the last receive call.
@@ -141,6 +147,34 @@ static uint32_t take_new(const struct pending *pending, uint32_t before)
 	}
 	late->frames_known = nfp_smaller(pending->count, NFP_LATE_FRAMES);
 	return taken;
+}
+
+int nfp_pending_take_only(struct nfp_late *late, const struct nfp_program *program, uint64_t argument,
+                          uint32_t count)
+{
+	uint32_t packets;
+	if (!late->worked && late->frames_known)
+		return 0;
+	uint64_t entries = entries_of(late, argument);
+	if (!entries || (entries != late->known_entries && !nfp_is_readable(entries - 8, 8 + ENTRY_BYTES)))
+		return 0;
+	late->known_entries = entries;
+	if (nfp_load_32((const uint8_t *)(uintptr_t)entries - 8) != 1)
+		return 0;
+	uint64_t frame = nfp_load_64((const uint8_t *)(uintptr_t)entries);
+	const uint32_t *numbers = nfp_late_numbers_in_page(program, frame, &packets);
+	if (!numbers || packets != count ||
+	    packets > nfp_smaller(program->packets_max, NFP_LATE_FRAME_PACKETS))
+		return 0;
+	nfp_late_copy_numbers(late->numbers, numbers, packets);
+	late->frames[0] = (struct nfp_late_frame){
+	    .frame = frame,
+	    .packets = packets,
+	    .node = nfp_load_32((const uint8_t *)(uintptr_t)entries + sizeof(uint64_t))};
+	late->frames_known = 1;
+	late->worked = 0;
+	late->taken_queue = UINT64_MAX;
+	return 1;
 }
 
 void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *program, uint64_t argument)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What nearly every call of a forwarder is: arguments and a return value say which packets it is about, a ring with
-// room, no header is to be read now. These functions do for such a call what those of capture.c do for any, with fewer
-// instructions; what is not such a call is handed on before a record was reserved.
+// room, no header is to be read now; of numbered buffers: the next ones of the newest batch. These functions do for such
+// a call what those of capture.c do for any, with fewer instructions; what is not such a call is handed on before a record
+// was reserved.
 #include "frame.h"
 #include "late.h"
 #include "queue.h"
@@ -61,9 +62,31 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 		nfp_late_receive(thread, function, burst_of(program, frame, count), frame->tsc);
 }
 
+// Of numbered buffers with late capture: mostly a frame holds the next ones of the newest batch, which is young.
+static __attribute__((noinline)) void enter_numbered(struct nfp_thread *thread, struct nfp_frame *frame,
+                                                     uint64_t tsc, uint32_t selector)
+{
+	const struct nfp_program *program = program_of(selector);
+	const uint32_t *numbers = NULL;
+	uint32_t count = 0;
+	if (thread->limit && program->count_width && !program->verdict && program->pointers_argument < 6 &&
+	    nfp_is_proven(program))
+		numbers =
+		    nfp_late_numbers_in_page(program, frame->arguments[program->pointers_argument], &count);
+	if (numbers && count && count <= nfp_smaller(program->packets_max, NFP_LATE_POINTERS) &&
+	    nfp_late_enter_next(thread, program, numbers, count, nfp_low_rsp(frame), frame->tsc))
+		nfp_frame_keep(frame, count);
+	else
+		nfp_any_packets_entry(thread, frame, tsc, selector);
+}
+
 void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
 {
 	const struct nfp_program *program = program_of(selector);
+	if (program->number_shift && thread->gate & NFP_GATE_LATE) {
+		enter_numbered(thread, frame, tsc, selector);
+		return;
+	}
 	if (__builtin_expect(!program->plain || thread->gate & ELSEWHERE || !thread->limit, 0))
 		nfp_any_packets_entry(thread, frame, tsc, selector);
 	else if (thread->gate & NFP_GATE_LATE)

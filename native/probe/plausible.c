@@ -13,7 +13,6 @@
 
 enum {
 	PROCESS_VM_READV = 310,
-	PROOF_CALLS = 64,
 	LENGTH_MAX = 1 << 18, // a whole segment offload is 64 KiB
 };
 
@@ -138,11 +137,6 @@ static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves
 	if (segment && !(copy(&byte, data, 1) && copy(&byte, data + segment - 1, 1)))
 		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
 	return 1;
-}
-
-int nfp_is_proven(const struct nfp_program *program)
-{
-	return !program->checked || __atomic_load_n(&program->proven, __ATOMIC_RELAXED) >= PROOF_CALLS;
 }
 
 int nfp_is_plausible(struct nfp_program *program, uint64_t pointers, uint32_t count)

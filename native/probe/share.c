@@ -28,31 +28,6 @@ struct shares {
 	uint32_t count;
 };
 
-// Most batches have left whole before the next one comes, and no buffer was tagged with them: the next one takes the same
-// number. So where every batch is of one packet they use one cache line, not those of all that are kept. One that packets
-// were identified since stays: how long that took is told by it (spent_since, late.c).
-static void withdraw_newest(struct nfp_late *late)
-{
-	const struct nfp_late_batch *batch = nfp_late_batch_at(late, late->batches - 1);
-	if (!late->is_untagged || !batch->gone || batch->spent_ticks != late->spent_ticks)
-		return;
-	late->is_untagged = 0;
-	late->batches--;
-}
-
-void nfp_share_begin(struct nfp_thread *thread, const struct nfp_program *program)
-{
-	struct nfp_late *late = nfp_late_of(thread);
-	withdraw_newest(late);
-	nfp_owner_tag_newest(thread); // what is received now may be written over its numbers
-	if (late->worked || !late->batches) {
-		late->turn_first = late->batches;
-		thread->shares = 0;
-	}
-	if (program->role == NFP_ROLE_RECEIVE)
-		late->input = program;
-}
-
 // The first batch of a turn has turned out not to be the only one.
 static void tag_first(struct nfp_thread *thread, const struct nfp_program *program, uint64_t structure)
 {

@@ -43,6 +43,12 @@ run_numbered() { # of the probe library
 	echo "address,undefined: $("$build/numbered")"
 }
 
+run_pending() { # of the probe library
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -o "$build/pending" test_pending.c ../probe/{pending,numbered}.c
+	echo "address,undefined: $("$build/pending")"
+}
+
 run_queue() { # of the probe library
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/queue" test_queue.c
@@ -87,6 +93,7 @@ run_room
 run_hold
 run_owner
 run_numbered
+run_pending
 run_queue
 run_thread_set
 run_runs

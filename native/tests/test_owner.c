@@ -191,6 +191,26 @@ static void test_newest(void)
 	CHECK(nfp_owner_of_all(&late[1]) == batch);
 }
 
+// Calls that take packets in are not looked at as those that hand them on: whose buffers they are is forgotten.
+static void test_roles(void)
+{
+	static struct nfp_thread_shared shared = {.late = {.late_ticks = NFP_LATE_NEVER}};
+	struct nfp_program program = {.pooled = 1, .number_shift = SHIFT};
+	threads[0].shared = &shared;
+	receive_untagged(0, 1);
+	late[0].until_check = 9;
+	for (uint32_t role = NFP_ROLE_RECEIVE; role <= NFP_ROLE_REPLACE; role++) {
+		int is_looked_at =
+		    role == NFP_ROLE_TRANSMIT || role == NFP_ROLE_DROP || role == NFP_ROLE_PUNT;
+		if (!is_looked_at && role != NFP_ROLE_KEEP && role != NFP_ROLE_REPLACE)
+			continue;
+		program.role = (uint8_t)role;
+		CHECK(nfp_late_enter_next(&threads[0], &program, late[0].numbers, 1, 64, 1) == is_looked_at);
+		CHECK((threads[0].handing != 0) == is_looked_at);
+		nfp_late_leave(&threads[0]);
+	}
+}
+
 int main(void)
 {
 	nfp_library.late = late;
@@ -201,5 +221,6 @@ int main(void)
 	test_unknown();
 	test_copies();
 	test_newest();
+	test_roles();
 	printf("owner: %u buffers and their batches\n", checked);
 }

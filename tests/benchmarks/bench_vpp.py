@@ -25,7 +25,7 @@ from otel_nfprobe.monitor.latecapture import NONE, SLOW
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.measured_session import Session, attached
-from tests.benchmarks.rounds import Spread, find_cpus, make_parser, spread, write_figures
+from tests.benchmarks.rounds import NO_FIGURE, Spread, find_cpus, lost, make_parser, spread, write_figures
 from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
 OFF = "off"
@@ -68,7 +68,7 @@ def read_cpu_ns(vpp: RealVpp) -> int:
 
 
 def measure(vpp: RealVpp, target: Target, choice: Choice, mode: str, turn_s: float) -> float:
-    """CPU time for a packet in one turn, in ns."""
+    """CPU time for a packet in one turn, in ns; NO_FIGURE: records were lost."""
 
     def turn(wait: Wait) -> float:
         packets, spent_ns = count_received(vpp), read_cpu_ns(vpp)
@@ -79,12 +79,15 @@ def measure(vpp: RealVpp, target: Target, choice: Choice, mode: str, turn_s: flo
         return turn(time.sleep)
     with attached(target, choice, Session(RING_BYTES, mode), lambda said: None) as monitor:
         monitor.run(SETTLE_S, lambda: None)
-        return turn(lambda seconds: monitor.drain.run_until(time.monotonic() + seconds))
+        before = lost(monitor)
+        spent_ns = turn(lambda seconds: monitor.drain.run_until(time.monotonic() + seconds))
+        return NO_FIGURE if lost(monitor) > before else spent_ns
 
 
 def describe(name: str, found: Spread, off_ns: float) -> str:
     quartiles = f"({found.low:+.2f} .. {found.high:+.2f})"
-    return f"  {name:15} {found.median:+8.2f} ns a packet {quartiles}, {found.median / off_ns:+.1%}"
+    share = f"{found.median / off_ns:+.1%}"
+    return f"  {name:15} {found.median:+8.2f} ns a packet {quartiles}, {share}{found.describe_dropped()}"
 
 
 def run(setting: str, frame: int, rounds: int, turn_s: float, cpus: tuple[int, int]) -> dict[str, Spread]:
