@@ -296,17 +296,17 @@ class Session:
         return self._threads.ids.holds(tid)
 
     def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
-        """Says which packets deserve to be identified (struct nfp_late_wish).
+        """Says which packets deserve to be identified (struct nfp_capture_policy).
 
         Args:
             late_ticks: age from which on they do; LATE_NEVER: none.
             sample: so many of SAMPLE_ALL batches are drawn.
             index: of the thread; None: of all, those that begin later included.
         """
-        wishes = [self.header.late] if index is None else []
-        wishes += [self._table[i].late for i in (self.thread_indexes() if index is None else [index])]
-        for wish in wishes:
-            wish.late_ticks, wish.sample = late_ticks, sample
+        policies = [self.header.late] if index is None else []
+        policies += [self._table[i].late for i in (self.thread_indexes() if index is None else [index])]
+        for policy in policies:
+            policy.late_ticks, policy.sample = late_ticks, sample
 
     def thread_claims(self) -> Claims:
         """The entries in use."""

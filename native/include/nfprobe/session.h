@@ -37,7 +37,7 @@
 #define NFP_GATE_AUTO 16   // the target opens and closes its inner gates itself (native/probe/detail.c)
 #define NFP_GATE_COUNTED 128 // of a thread only: receive functions read its counters, too
 
-// In struct nfp_late_wish.
+// In struct nfp_capture_policy.
 #define NFP_LATE_NEVER 0xffffffffffffffff
 #define NFP_SAMPLE_ALL 0x100000000
 
@@ -113,7 +113,7 @@ enum nfp_sync {
 };
 
 // What deserves to be identified, by native/probe/late.c.
-struct nfp_late_wish {
+struct nfp_capture_policy {
 	uint64_t late_ticks; // packets of this age and older; NFP_LATE_NEVER: none
 	uint64_t sample; // so many of 2^32 batches are drawn; NFP_SAMPLE_ALL: every one
 };
@@ -150,7 +150,7 @@ struct nfp_session_header {
 	// Address in the target of a word that is 1 there, and 0 in a forked child: only a process that runs on the
 	// target's own memory reads the 1 as well.
 	uint64_t kept_address;
-	struct nfp_late_wish late; // of threads that have no entry in the thread table yet
+	struct nfp_capture_policy late; // of threads that have no entry in the thread table yet
 	// With NFP_GATE_AUTO: after a batch of this age the next ones are detailed (0: none is), and one of so many is.
 	uint64_t detail_slow_ticks;
 	uint64_t detail_one_in;
@@ -202,7 +202,7 @@ struct nfp_thread_shared {
 	uint64_t dropped_packets; // handed to a drop function
 	// Written by the monitor: everything before `tail` has been read.
 	uint64_t tail;
-	struct nfp_late_wish late;
+	struct nfp_capture_policy late;
 	uint64_t taken_over_packets; // written by the thread: from its queues
 	uint64_t punted_packets; // written by the thread: handed to a function that punts
 	uint64_t reserved1[3];

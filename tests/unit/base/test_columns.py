@@ -24,7 +24,7 @@ from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, Columns, Packet
         ("nfp_call_counters", columns.CALL_COUNTERS),
         ("nfp_message", columns.MESSAGE),
         ("nfp_thread_shared", columns.THREAD),
-        ("nfp_late_wish", columns.LATE_WISH),
+        ("nfp_capture_policy", columns.LATE_WISH),
     ],
 )
 def test_layout(struct: str, dtype: np.dtype) -> None:
