@@ -33,7 +33,7 @@ MODES = (OFF, NONE, SLOW)
 RULES = ", ".join([*(f"deny src 192.168.{rule // 250}.{rule % 250}/32" for rule in range(999)), "permit"])
 FORWARD, ACL = "forwarding", "ACL, 1,000 rules"
 SETTINGS = ((FORWARD, 256), (ACL, 256), (FORWARD, 1))  # and packets in a frame
-RING_BYTES = 16 << 20
+RING_BYTES = {256: 16 << 20, 1: 256 << 20}  # by frame: with 1 there are 20 million records a second, and they wait
 SETTLE_S, TURN_S, TURN_SHORT_S = 0.3, 1.0, 0.1
 ROUNDS, ROUNDS_SHORT = 8, 1
 Wait = Callable[[float], None]
@@ -67,7 +67,7 @@ def read_cpu_ns(vpp: RealVpp) -> int:
     return int(Path(f"/proc/{vpp.pid}/task/{vpp.pid}/schedstat").read_text().split()[0])
 
 
-def measure(vpp: RealVpp, target: Target, choice: Choice, mode: str, turn_s: float) -> float:
+def measure(vpp: RealVpp, target: Target, choice: Choice, session: Session, turn_s: float) -> float:
     """CPU time for a packet in one turn, in ns; NO_FIGURE: records were lost."""
 
     def turn(wait: Wait) -> float:
@@ -75,9 +75,9 @@ def measure(vpp: RealVpp, target: Target, choice: Choice, mode: str, turn_s: flo
         wait(turn_s)
         return (read_cpu_ns(vpp) - spent_ns) / max(1, count_received(vpp) - packets)
 
-    if mode == OFF:
+    if session.packets == OFF:
         return turn(time.sleep)
-    with attached(target, choice, Session(RING_BYTES, mode), lambda said: None) as monitor:
+    with attached(target, choice, session, lambda said: None) as monitor:
         monitor.run(SETTLE_S, lambda: None)
         before = lost(monitor)
         spent_ns = turn(lambda seconds: monitor.drain.run_until(time.monotonic() + seconds))
@@ -100,7 +100,9 @@ def run(setting: str, frame: int, rounds: int, turn_s: float, cpus: tuple[int, i
             target = Target(vpp.pid)
             choice = choose(target, choose_adapter("vpp", target), [], [])
             choice.leave_out(FREE)
-            found = np.array([[measure(vpp, target, choice, mode, turn_s) for mode in MODES] for _ in range(rounds)])
+            sessions = [Session(RING_BYTES[frame], mode) for mode in MODES]
+            turns = [[measure(vpp, target, choice, session, turn_s) for session in sessions] for _ in range(rounds)]
+            found = np.array(turns)
         finally:
             vpp.process.kill()
             vpp.process.wait()
