@@ -22,8 +22,8 @@ static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_e
 
 // The buffer holds another packet: somebody had freed it, unless what happened to it went unseen. When it was
 // freed is not known.
-static void settle_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry,
-                         const struct nfp_event *event)
+static void match_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry,
+                        const struct nfp_event *event)
 {
 	if (!pipeline->pooled || entry->slot == NFP_SLOT_LATE)
 		return;
@@ -39,7 +39,7 @@ static void settle_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_
 	pipeline->counts.freed++;
 }
 
-static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static void match_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffers *buffers = &pipeline->buffers;
 	if (!nfp_buffers_make_room(buffers)) {
@@ -52,7 +52,7 @@ static void settle_receive(struct nfp_pipeline *pipeline, const struct nfp_event
 	else {
 		if (entry->slot != NFP_SLOT_LATE)
 			nfp_handover_drop(pipeline, pipeline->slots.items[entry->slot], entry->index);
-		settle_reuse(pipeline, entry, event);
+		match_reuse(pipeline, entry, event);
 		leave_entry(pipeline, entry); // the NF freed it on a way that is not probed
 	}
 	*entry = (struct nfp_buffer_entry){event->buffer, event->slot, event->index};
@@ -65,7 +65,7 @@ static enum nfp_disposition disposition_of(const struct nfp_event *event)
 	return event->kind == NFP_EVENT_TRANSMIT ? NFP_TRANSMITTED : NFP_DROPPED;
 }
 
-static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static int match_done(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry = nfp_buffer_here(pipeline, event->buffer);
 	if (!entry) // copies share the buffer that was received, behind one of their own: the first that leaves is the packet
@@ -95,7 +95,7 @@ static int settle_done(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 }
 
 // The packet stays: it will be handed on, or was dropped where it should have been handed over.
-static int settle_stay(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static int match_stay(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
 	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
@@ -113,7 +113,7 @@ static int settle_stay(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 }
 
 // The message stays: it may be sent to more receivers, and ends with the last.
-static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static int match_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
 	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
@@ -144,7 +144,7 @@ static int settle_send(struct nfp_pipeline *pipeline, const struct nfp_event *ev
 	return 1;
 }
 
-static void settle_made(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static void match_made(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_buffer_entry *entry =
 	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
@@ -154,15 +154,15 @@ static void settle_made(struct nfp_pipeline *pipeline, const struct nfp_event *e
 	nfp_buffers_remove(&pipeline->buffers, entry);
 }
 
-static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+static void match_event(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
 	struct nfp_events *later = &pipeline->still_unmatched;
 	if (event->kind == NFP_EVENT_RECEIVE) {
-		settle_receive(pipeline, event);
+		match_receive(pipeline, event);
 		return;
 	}
 	if (event->kind == NFP_EVENT_MADE) {
-		settle_made(pipeline, event);
+		match_made(pipeline, event);
 		return;
 	}
 	if (event->kind == NFP_EVENT_KEEP || event->kind == NFP_EVENT_REPLACE) {
@@ -172,10 +172,10 @@ static void settle_event(struct nfp_pipeline *pipeline, const struct nfp_event *
 	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
 	int stays = takes_over || event->kind == NFP_EVENT_REFUSED;
 	int is_chosen = event->kind == NFP_EVENT_CHOSEN;
-	if (event->kind == NFP_EVENT_SEND ? settle_send(pipeline, event)
+	if (event->kind == NFP_EVENT_SEND ? match_send(pipeline, event)
 	    : is_chosen                   ? nfp_handover_place(pipeline, event)
-	    : stays                       ? settle_stay(pipeline, event)
-	                                  : settle_done(pipeline, event))
+	    : stays                       ? match_stay(pipeline, event)
+	                                  : match_done(pipeline, event))
 		return;
 	if (event->kind == NFP_EVENT_TRANSMIT && event->ticks > pipeline->made_ticks)
 		pipeline->made_ticks = event->ticks; // of whatever was received before, it may be a copy
@@ -233,8 +233,8 @@ static void ask_for(const struct nfp_buffers *buffers, const struct source *sour
 		    buffers, source->events->items[source->next + ahead].buffer)]);
 }
 
-// Settles all events in the order of time, those of one source up to the earliest of the others.
-static void settle_all(struct nfp_pipeline *pipeline, struct source *sources, uint32_t source_count)
+// Matches all events in the order of time, those of one source up to the earliest of the others.
+static void match_all(struct nfp_pipeline *pipeline, struct source *sources, uint32_t source_count)
 {
 	struct source *heap[NFP_THREAD_COUNT + 1];
 	uint32_t count = 0;
@@ -250,7 +250,7 @@ static void settle_all(struct nfp_pipeline *pipeline, struct source *sources, ui
 			until = source_ticks(heap[i]) < until ? source_ticks(heap[i]) : until;
 		do {
 			ask_for(&pipeline->buffers, first);
-			settle_event(pipeline, &first->events->items[first->next++]);
+			match_event(pipeline, &first->events->items[first->next++]);
 		} while (first->next < first->end && source_ticks(first) <= until);
 		if (first->next == first->end)
 			heap[0] = heap[--count];
@@ -313,7 +313,7 @@ static void keep_unmatched(struct nfp_pipeline *pipeline)
 	pipeline->still_unmatched = later;
 }
 
-void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
+void nfp_packets_match(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 {
 	for (uint32_t i = 0; pipeline->pooled && i < NFP_THREAD_COUNT; i++)
 		pipeline->lossy |= pipeline->streams[i] && is_held_up(pipeline->streams[i]);
@@ -325,7 +325,7 @@ void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
 		if (pipeline->streams[i] && pipeline->streams[i]->events.count)
 			sources[count++] = source_of(&pipeline->streams[i]->events, until_ticks);
-	settle_all(pipeline, sources, count);
+	match_all(pipeline, sources, count);
 	pipeline->events = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		drop_matched(sources[i].events, sources[i].end);
@@ -336,10 +336,10 @@ void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks)
 
 // What the thread has queued is matched without the others' events: its time steps back, and they could not be put in
 // order any more.
-void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+void nfp_stream_match(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 {
 	for (uint32_t i = 0; i < stream->events.count; i++)
-		settle_event(pipeline, &stream->events.items[i]);
+		match_event(pipeline, &stream->events.items[i]);
 	pipeline->events -= stream->events.count;
 	stream->events.count = 0;
 }

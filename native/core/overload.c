@@ -5,7 +5,7 @@
 
 void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
 {
-	nfp_packets_settle(pipeline, until_ticks);
+	nfp_packets_match(pipeline, until_ticks);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];
 		if (stream)

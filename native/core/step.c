@@ -18,7 +18,7 @@ void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stre
 void nfp_stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks)
 {
 	nfp_stream_interrupt(pipeline, stream, 1);
-	nfp_stream_settle(pipeline, stream);
+	nfp_stream_match(pipeline, stream);
 	nfp_outside_deliver(pipeline, stream, 1);
 	stream->last_ticks = stream->gone_ticks = ticks ? ticks : 1; // 0 means open in a row
 	if (pipeline->lost_ticks > stream->last_ticks)

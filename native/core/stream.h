@@ -553,7 +553,7 @@ uint32_t nfp_holds_give(struct nfp_pipeline *pipeline);
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
 // overload.c
-// Settles what happened up to then and delivers what is complete; all: every batch that has ended.
+// Matches what happened up to then and delivers what is complete; all: every batch that has ended.
 void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all);
 // Does so when too much is pending.
 void nfp_pending_bound(struct nfp_pipeline *pipeline);
@@ -563,8 +563,8 @@ void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stre
 void nfp_stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks);
 // match.c
 // Matches what was handed on with what was received, in the order of time over all threads.
-void nfp_packets_settle(struct nfp_pipeline *pipeline, uint64_t until_ticks);
-void nfp_stream_settle(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
+void nfp_packets_match(struct nfp_pipeline *pipeline, uint64_t until_ticks);
+void nfp_stream_match(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline);
 void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
 // The message's batch is delivered; it may be sent once more.

@@ -2,7 +2,7 @@
 // Receive, transmit and drop probes: writes the poll or the captured value, and packet records when they are
 // wanted. Runs on the target's threads between two of its instructions; reads only what the NF itself is
 // handed (the pointers of a burst, the headers of its packets) and at most packets_max of them. What a person
-// described is checked first (plausible.c).
+// described is checked first (validate.c).
 #include "describe.h"
 #include "detail.h"
 #include "frame.h"

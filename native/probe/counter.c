@@ -14,7 +14,7 @@
 // exit: equal ones mean that the thread was not switched out, moved or given other counters in between.
 #include "counter.h"
 #include "frame.h"
-#include "room.h"
+#include "ring_space.h"
 
 #define PAIRS(count) (((count) + 1) / 2)
 #define LOCKS ((1u << NFP_COUNTERS_CHANGE_SHIFT) - 1)
@@ -129,7 +129,7 @@ void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp)
 	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
 	// Room for the records that follow, too.
 	uint64_t bytes = (PAIRS(count) + 2) * NFP_RECORD_BYTES;
-	if (count && (thread->cursor + bytes <= thread->room || nfp_room_find(thread, bytes)))
+	if (count && (thread->cursor + bytes <= thread->room || nfp_ring_space_find(thread, bytes)))
 		((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
 }
 
@@ -143,12 +143,12 @@ void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *fram
 // lost has been marked and the readings of `count` counters fit with their record.
 static inline __attribute__((always_inline)) int has_room(struct nfp_thread *thread, uint32_t count)
 {
-	// Partner: nfp_drain_publish, as in nfp_room_find.
+	// Partner: nfp_drain_publish, as in nfp_ring_space_find.
 	uint64_t tail = __atomic_load_n(&thread->shared->tail, __ATOMIC_ACQUIRE);
 	uint64_t lost = thread->lost_pending[0] | thread->lost_pending[1] | thread->lost_pending[2];
 	if (lost)
 		return 0;
-	nfp_room_set(thread, tail);
+	nfp_ring_space_set(thread, tail);
 	return thread->cursor + (PAIRS(count) + 1) * NFP_RECORD_BYTES <= thread->room;
 }
 
@@ -162,7 +162,7 @@ __attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thr
 		thread = nfp_thread_slow(thread, loss);
 		if (!thread || !__atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE))
 			return thread;
-		if (!nfp_room_find(thread, 4 * NFP_RECORD_BYTES)) {
+		if (!nfp_ring_space_find(thread, 4 * NFP_RECORD_BYTES)) {
 			// Only the slots of the readings do not fit: the record goes without.
 			nfp_limit_set_one(thread);
 			return thread;

@@ -118,7 +118,7 @@ static void stop(uint32_t index)
 	__atomic_and_fetch(&thread->gate, ~(uint32_t)NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->slow, (void *)nfp_slow_thunk, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, thread->shared ? 1 : 0,
-	                 __ATOMIC_SEQ_CST); // partner: set_limit in room.c
+	                 __ATOMIC_SEQ_CST); // partner: set_limit in ring_space.c
 	for (uint32_t i = 0; i < NFP_COUNTERS_MAX; i++) {
 		const volatile struct nfp_counter_page *page = counters->pages[i];
 		__atomic_store_n(&counters->pages[i], &not_counting, __ATOMIC_SEQ_CST);
@@ -159,7 +159,7 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t c
 	__atomic_store_n(&thread->counted, (uint32_t)count, __ATOMIC_SEQ_CST);
 	if (nfp_wanted_gate() & NFP_GATE_OUTER) // partner: nfp_gate_of
 		__atomic_or_fetch(&thread->gate, NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&thread->limit, 1, __ATOMIC_SEQ_CST); // partner: set_limit in room.c
+	__atomic_store_n(&thread->limit, 1, __ATOMIC_SEQ_CST); // partner: set_limit in ring_space.c
 	return 0;
 }
 

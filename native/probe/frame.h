@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the templates of receive, transmit and drop functions keep of a call, for capture.c and plain.c.
+// What the templates of receive, transmit and drop functions keep of a call, for capture.c and fast_path.c.
 #ifndef NFPROBE_FRAME_H
 #define NFPROBE_FRAME_H
 #include "counter.h"

@@ -11,7 +11,7 @@
 #include "late.h"
 #include "library.h"
 #include "queue.h"
-#include "room.h"
+#include "ring_space.h"
 #include "x86_64/syscall.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -234,7 +234,7 @@ static void begin_session(void)
 		shared->handed_over_packets = shared->taken_over_packets = shared->punted_packets = 0;
 		memset(&shared->identified_packets, 0, 7 * sizeof(uint64_t)); // up to checked_calls
 		nfp_late_begin(thread, i);
-		shared->position = nfp_room_position(thread, thread->cursor);
+		shared->position = nfp_ring_space_position(thread, thread->cursor);
 		shared->tail = shared->position;
 	}
 	memset(header->unregistered, 0, sizeof(header->unregistered));

@@ -247,7 +247,7 @@ static inline int nfp_late_is_inside(const struct nfp_thread *thread, uint32_t f
 	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in x86_64/thunk.S
 }
 
-// plain.c: whether the call that ends was let pass at its entry.
+// fast_path.c: whether the call that ends was let pass at its entry.
 static inline int nfp_late_is_behind(const struct nfp_thread *thread, uint32_t frame)
 {
 	return thread->handing == frame && nfp_late_of(thread)->frame != frame;
@@ -284,7 +284,7 @@ static inline int nfp_late_is_kept(const struct nfp_late *late, const struct nfp
 	       pointers[last] == nfp_late_pointer_at(late, batch->first + last);
 }
 
-// plain.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
+// fast_path.c: whether nothing more is to be done for a call that has ended at `ticks`, as far as that can be said at once.
 // Most calls hand on the packets of one batch, which is young and not drawn.
 static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint64_t ticks)
 {
@@ -363,7 +363,7 @@ static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nf
 	return 1;
 }
 
-// plain.c: the same for a call that was let pass at its entry, where it hands on the newest batch as it was received. What
+// fast_path.c: the same for a call that was let pass at its entry, where it hands on the newest batch as it was received. What
 // nfp_late_catch_up would note for such a call is for what follows, and nothing does.
 static inline int nfp_late_pass_newest(struct nfp_thread *thread, struct nfp_burst burst, uint64_t ticks)
 {
@@ -474,7 +474,7 @@ void nfp_share_receive(struct nfp_thread *thread, const struct nfp_program *prog
 void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                     uint64_t structure, uint32_t low_rsp);
 
-// late.c, for hold.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
+// late.c, for snapshot.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX
 uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest);
 // pending.c. The numbers of the buffers that a receive call which has returned `count` packets has put into frames, and how
@@ -509,7 +509,7 @@ uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer);
 // A packet that has left: its buffer's head may have been written anew when it was freed.
 void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
 
-// hold.c, for late.c: whether headers are copied at the entry of the thread's calls.
+// snapshot.c, for late.c: whether headers are copied at the entry of the thread's calls.
 int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
 // Reads again what was copied. The first difference makes the thread copy from then on. Where the array, too, is as it was,
 // the thread's next calls are not looked at when they begin, up to the next check.

@@ -111,9 +111,9 @@ static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t co
 // if not, they are lost and counted.
 int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
 
-// room.c. How far the ring may be written is worked out anew, for `bytes` that belong together and are written next. Returns
+// ring_space.c. How far the ring may be written is worked out anew, for `bytes` that belong together and are written next. Returns
 // whether they fit.
-int nfp_room_find(struct nfp_thread *thread, uint64_t bytes);
+int nfp_ring_space_find(struct nfp_thread *thread, uint64_t bytes);
 // The slot at `cursor` may be written, and then the limit is looked at anew.
 void nfp_limit_set_one(struct nfp_thread *thread);
 
@@ -135,7 +135,7 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages, uint64_t c
 // Nothing is counted any more; the kernel gets its counters back.
 void nfp_counters_end(void);
 
-// plausible.c, for programs that are `checked`. How many packets a batch structure holds; 0 as well when it cannot be
+// validate.c, for programs that are `checked`. How many packets a batch structure holds; 0 as well when it cannot be
 // read or cannot be a batch, which switches the program off.
 uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure);
 // Whether the packets of a call can be read and look like packets; if not, the program is switched off.

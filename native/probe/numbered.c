@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers that the NF names by numbers of 32 bits instead of pointers (VPP's buffer indices). All of them lie in one
 // piece of memory that the monitor has found to be readable: nothing outside of it is read, whatever a number or a
-// buffer says. Runs on the target's threads; called by capture.c, hold.c, pending.c and plausible.c.
+// buffer says. Runs on the target's threads; called by capture.c, snapshot.c, pending.c and validate.c.
 //
 //   buffers_start + (number << number_shift) -> | fields ... | data_pointer: bytes, from the signed data_offset on |
 #include "late.h"

@@ -11,7 +11,7 @@
 // buffers is older, of batches that are gone.
 //
 // The table is private memory of the target. Two threads may write one entry only when the NF lets both use the buffer. Runs
-// on the target's threads; called by late.c, hold.c and share.c.
+// on the target's threads; called by late.c, snapshot.c and share.c.
 #include "late.h"
 
 enum {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When the packets of a batch can have arrived, where nobody stamped them. A poll that returned fewer packets than
 // it was asked for left its queue empty, so what the next polls of this queue return has arrived since the entry of
-// that poll. Called at the exit of receive functions, on the target's threads: in a header, because plain.c has no calls.
+// that poll. Called at the exit of receive functions, on the target's threads: in a header, because fast_path.c has no calls.
 //
 // A queue that was not seen empty for many full polls is called saturated: the old bound stays true, but says nothing
 // any more, because no receive queue holds the packets of so many polls. Nor does the poll before say anything: what a

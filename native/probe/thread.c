@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (room.c looks again,
+// The slow path of a probe: a thread's first record (it gets a ring), and a ring that looks full (ring_space.c looks again,
 // losses are counted and marked in the stream). Runs on the target's threads, possibly in a
 // signal handler, possibly on a small stack: raw system calls only, no locks.
 #include "late.h"
 #include "library.h"
 #include "queue.h"
-#include "room.h"
+#include "ring_space.h"
 #include "x86_64/syscall.h"
 #include <sys/syscall.h>
 
@@ -99,7 +99,8 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
 	// The thread table's `position` is where the monitor begins to read this ring: stored before the
 	// gate opens, and read by it after `threads` (partner: Session.drain).
-	__atomic_store_n(&shared->position, nfp_room_position(thread, thread->cursor), __ATOMIC_RELEASE);
+	__atomic_store_n(&shared->position, nfp_ring_space_position(thread, thread->cursor),
+	                 __ATOMIC_RELEASE);
 	uint32_t used = __atomic_load_n(&nfp_library.header->threads, __ATOMIC_RELAXED);
 	while (used < index + 1 &&
 	       !__atomic_compare_exchange_n(&nfp_library.header->threads, &used, index + 1, 0,
@@ -192,7 +193,7 @@ struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss)
 			*word = before;
 	}
 	if (thread)
-		nfp_room_find(thread, NFP_RECORD_BYTES);
+		nfp_ring_space_find(thread, NFP_RECORD_BYTES);
 	else
 		__atomic_fetch_add(&nfp_library.header->unregistered[loss], 1, __ATOMIC_RELAXED);
 	return thread;
@@ -201,10 +202,10 @@ struct nfp_thread *nfp_thread_enter(struct nfp_thread *thread, uint32_t loss)
 // Whether so many bytes fit, and what is lost has been marked before them.
 static int make_room(struct nfp_thread *thread, uint64_t bytes)
 {
-	if (!nfp_room_find(thread, bytes))
+	if (!nfp_ring_space_find(thread, bytes))
 		return 0;
 	mark_lost(thread);
-	return thread->cursor + bytes <= thread->room || nfp_room_find(thread, bytes);
+	return thread->cursor + bytes <= thread->room || nfp_ring_space_find(thread, bytes);
 }
 
 struct nfp_thread *nfp_thread_slow(struct nfp_thread *thread, uint32_t loss)

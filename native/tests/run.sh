@@ -18,17 +18,17 @@ run() { # NAME SANITIZERS TEST.c
 	echo "$2: $said"
 }
 
-run_room() { # of the probe library, with a short end of a lap to step through
+run_ring_space() { # of the probe library, with a short end of a lap to step through
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -I../probe -fsanitize=undefined \
-		-fno-sanitize-recover=all -DNFP_RING_SLACK_BYTES=256 -o "$build/room" test_room.c \
-		../probe/{room,rings,counter}.c "$core"/drain.c
-	echo "undefined: $("$build/room")"
+		-fno-sanitize-recover=all -DNFP_RING_SLACK_BYTES=256 -o "$build/ring_space" test_ring_space.c \
+		../probe/{ring_space,rings,counter}.c "$core"/drain.c
+	echo "undefined: $("$build/ring_space")"
 }
 
-run_hold() { # of the probe library
+run_snapshot() { # of the probe library
 	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
-		-fno-sanitize-recover=all -o "$build/hold" test_hold.c ../probe/hold.c
-	echo "address,undefined: $("$build/hold")"
+		-fno-sanitize-recover=all -o "$build/snapshot" test_snapshot.c ../probe/snapshot.c
+	echo "address,undefined: $("$build/snapshot")"
 }
 
 run_owner() { # of the probe library
@@ -89,8 +89,8 @@ run_worst() { # not with sanitizers: it compares times
 
 run ring-thread thread test_ring.c
 run ring-address address,undefined test_ring.c
-run_room
-run_hold
+run_ring_space
+run_snapshot
 run_owner
 run_numbered
 run_pending

@@ -269,7 +269,7 @@ class Burst:
         pointers: the argument that is an array of packets, or one packet, or a pointer to `batch`.
         requested: the argument that says how many are asked for or handed over, or ABSENT, or CAPACITY.
         when: which return values of a receive function say that it has received something, WHEN_*.
-        checked: its packets are looked at with care (native/probe/plausible.c): a person described them.
+        checked: its packets are looked at with care (native/probe/validate.c): a person described them.
         queue: the argument of a receive function that says which queue it polls, or ABSENT.
         first, step: of TAKE_OVER: bytes before the first pointer of the array, and from one to the next.
     """
@@ -339,7 +339,7 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
 
 
 def _is_plain(program: Mapping[str, int]) -> bool:
-    """Whether native/probe/plain.c can serve it: arguments and the return value alone say what a call is about."""
+    """Whether native/probe/fast_path.c can serve it: arguments and the return value alone say what a call is about."""
     if program["role"] not in (RECEIVE, TRANSMIT) or program["count_from"] != COUNT_RETURN:
         return False
     names = ("pointers_argument", "requested_argument") + ("queue_argument",) * (program["role"] == RECEIVE)

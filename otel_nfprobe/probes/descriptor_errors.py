@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What probes found wrong with functions that a person described (native/probe/plausible.c), in sentences.
+"""What probes found wrong with functions that a person described (native/probe/validate.c), in sentences.
 
 A function that is switched off still runs through its probe, but nothing of it is counted or described any more.
 """

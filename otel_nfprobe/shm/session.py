@@ -59,7 +59,6 @@ SAMPLE_ALL = 0x100000000
 
 LOST_CLASSES = ("call", "packet", "poll")
 
-F_OFD_SETLK = 37
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
 
 COMMAND_PATIENCE_NS = 15_000_000_000
@@ -138,7 +137,7 @@ class Session:
     def _lock(self) -> None:
         request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:
-            fcntl.fcntl(self._fd, F_OFD_SETLK, request)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, request)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
@@ -358,7 +357,7 @@ class Session:
         Whoever measures one process after the other would else keep gigabytes until Python collects its garbage.
         """
         # Mappings keep the open file alive, and with it the lock: it is given up by name.
-        fcntl.fcntl(self._fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
         os.close(self._fd)
         if self._rings is not None:
             self._rings.close()

@@ -14,7 +14,6 @@ from otel_nfprobe.shm.session import FLOCK, Session
 from otel_nfprobe.target.target import Target, read_text
 
 SESSION_PATH = "/memfd:nfprobe-session"  # what /proc shows for mapped session memory
-F_OFD_GETLK = 36
 SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
 
 
@@ -114,7 +113,7 @@ def find_held_session(target: Target) -> int | None:
 
 def _is_locked(fd: int) -> bool:
     """Whether a monitor has locked the session memory that is open here."""
-    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 

@@ -20,7 +20,7 @@ from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.compensation import Compensation
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
-from otel_nfprobe.counters.threads import ThreadTotals
+from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.monitor.counterchange import change_counters
 from otel_nfprobe.probes.arena import Arenas
@@ -47,7 +47,7 @@ class NoKernel(Kernel):
         return 1, 1, 1
 
 
-class OwnCounters(ThreadTotals):
+class OwnCounters(ThreadCounters):
     """The target's own pages instead of descriptors: a counter's event says which one."""
 
     pages = 0

@@ -258,7 +258,7 @@ enum nfp_count_from {
 };
 // When a receive function has received something, as its return value says.
 enum nfp_when { NFP_WHEN_NONZERO = 0, NFP_WHEN_ZERO = 1, NFP_WHEN_ALWAYS = 2 };
-// Why a program was switched off (native/probe/plausible.c).
+// Why a program was switched off (native/probe/validate.c).
 enum nfp_verdict {
 	NFP_VERDICT_NONE = 0,
 	NFP_VERDICT_COUNT_UNREADABLE = 1, // offence: the address
@@ -312,7 +312,7 @@ struct nfp_program {
 	uint8_t arrival_bit; // of that word
 	uint8_t pooled; // 1: packets stay where they are, readable, when they have been transmitted or freed
 	uint8_t queue_argument; // of a receive function: which queue it polls
-	uint8_t plain; // 1: native/probe/plain.c can serve it
+	uint8_t plain; // 1: native/probe/fast_path.c can serve it
 	// Where packets are named by numbers of 32 bits, not by pointers (native/probe/numbered.c): a buffer is at
 	// buffers_start + (number << number_shift), its bytes are inside it, at data_pointer and the signed data_offset. A
 	// receive function only says how many there are: they are in the structures that it has filled (pending.c).
@@ -389,7 +389,7 @@ struct nfp_thread {
 	void *counter_pages; // of struct nfp_counter_pages, or 0
 	void *counted_entry; // of receive functions, with NFP_GATE_COUNTED
 	void *counted_exit;
-	uint64_t tokens; // native/probe/room.h
+	uint64_t tokens; // native/probe/ring_space.h
 	// What calls of nodes say their frames' shares by, while a turn has several batches; else 0 (native/probe/share.c).
 	void *shares;
 	uint64_t

@@ -109,7 +109,7 @@ nfp_shares_thunk:
 	PACKET_THUNK nfp_ending_receive_exit_thunk, nfp_ending_receive_exit
 	PACKET_THUNK nfp_ending_counted_exit_thunk, nfp_ending_counted_exit
 
-// In place of nfp_packets_entry_thunk while a thread's arrays are trusted (hold.c): only notes which call it is, unless it is
+// In place of nfp_packets_entry_thunk while a thread's arrays are trusted (snapshot.c): only notes which call it is, unless it is
 // inside another one (nfp_late_is_inside). May change rax, rcx and rdx, which the template restores.
 	.p2align 4
 	.globl nfp_trusted_entry_thunk

@@ -27,7 +27,7 @@ from otel_nfprobe.linux.descriptors import (
     open_session_file,
     take_channel,
 )
-from otel_nfprobe.shm.session import F_OFD_SETLK, FLOCK
+from otel_nfprobe.shm.session import FLOCK
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -122,9 +122,9 @@ def test_session_has_a_lock_of_its_own(pid: Callable[[], int]) -> None:
     """The target asks whether somebody else holds the lock: an open file that it shares would never say so."""
     fd = memory(SESSION_NAME, 4096, KEPT_SIZE)
     own = open_session_file(pid(), fd)
-    fcntl.fcntl(own, F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    fcntl.fcntl(own, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     with pytest.raises(BlockingIOError):
-        fcntl.fcntl(fd, F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     os.close(own)
     os.close(fd)
 

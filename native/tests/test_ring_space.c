@@ -6,7 +6,7 @@
 #include "check.h"
 #include "counter.h"
 #include "drain.h"
-#include "room.h"
+#include "ring_space.h"
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -48,7 +48,7 @@ struct nfp_thread *nfp_thread_slow(struct nfp_thread *block, uint32_t loss)
 int nfp_make_room(struct nfp_thread *block, uint32_t count, uint32_t loss)
 {
 	(void)loss;
-	int fits = nfp_room_find(block, (uint64_t)count * NFP_RECORD_BYTES);
+	int fits = nfp_ring_space_find(block, (uint64_t)count * NFP_RECORD_BYTES);
 	nfp_fetch_add_local(&lost, fits ? 0 : count);
 	return fits;
 }
@@ -79,7 +79,7 @@ static void drain(void)
 
 static struct nfp_record *put(struct nfp_record *slot)
 {
-	uint64_t offset = nfp_room_offset(&thread, (uintptr_t)slot);
+	uint64_t offset = nfp_ring_space_offset(&thread, (uintptr_t)slot);
 	CHECK((uintptr_t)slot - thread.base - offset == 0 ||
 	      (uintptr_t)slot - thread.base - offset == NFP_RING_LAPS_APART);
 	CHECK(offset + NFP_RECORD_BYTES <= RING_BYTES);
@@ -146,12 +146,13 @@ static void approach(int full)
 	drain();
 	uint32_t back = draw(6);
 	if (full) {
-		for (uint32_t i = 0;
-		     i + back < USABLE && nfp_room_left(&thread, thread.cursor, shared.tail) > back * 16; i++)
+		for (uint32_t i = 0; i + back < USABLE &&
+		                     nfp_ring_space_left(&thread, thread.cursor, shared.tail) > back * 16;
+		     i++)
 			probe();
 		return;
 	}
-	for (uint32_t i = 0; nfp_room_in_lap(&thread, thread.cursor) > back * NFP_RECORD_BYTES; i++) {
+	for (uint32_t i = 0; nfp_ring_space_in_lap(&thread, thread.cursor) > back * NFP_RECORD_BYTES; i++) {
 		probe();
 		if (i % 1024 == 0)
 			drain();
@@ -183,7 +184,7 @@ static void trial(int number)
 	probe();
 	step_off();
 	drain();
-	CHECK(read_position == nfp_room_position(&thread, thread.cursor));
+	CHECK(read_position == nfp_ring_space_position(&thread, thread.cursor));
 }
 
 static void prepare(void)
