@@ -67,10 +67,29 @@ def test_make_targets_in_documents_exist() -> None:
 def test_security_is_found_and_names_no_address() -> None:
     for page in ("README.md", "CONTRIBUTING.md", "docs/limits.md"):
         assert "SECURITY.md" in (ROOT / page).read_text(), page
-    text = (ROOT / "SECURITY.md").read_text()
+    text = " ".join((ROOT / "SECURITY.md").read_text().split())
     assert "@" not in text  # weaknesses are reported on the repository's page
-    limits = (ROOT / "docs" / "limits.md").read_text()
+    limits = " ".join((ROOT / "docs" / "limits.md").read_text().split())
     assert f"{CONNECTIONS_MAX} times at once" in limits
     assert f"{CONNECTIONS_MAX} clients at a time" in text
     for page in (text, limits):
         assert f"{RETRY_AFTER_MAX_S / 60:.0f} minutes of peace" in page
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    named = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert named == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_the_glossary_is_short() -> None:
+    rows = re.findall(r"^\| (?!word|---)", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 20 <= len(rows) <= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_not_wide(page: Path) -> None:
+    """Tables and what programs print may be; attributes.md is written by scripts/attribute-table."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    wide = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))]
+    assert page.name == "attributes.md" or not wide
