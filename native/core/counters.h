@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counters: judges the readings of a call's entry and exit, and gives each call what was counted in it and what in it
-// alone, without what the probes count by themselves.
-// Pure.
+// alone, without what the probes count by themselves. Pure.
 //
 // A row of a log that was counted has the number of its reading, from 1, in `thread`, which has no meaning before
 // delivery. The numbers go on for ever; a reading's memory is used again once its call was delivered. There is as much as

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The child side of a launch calls only what is safe after a fork of a program with threads. The release is
-// done under the patch process: a monitor that is killed meanwhile leaves a program that runs or one that is killed.
+// done in the patch process: a monitor that is killed meanwhile leaves a program that runs or one that is killed.
 #define _GNU_SOURCE
 #include "launch.h"
 #include "address_space.h"

@@ -356,8 +356,11 @@ static uint64_t earliest_handing_on(const struct nfp_stream *stream)
 
 // Whether threads are new of which nobody knows yet whether they describe packets: what they did before is still to be
 // read. Of a buffer that went from one of them to another the receive that is read last would be taken for the latest.
+// So it is in the middle of the first round, too, where only one may have been read.
 static int has_new_streams(const struct nfp_pipeline *pipeline)
 {
+	if (pipeline->taking_part && !pipeline->round)
+		return 1;
 	return pipeline->stream_count > 1 && pipeline->round < pipeline->newest_round + 2;
 }
 

@@ -395,7 +395,7 @@ void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *c
 	begin_feed(pipeline);
 	// Where one thread describes packets nobody else can have handed them on.
 	pipeline->taking_part = 1;
-	if (pipeline->round && nfp_packets_horizon(pipeline) == UINT64_MAX)
+	if (nfp_packets_horizon(pipeline) == UINT64_MAX)
 		nfp_pending_collect(pipeline, UINT64_MAX, 0);
 	pipeline->taking_part = 0;
 	give(pipeline, columns);

@@ -33,8 +33,9 @@ struct nfp_haste {
 void nfp_haste_begin(struct nfp_haste *before);
 void nfp_haste_end(const struct nfp_haste *before);
 
-// All return 0 or -errno. Called in the patch process only, which has no other use for SIGALRM and ITIMER_REAL. -EAGAIN: a thread
-// of the process seems to be in an exec, which waits for the end of those that are traced: let them go, and try again.
+// All return 0 or -errno. Called in the patch process only, which has no other use for SIGALRM and ITIMER_REAL.
+// -EAGAIN: a thread of the process seems to be in an exec, which waits for the end of those that are traced: let them go,
+// and try again.
 int nfp_seize(pid_t tid, struct nfp_seized *thread);
 // The same with PTRACE_O_* options.
 int nfp_seize_with(pid_t tid, long options, struct nfp_seized *thread);
