@@ -166,7 +166,6 @@ def test_another_snippet_at_the_next_attach(talker: Talker) -> None:
 def test_registers_are_preserved(registers: Talker, strategy: str, where: str) -> None:
     captures = [f"registers*:{name}: {BUSY}" for name in ("touch_nothing", "use_red_zone")]
     with Captured(registers.pid, captures, strategy) as captured:
-        assert registers.ask("main 1") == "equal"  # a signal while the thread gets its ring finds none
         assert registers.ask(where) == "equal"
     assert captured.lost == captured.unregistered == (0, 0, 0)
     assert captured.counts.invalid == captured.torn == 0
