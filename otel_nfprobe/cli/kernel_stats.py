@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.cli.session_runner import say
+from otel_nfprobe.cli.notices import say
 from otel_nfprobe.kernel.cost import KernelCost, measure_cost
 from otel_nfprobe.kernel.kernelprobe import KernelProbe, find_whose
 from otel_nfprobe.pipeline.durations import Durations

@@ -25,7 +25,7 @@ class SessionControl:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        inode = os.fstat(monitor.session.descriptor).st_ino
+        inode = os.fstat(monitor.attachment.session.descriptor).st_ino
         self._control = Control(inode, self._prepare, self._act)
         self.step, self.close = self._control.step, self._control.close
 
@@ -36,14 +36,14 @@ class SessionControl:
         if not isinstance(names, str):
             raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
         choice, sentences = decide(names)
-        check_counting(self._monitor.target, choice)
+        check_counting(self._monitor.attachment.target, choice)
         return _CounterChange(choice, sentences)
 
     def _act(self, change: _CounterChange | None) -> Answer:
         said = [] if change is None else [*change.sentences, *change_counters(self._monitor, change.choice)]
         monitor = self._monitor
         return {
-            "pid": monitor.target.pid,
+            "pid": monitor.attachment.target.pid,
             "counters": [counter.name for counter in monitor.counters],
             "software": [counter.name for counter in monitor.software_counters],
             "changes": monitor.counting.change,

@@ -31,7 +31,7 @@ def change_counters(monitor: Monitor, choice: CounterChoice) -> list[str]:
         said.append(sentence)
         monitor.say(sentence)
 
-    while not monitor.follower.turn.acquire(timeout=TURN_S):
+    while not monitor.attachment.follower.turn.acquire(timeout=TURN_S):
         monitor.drain.round()
     try:
         monitor.counting.say = monitor.software.say = tell
@@ -39,7 +39,7 @@ def change_counters(monitor: Monitor, choice: CounterChoice) -> list[str]:
         monitor.counting.follow()
     finally:
         monitor.counting.say = monitor.software.say = monitor.say
-        monitor.follower.turn.release()
+        monitor.attachment.follower.turn.release()
     return said
 
 
@@ -50,11 +50,11 @@ def _count_anew(monitor: Monitor, choice: CounterChoice) -> None:
     try:
         monitor.software.begin_anew(choice.software)
         if counting.begin_anew(choice.hardware):
-            module = monitor.probes[0].request.plan.module
-            hardware, compensation = choice.hardware, counting.calibrate(monitor.arenas, module, drain.round)
-            monitor.session.leave_out_polls(compensation.of_empty_polls(monitor.probes))
+            module = monitor.attachment.probes[0].request.plan.module
+            hardware, compensation = choice.hardware, counting.calibrate(monitor.attachment.arenas, module, drain.round)
+            monitor.attachment.session.leave_out_polls(compensation.of_empty_polls(monitor.attachment.probes))
     finally:
         drain.round()
         monitor.counters, monitor.software_counters, monitor.compensation = hardware, choice.software, compensation
-        costs = costs_of(list(monitor.probes), compensation)
+        costs = costs_of(list(monitor.attachment.probes), compensation)
         drain.set_counter_set(CounterSet(counting.change, name_counters(hardware), costs))

@@ -20,7 +20,7 @@ from otel_nfprobe.export.span import TAIL
 from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
 from otel_nfprobe.metrics.explicit import make_durations, make_sizes
 from otel_nfprobe.metrics.exponential import BUCKETS_MAX, make_exponential
-from otel_nfprobe.metrics.metrics import MetricsMaker, Snapshot
+from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
 from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
 from otel_nfprobe.metrics.metrics_settings import Temporality, find_settings
 from otel_nfprobe.pipeline.histogram_buckets import Span, lowers_of, read_counted
@@ -135,8 +135,8 @@ def test_batch_sizes_are_exact() -> None:
     assert (point.count, point.sum, point.min, point.max) == (200, sizes.sum(), 0, 5000)
 
 
-def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
-    return Snapshot(
+def snapshot(seconds: int, statistics: Statistics, received: int) -> MetricsSnapshot:
+    return MetricsSnapshot(
         unix_ns=START_NS + seconds * 10**9,
         statistics=statistics,
         names=["first", "second", "first", "never called"],
