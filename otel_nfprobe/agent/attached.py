@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from otel_nfprobe.agent.processes import Process
 from otel_nfprobe.agent.rules import Rule
+from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 
 REFUSED = 3  # exit status: this target cannot be probed
 
@@ -44,7 +45,7 @@ class Attached:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **rule.environment},
+            env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment},
             start_new_session=True,  # a signal to the agent's group is the agent's to pass on
         )
         assert self._child.stdout is not None
@@ -97,7 +98,5 @@ class Attached:
 
     def _read_words(self, output: IO[str]) -> None:
         for line in output:
-            words = line.strip()
-            # The line a second that shows a person how far it is fills logs.
-            if words and not words.endswith(("records lost", "spans sent")):
+            if words := line.strip():
                 self._say(f"{self._prefix}: {words.removeprefix('nfprobe: ')}")

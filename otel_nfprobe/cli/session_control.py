@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.counter_options import check_counting, decide
 from otel_nfprobe.counters.choice import CounterChoice
-from otel_nfprobe.monitor.counterchange import change_counters
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.shm.control import Answer, Control, Request
 
@@ -40,7 +39,7 @@ class SessionControl:
         return _CounterChange(choice, sentences)
 
     def _act(self, change: _CounterChange | None) -> Answer:
-        said = [] if change is None else [*change.sentences, *change_counters(self._monitor, change.choice)]
+        said = [] if change is None else [*change.sentences, *self._monitor.change_counters(change.choice)]
         monitor = self._monitor
         return {
             "pid": monitor.attachment.target.pid,

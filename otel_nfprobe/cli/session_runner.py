@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
 from otel_nfprobe.cli.flow_option import find_flow
@@ -202,7 +203,9 @@ class Measurement:
         return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
-        """What shows a line a second, on a terminal the same line again."""
+        """What shows a line a second, on a terminal the same line again; nothing where NFPROBE_PROGRESS is `no`."""
+        if os.environ.get(NFPROBE_PROGRESS) == "no":
+            return lambda: None
         shown_at = time.monotonic()
         terminal = sys.stderr.isatty()
 

@@ -17,7 +17,7 @@ from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.preemption import SwitchWatch
-from otel_nfprobe.counters.choice import Counter, name_counters
+from otel_nfprobe.counters.choice import Counter, CounterChoice, name_counters
 from otel_nfprobe.counters.compensation import Compensation, costs_of
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.counters.software import SoftwareCounters
@@ -40,6 +40,7 @@ from otel_nfprobe.shm.session import GATE_INNER, GATE_OUTER
 
 GRACE_S = 0.03  # for calls that are inside a probe when their function is disarmed
 TRIAL = "trial"  # the purpose of a session that only finds out what is worth a probe
+TURN_S = 0.005  # how long the drain may pause
 STEP_S = 0.05  # how often the end of the target or of the time is looked for
 
 
@@ -150,6 +151,54 @@ class Monitor:
     def calibrate_counters(self) -> Compensation:
         """What a probed call counts by itself, measured in the target."""
         return self.counting.calibrate(self.attachment.arenas, self.attachment.probes[0].request.plan.module)
+
+    def change_counters(self, choice: CounterChoice) -> list[str]:
+        """Reads other counters from now on; the target's code stays the same bytes.
+
+        Order: all threads' counters are taken back -> what they have written is drained -> what probes count by
+        themselves is measured with the new ones -> readings are the new ones' -> threads get them. A call that is open
+        meanwhile is not counted.
+
+        Args:
+            choice: hardware counters that this machine has, and software counters.
+
+        Returns:
+            what a person should know of it.
+
+        Raises:
+            NfprobeError: the target does not answer; nothing is counted any more.
+        """
+        said: list[str] = []
+
+        def tell(sentence: str) -> None:
+            said.append(sentence)
+            self.say(sentence)
+
+        turn = self.attachment.follower.turn
+        while not turn.acquire(timeout=TURN_S):
+            self.drain.round()
+        try:
+            self.counting.say = self.software.say = tell
+            self._replace_counters(choice)
+            self.counting.follow()
+        finally:
+            self.counting.say = self.software.say = self.say
+            turn.release()
+        return said
+
+    def _replace_counters(self, choice: CounterChoice) -> None:
+        attachment, counting = self.attachment, self.counting
+        self.counters, self.software_counters, self.compensation = (), choice.software, Compensation()
+        try:
+            self.software.begin_anew(choice.software)
+            if counting.begin_anew(choice.hardware):
+                module = attachment.probes[0].request.plan.module
+                self.compensation = counting.calibrate(attachment.arenas, module, self.drain.round)
+                self.counters = choice.hardware
+                attachment.session.leave_out_polls(self.compensation.of_empty_polls(attachment.probes))
+        finally:
+            self.drain.round()
+            self.drain.set_counter_set(CounterSet(counting.change, name_counters(self.counters), self._find_counts()))
 
     def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
         if self.purpose:

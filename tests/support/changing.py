@@ -22,7 +22,6 @@ from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.monitor.counterchange import change_counters
 from otel_nfprobe.probes.arena import Arenas
 from otel_nfprobe.recording.recording import RecordingWriter
 from tests.support.counted import GLOBS, KeptCalls, read_truth
@@ -96,7 +95,7 @@ class Changing(KeptCalls):
     def step(self) -> None:
         """See KeptCalls."""
         if self._wish is not None:
-            change_counters(self.monitor, self._wish)
+            self.monitor.change_counters(self._wish)
             self._wish = None
             self._changed.set()
 
