@@ -15,6 +15,10 @@ ORIGINS = {  # what a latency counts from, by the names of statistics.ORIGINS
     "poll": "the last poll that had left the queue empty, a bound",
     "receive": "the receive call: how long they waited before is not known",
 }
+PRECEDES = (
+    "It arrived before the recording begins, or may have: what kept it until then is not in it, and can be nfprobe's"
+    " own attach."
+)
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
 STOLEN_SHARE = 0.001  # of the time: the slowest packets are looked for among a thousand
 
@@ -39,7 +43,8 @@ def explain_cause(packet: dict[str, Any]) -> str:
         + (f" in `{cause['command']}`" if cause.get("command") else "")
         + (f": {waiting}." if waited else "."),
     }
-    return sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
+    found = sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
+    return f"{PRECEDES} {found}" if packet.get("precedes_recording") else found
 
 
 def describe_packet(packet: dict[str, Any]) -> str:
