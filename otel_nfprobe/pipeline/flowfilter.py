@@ -1,41 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flow filter: an expression in the language of pcap-filter(7), compiled and run by libpcap itself.
 
-libpcap is loaded when an expression is given, and never otherwise. The filter runs on headers that are made up from
-what is kept of a packet (native/core/flow_filter.h).
+The filter runs on headers that are made up from what is kept of a packet (native/core/flow_filter.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cffi import FFI
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.linux.bpf import Instruction
 from otel_nfprobe.linux.filterprogram import UnknownBytesError, check_reads
+from otel_nfprobe.pipeline.libpcap import load_libpcap, read_text
 
-_LIBRARIES = ("libpcap.so.0.8", "libpcap.so.1", "libpcap.so")
 _RAW_IP = 12  # DLT_RAW
 _SNAPLEN_BYTES = 262_144
 _ANY_NETMASK = 0xFFFFFFFF  # PCAP_NETMASK_UNKNOWN
-_DECLARATIONS = """
-typedef struct pcap pcap_t;
-struct bpf_insn { uint16_t code; uint8_t jt; uint8_t jf; uint32_t k; };
-struct bpf_program { unsigned int bf_len; struct bpf_insn *bf_insns; };
-pcap_t *pcap_open_dead(int, int);
-int pcap_compile(pcap_t *, struct bpf_program *, const char *, int, uint32_t);
-char *pcap_geterr(pcap_t *);
-void pcap_close(pcap_t *);
-void pcap_freecode(struct bpf_program *);
-int pcap_offline_filter(const struct bpf_program *, const void *, const uint8_t *);
-"""
 
 
 class FlowFilter:
@@ -50,7 +35,7 @@ class FlowFilter:
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
-        self._ffi, self._pcap = _load()
+        self._ffi, self._pcap = load_libpcap("--flow")
         self._program = self._ffi.gc(self._ffi.new("struct bpf_program *"), self._pcap.pcap_freecode)
         self._compile(expression)
         try:
@@ -78,27 +63,11 @@ class FlowFilter:
         try:
             text = expression.encode(errors="replace")
             if self._pcap.pcap_compile(pcap, self._program, text, 1, _ANY_NETMASK):
-                said = _text(self._ffi.string(self._pcap.pcap_geterr(pcap)))
-                raise UsageError(f"--flow {expression!r} cannot be used: {said.rstrip('.')}.", "man pcap-filter")
+                said = read_text(self._ffi, self._pcap.pcap_geterr(pcap))
+                raise UsageError(f"--flow {expression!r} cannot be used: {said}.", "man pcap-filter")
         finally:
             self._pcap.pcap_close(pcap)
 
     def _instructions(self) -> Sequence[Instruction]:
         found = self._program.bf_insns[0 : self._program.bf_len]
         return [Instruction(one.code, one.jt, one.jf, one.k) for one in found]
-
-
-def _text(said: str | bytes) -> str:
-    return said if isinstance(said, str) else said.decode(errors="replace")
-
-
-@cache
-def _load() -> tuple[FFI, Any]:
-    declared = FFI()
-    declared.cdef(_DECLARATIONS)
-    for name in _LIBRARIES:
-        try:
-            return declared, declared.dlopen(name)
-        except OSError:
-            continue
-    raise UsageError("--flow needs libpcap, which is not installed.", "apt-get install libpcap0.8")
