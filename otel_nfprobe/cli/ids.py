@@ -24,8 +24,8 @@ from otel_nfprobe.pipeline.capturefile import (
     CaptureReader,
     describe_packets,
 )
-from otel_nfprobe.pipeline.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.pipeline.flow import format_flow
+from otel_nfprobe.pipeline.identity import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats
 
 DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB

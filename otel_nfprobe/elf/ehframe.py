@@ -18,7 +18,6 @@ from otel_nfprobe.elf.framerows import quick_rows
 
 RSP = 7  # DWARF numbers of x86-64 registers
 RBP = 6
-R10 = 10
 RETURN_ADDRESS = 16
 
 EXPRESSION = -1  # in Row.register: the rule is an expression that this module does not evaluate

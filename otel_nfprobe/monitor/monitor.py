@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from otel_nfprobe.adapters.base import NamingAdapter
-from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 from otel_nfprobe.base.gc_tuning import collection_paused
@@ -279,7 +279,7 @@ class Monitor:
         self._begin_to_count()
         self.drain.repeats = self.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
-        self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
+        self.software = SoftwareCounters(self.software_counters, self.say)
         self.profile = Profile(self.drain, self.target, self.profile_hertz, self.say, self.counting, self.software)
         self.drain.learn_functions(self.functions())
         self._tell_names()

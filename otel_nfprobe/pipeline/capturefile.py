@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.pipeline.digest import LINK_ETHERNET, LINK_IP
+from otel_nfprobe.pipeline.identity import LINK_ETHERNET, LINK_IP
 from otel_nfprobe.pipeline.libpcap import load_libpcap, read_text
 
 CHUNK_BYTES = 1 << 20

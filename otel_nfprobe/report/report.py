@@ -36,7 +36,6 @@ from otel_nfprobe.report.reportdocument import add_counters, make_document
 from otel_nfprobe.report.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
 
 SLOWEST = 5
-RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted", ABSORBED: "absorbed"}
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 

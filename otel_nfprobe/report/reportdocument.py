@@ -17,7 +17,6 @@ from otel_nfprobe.recording.replay import RecordingFacts
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.shm.session import LOST_CLASSES
 
-SLOWEST = 5
 RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 

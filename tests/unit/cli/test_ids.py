@@ -16,8 +16,9 @@ import pytest
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline import capturefile
-from otel_nfprobe.pipeline.digest import DEFAULT_KEY, siphash
+from otel_nfprobe.pipeline.identity import DEFAULT_KEY
 from tests.support.frames import FRAMES, TUNNELS, ethernet, ipv4, udp
+from tests.support.packet_digest import siphash
 from tests.support.traffic import make_frames, write_pcap
 
 NS = 1_700_000_000_123_456_000
