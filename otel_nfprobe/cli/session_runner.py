@@ -12,19 +12,18 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.base.clock import Clock
-from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
 from otel_nfprobe.base.printable import printable
-from otel_nfprobe.cli.counter_options import check_counting
+from otel_nfprobe.cli.counter_options import check_counting, decide
 from otel_nfprobe.cli.flow_option import find_flow
 from otel_nfprobe.cli.identity_options import find_identity
 from otel_nfprobe.cli.recording_options import describe_recording, open_writer
-from otel_nfprobe.cli.session_control import SessionControl
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
 from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
@@ -35,6 +34,7 @@ from otel_nfprobe.export.resource import find_version
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.metrics.metrics_settings import find_settings
 from otel_nfprobe.monitor.budget import Budget
+from otel_nfprobe.monitor.counterchange import change_counters
 from otel_nfprobe.monitor.detail import AUTO, Detail
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.forks import Forks
@@ -47,10 +47,56 @@ from otel_nfprobe.probes.preflight import describe_unreadable
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.recording.flightrecorder import FlightWriter
 from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
+from otel_nfprobe.shm.control import Answer, Control, Request
 from otel_nfprobe.target.target import Target
 
 if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
+
+
+# ---- counters of a running session ----------------------------------------------------------------------------------
+# What a session does when `nfprobe counters` asks it: says its counters, or reads other ones from now on.
+
+
+@dataclass
+class _CounterChange:
+    choice: CounterChoice
+    sentences: list[str]
+
+
+class SessionControl:
+    """Answers for one session, until it is closed."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        inode = os.fstat(monitor.session.descriptor).st_ino
+        self._control = Control(inode, self._prepare, self._act)
+        self.step, self.close = self._control.step, self._control.close
+
+    def _prepare(self, request: Request) -> _CounterChange | None:
+        names = request.get("counters")
+        if names is None:
+            return None
+        if not isinstance(names, str):
+            raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
+        choice, sentences = decide(names)
+        check_counting(self._monitor.target, choice)
+        return _CounterChange(choice, sentences)
+
+    def _act(self, change: _CounterChange | None) -> Answer:
+        said = [] if change is None else [*change.sentences, *change_counters(self._monitor, change.choice)]
+        monitor = self._monitor
+        return {
+            "pid": monitor.target.pid,
+            "counters": [counter.name for counter in monitor.counters],
+            "software": [counter.name for counter in monitor.software_counters],
+            "changes": monitor.counting.change,
+            "said": said,
+        }
+
+
+# ---- the session ----------------------------------------------------------------------------------------------------
+
 
 PROGRESS_S = 1.0
 SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords

@@ -20,7 +20,7 @@ import yaml
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
-from otel_nfprobe.adapters.ovs_classes import dpdk_kind
+from otel_nfprobe.adapters.ovs import dpdk_kind
 from otel_nfprobe.base.columns import DROPPED
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.availability import find_refusal

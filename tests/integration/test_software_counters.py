@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.cli.machine import describe_machine
+from otel_nfprobe.cli.doctor import describe_machine
 from otel_nfprobe.counters.choice import choose_counters
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Probed, Talker, wait_until
