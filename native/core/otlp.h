@@ -178,8 +178,8 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 // cdef end
 
 _Static_assert(sizeof(struct nfp_tail) == 80, "span.py has the same layout");
-_Static_assert(sizeof(struct nfp_otlp_text) == 8, "spantext.py has the same layout");
-_Static_assert(sizeof(struct nfp_otlp_function) == 32, "spantext.py has the same layout");
+_Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_otlp_function) == 32, "span.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,
                "the array's length");
 #endif

@@ -4,9 +4,9 @@
     uword function(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t *frame)     returns the vectors
 
     input nodes                 receive; their frame is NULL: a batch is as many packets as they return, and
-                                which ones stands in the frames that are pending then (vpp_pending.py)
-    crypto-deq, crypto-dispatch give packets back that were kept (vpp_roles.py)
-    nodes called ...-tx         transmit; not those whose packets go on (vpp_roles.py)
+                                which ones stands in the frames that are pending then
+    crypto-deq, crypto-dispatch give packets back that were kept
+    nodes called ...-tx         transmit; not those whose packets go on
     drop                        drops: the last of the drop nodes
     punt, ...-punt-socket       punt
     other internal nodes        named as in the graph; each call carries its number of vectors
@@ -17,51 +17,382 @@ Nodes are probed once VPP has called them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import struct
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+
+from iced_x86 import Code, Decoder, FlowControl, Instruction, OpKind, Register
 
 from otel_nfprobe.adapters.base import (
     ABSENT,
     CALL,
+    COMMAND,
     COUNT_RETURN,
+    DROP,
+    HAND_OVER,
+    HOLD,
+    KEEP,
     KNOWS_PROGRAM,
     NO_OFFSET,
+    PUNT,
     RECEIVE,
+    RELEASE,
+    REPLACE,
+    TAKE_OVER,
     TRANSMIT,
     VECTORS,
+    WHEN_ALWAYS,
     WHEN_NONZERO,
+    Batch,
+    Buffer,
+    Burst,
     NumberedBuffers,
     RoleFunction,
+    make_program,
 )
 from otel_nfprobe.adapters.ethdev import module_at
-from otel_nfprobe.adapters.vpp_barrier import barrier_roles
-from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory, make_frame_program, make_input_program
+from otel_nfprobe.adapters.vpp_buffers import (
+    BUFFER,
+    RECEIVED_MAX,
+    find_buffer_memory,
+    make_frame_program,
+    make_input_program,
+)
 from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
     INPUT,
     INTERNAL,
+    LIBRARY,
+    MAIN_BYTES,
     MAIN_SYMBOL,
     PROCESS,
+    THREADS_MAX,
     Graph,
     Node,
     called_functions,
     count_nodes,
+    module_exporting,
     module_of,
     read_graph,
+    read_vector,
 )
-from otel_nfprobe.adapters.vpp_handoff import find_handoff
-from otel_nfprobe.adapters.vpp_names import Interfaces, read_reasons
-from otel_nfprobe.adapters.vpp_pending import find_pending
-from otel_nfprobe.adapters.vpp_roles import INPUTS, WORDS, handles_packets, role_of
-from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
-from otel_nfprobe.adapters.vpp_version import read_version
+from otel_nfprobe.adapters.vpp_names import Interfaces, TextReader, read_reasons
 from otel_nfprobe.arch.snippet import assemble
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_at
 from otel_nfprobe.target.target import Target
+
+# ---- version --------------------------------------------------------------------------------------------------------
+# Which version of VPP runs, as it says itself, else as its library is called. Reads the target only.
+#
+# vlib_plugin_app_version, which the program exports and plugins are compared with    "26.06-release"
+# DT_SONAME of libvlib                                                                libvlib.so.26.06
+
+
+VERSION_SYMBOL = "vlib_plugin_app_version"
+_VERSION = re.compile(r"\d+\.\d+[\w.~+-]{0,60}", re.ASCII)
+
+
+def read_version(target: Target) -> str:
+    """Such as `26.06-release`, or `26.06` where only the library's name says so; empty where nothing does."""
+    module = module_exporting(target, VERSION_SYMBOL, LIBRARY)
+    symbol = None if module is None else module.image.find_export(VERSION_SYMBOL)
+    if module is not None and symbol is not None:
+        try:
+            text = TextReader(target).read(target.read_word(module.base + symbol.address))
+        except NfprobeError:
+            text = ""
+        if _VERSION.fullmatch(text):
+            return text
+    names = (module.image.soname for module in target.modules() if module.name.startswith(LIBRARY + "."))
+    versions = (name.removeprefix(LIBRARY + ".so.") for name in names)
+    return next((version for version in versions if _VERSION.fullmatch(version)), "")
+
+
+# ---- roles ----------------------------------------------------------------------------------------------------------
+# What a graph node of VPP does with packets, by its type and name.
+#
+# Nodes that end a packet's way, or begin it, are few; all others hand their packets on.
+
+
+WORDS = {
+    RECEIVE: "receive",
+    TAKE_OVER: "return",
+    TRANSMIT: "transmit",
+    DROP: "drop",
+    PUNT: "punt",
+    KEEP: "reassemble",
+    REPLACE: "fragment",
+    CALL: "node",
+}
+INPUTS = (RECEIVE, TAKE_OVER)
+# Input nodes whose packets have been received before: others have kept them for a turn or more, in the same buffers.
+RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
+MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of something else, and receive no packets
+TRANSMIT_SUFFIX = "-tx"
+DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
+# Nodes with that suffix that hand their packets on to the graph, in the same turn: of interfaces that have no device of
+# their own (loopback, pipe of later releases, bridge, bond), of tunnels, and features.
+INTERFACES = r"loop\d+|pipe\d+|bvi\d+|BondEthernet\d+|(l2_|nsh_)?lisp_gpe\d+"
+FEATURES = r"adj-midchain|mpls-tunnel|stats-collect|mactime|ip[46]-cnat|ip4-source-and-port-range-check"
+HANDS_ON = re.compile(rf"({INTERFACES}|{FEATURES})-tx(-deleted)?")
+PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
+REASSEMBLY = re.compile(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
+FRAGMENTATION = ("ip4-frag", "ip6-frag")
+
+
+def handles_packets(node: Node) -> bool:
+    """Whether what it returns is a number of packets."""
+    return node.name not in MESSAGES
+
+
+def role_of(node: Node, graph: Graph) -> int:
+    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
+    if node.type == INPUT:
+        return TAKE_OVER if node.name in RETURNS else RECEIVE
+    if HANDS_ON.fullmatch(node.name):
+        return CALL
+    if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
+        return TRANSMIT
+    if node.name == graph.last_punt or PUNT_SOCKET.fullmatch(node.name):
+        return PUNT
+    if REASSEMBLY.fullmatch(node.name):
+        return KEEP
+    if node.name in FRAGMENTATION:
+        return REPLACE
+    return DROP if node.name == graph.last_drop else CALL
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+# The numbers that a running VPP gives its threads, as in `show threads`: 0 is the main one, 1 the first worker, ...
+#
+#     vlib_worker_threads, which libvlib exports -> one structure for each thread, which holds the kernel's number of it
+#
+# Where in it differs between releases: it is where all of them hold threads of the process, the first one its main one.
+# What does not fit gives no numbers. Reads the target only.
+
+
+WORKERS_SYMBOL = "vlib_worker_threads"
+STRUCTURE_BYTES = range(192, 640, 64)  # whole cache lines; 256 as of 26.06
+FIRST_FIELD = 64  # the first line is about the barrier
+
+
+def find_thread_numbers(target: Target, workers_and_main: int) -> dict[int, int]:
+    """Numbers by the kernel's number of the thread; empty where they are not found."""
+    module = module_of(target, WORKERS_SYMBOL)
+    if module is None:
+        return {}
+    own = {thread.tid for thread in target.threads()}
+    try:
+        address = target.read_word(module.base + module.image.exports[WORKERS_SYMBOL].address)
+        count = int.from_bytes(target.read(address - 8, 4), "little")
+        if not workers_and_main <= count <= THREADS_MAX:
+            return {}
+        for size in STRUCTURE_BYTES:
+            content = target.read(address, workers_and_main * size)
+            for field in range(FIRST_FIELD, size, 8):
+                places = range(field, len(content), size)
+                tids = [struct.unpack_from("<Q", content, place)[0] for place in places]
+                if tids[0] == target.pid and own.issuperset(tids) and len(set(tids)) == len(tids):
+                    return {tid: number for number, tid in enumerate(tids)}
+    except NfprobeError:
+        pass
+    return {}
+
+
+# ---- pending --------------------------------------------------------------------------------------------------------
+# Where a running VPP keeps the frames that are pending: what input nodes have filled, up to the end of the turn.
+#
+#     vlib_main_t -> node_main -> pending_frames -> frame, node, next frame: 16 bytes each
+#
+# The place differs between releases. vlib_put_next_frame, which libvlib exports, tells it: of all that this function
+# reads in vlib_main_t it is the one vector that it may have to move. So it is of 22.02 and later.
+
+
+PENDING_SYMBOL = "vlib_put_next_frame"
+FRAMES_MAX = 4096  # pending at a time
+_LOADS, _STORES = Code.MOV_R64_RM64, Code.MOV_RM64_R64
+
+
+def find_pending(target: Target, mains: Iterable[int]) -> int | None:
+    """Offset in every vlib_main_t of the vector of pending frames; None when it is not found.
+
+    Args:
+        mains: addresses of the vlib_main_t of all threads.
+    """
+    module = module_of(target, PENDING_SYMBOL)
+    function = None if module is None else function_at(module, module.image.exports[PENDING_SYMBOL].address)
+    offsets = set() if function is None else _moved_vectors(function)
+    if len(offsets) != 1:
+        return None
+    (offset,) = offsets
+    return offset if all(_is_vector(target, main + offset) for main in mains) else None
+
+
+def _moved_vectors(function: Function) -> set[int]:
+    """Offsets behind the first argument of words that the function reads, and writes back."""
+    code = function.module.image.read(function.offset, function.size)
+    loaded, stored = set(), set()
+    argument = {Register.RDI}
+    for instruction in Decoder(64, code, ip=function.offset):
+        if instruction.code == _LOADS and instruction.op1_kind == OpKind.MEMORY:
+            loaded |= _displacement(instruction) if instruction.memory_base in argument else set()
+        elif instruction.code == _STORES and instruction.op0_kind == OpKind.MEMORY:
+            stored |= _displacement(instruction)
+        elif instruction.code == _STORES and instruction.op1_register in argument:
+            argument.add(instruction.op0_register)
+        elif instruction.flow_control == FlowControl.RETURN and loaded & stored:
+            break
+    return {offset for offset in loaded & stored if offset < MAIN_BYTES}
+
+
+def _displacement(instruction: Instruction) -> set[int]:
+    plain = instruction.memory_index == Register.NONE and instruction.memory_base != Register.RSP
+    return {int(instruction.memory_displacement)} if plain and instruction.memory_displacement else set()
+
+
+def _is_vector(target: Target, place: int) -> bool:
+    try:
+        address = target.read_word(place)
+        return address % 8 == 0 and int.from_bytes(target.read(address - 8, 4), "little") <= FRAMES_MAX
+    except NfprobeError:
+        return False
+
+
+# ---- barrier --------------------------------------------------------------------------------------------------------
+# The barrier of a running VPP: its main thread has all workers stand still while it changes what they read.
+#
+#     vlib_worker_thread_barrier_sync_int(vm, function)   returns when all do; the name of the C function that wants it
+#     vlib_worker_thread_barrier_release(vm)              lets them go
+#     vlib_cli_input(vm, input, ...)                      runs a line of the CLI; input -> a vector of its characters
+#
+# libvlib exports all three. Where there are no workers nobody is held.
+
+
+SYNC, RELEASED = "vlib_worker_thread_barrier_sync_int", "vlib_worker_thread_barrier_release"
+CLI = "vlib_cli_input"
+TEXT_ARGUMENT = 1
+NOTHING = Buffer(data=0, length=0, length_bytes=2, segment_length=0, segment_bytes=2)  # these calls have no packets
+
+
+def barrier_roles(target: Target, graph: Graph) -> list[RoleFunction]:
+    """The functions of the barrier, or none: all workers are held by both or by neither."""
+    module = module_of(target, SYNC)
+    if module is None or len(graph.mains) < 2 or RELEASED not in module.image.exports:
+        return []
+    roles = {SYNC: (HOLD, "barrier sync"), RELEASED: (RELEASE, "barrier release"), CLI: (COMMAND, "command line")}
+    return [
+        RoleFunction(
+            module.base + module.image.exports[name].address,
+            f"{module.name}:{name}",
+            role,
+            {} if role == RELEASE else _text_program(role),
+            label,
+        )
+        for name, (role, label) in roles.items()
+        if name in module.image.exports
+    ]
+
+
+def _text_program(role: int) -> dict[str, int]:
+    # A line is a vector behind a pointer, the name of a function ends with a zero byte.
+    program = make_program(role, Burst(TEXT_ARGUMENT, ABSENT, single=role == COMMAND), NOTHING)
+    return {**program, "when": WHEN_ALWAYS}
+
+
+# ---- handoff --------------------------------------------------------------------------------------------------------
+# Frame queues: how the threads of a running VPP hand packets to each other (worker handoff, NAT, reassembly).
+#
+#     a handoff node -> vlib_buffer_func_main -> vlib_buffer_enqueue_to_thread_fn(vm, node, queue, numbers, threads,
+#                       count, drops): returns for how many there was room; the others it frees
+#     main loop      -> vlib_thread_main -> frame_queue_mains -> vlib_frame_queue_dequeue_fn(vm, queue)
+#                       puts them into new frames, which are pending when it returns
+#
+# libvlib exports all of these names, each function once for every kind of processor; the one that runs is the one that
+# these tables lead to. Up to 22.02 the first table has the second function, too. Reads the target only.
+
+
+FUNCTIONS_SYMBOL, THREADS_SYMBOL = "vlib_buffer_func_main", "vlib_thread_main"
+PUTS = re.compile(r"vlib_buffer_enqueue_to_(single_)?thread_fn(_[a-z0-9_]+)?")  # its count is the sixth argument
+TAKES = re.compile(r"vlib_frame_queue_dequeue(_with_aux)?_fn(_[a-z0-9_]+)?")
+NO_NODE = 0xFFFFFFFF
+TABLE_BYTES_MAX = 256  # of either variable
+QUEUES_MAX = 1024
+QUEUE_BYTES = (40, 48, 32, 56, 64)  # 40: 22.06 as of 26.06
+MAIN, QUEUE, NUMBERS, COUNT = 0, 1, 3, 5  # arguments
+CALL_PACKETS = 512  # that are described where some of a call were dropped
+
+
+def find_handoff(target: Target, graph: Graph, frame: Frame) -> list[RoleFunction]:
+    """The functions that put packets into queues and take them out; none where there are no queues or no workers."""
+    module = module_of(target, FUNCTIONS_SYMBOL)
+    if module is None or len(graph.mains) < 2 or THREADS_SYMBOL not in module.image.exports:
+        return []
+    puts, takes = _exported(module, PUTS), _exported(module, TAKES)
+    table = _words(target, module, FUNCTIONS_SYMBOL)
+    taking = (table & takes.keys()) or _find_taking(target, module, takes.keys(), len(graph.nodes))
+    putting = table & puts.keys()
+    if not taking or not putting:
+        return []
+    batch = Batch(frame.count, 2, frame.vectors, RECEIVED_MAX, NO_OFFSET if frame.array is None else frame.array)
+    take = Burst(MAIN, ABSENT, COUNT_RETURN, batch=batch, checked=True, queue=QUEUE)
+    put = Burst(NUMBERS, COUNT, COUNT_RETURN, packets_max=CALL_PACKETS, checked=True)
+    return [
+        *(_handoff_role(module, address, HAND_OVER, put, "hand over") for address in sorted(putting)),
+        *(_handoff_role(module, address, TAKE_OVER, take, "take over") for address in sorted(taking)),
+    ]
+
+
+def _exported(module: Module, pattern: re.Pattern[str]) -> dict[int, str]:
+    exports = module.image.exports
+    return {module.base + exports[name].address: name for name in exports if pattern.fullmatch(name)}
+
+
+def _words(target: Target, module: Module, symbol: str) -> set[int]:
+    exported = module.image.exports[symbol]
+    size = min(exported.size, TABLE_BYTES_MAX) // 8 * 8
+    try:
+        return set(struct.unpack(f"<{size // 8}Q", target.read(module.base + exported.address, size)))
+    except NfprobeError:
+        return set()
+
+
+def _find_taking(target: Target, module: Module, takes: Container[int], nodes: int) -> set[int]:
+    """The functions that all elements of the vector of queues hold, at one place."""
+    for word in _words(target, module, THREADS_SYMBOL):
+        for size in QUEUE_BYTES:
+            content = read_vector(target, word, 1, QUEUES_MAX, size)
+            if content is None:
+                continue
+            queues = [content[place : place + size] for place in range(0, len(content), size)]
+            if not all(_node_of(queue) < nodes or _node_of(queue) == NO_NODE for queue in queues):
+                continue
+            for place in range(8, size, 8):
+                found = {struct.unpack_from("<Q", queue, place)[0] for queue in queues}
+                if all(address in takes for address in found):
+                    return found
+    return set()
+
+
+def _node_of(queue: bytes) -> int:
+    return int.from_bytes(queue[:4], "little")
+
+
+def _handoff_role(module: Module, address: int, role: int, burst: Burst, word: str) -> RoleFunction:
+    function = function_at(module, address - module.base)
+    name = function.label if function is not None else f"{module.name}+{address - module.base:#x}"
+    program, puts = make_program(role, burst, BUFFER), role == HAND_OVER
+    if puts:
+        program["when"] = WHEN_ALWAYS  # its probe has something to do at each entry
+    return RoleFunction(address, name, role, program, f"frame queues {word}", takes_seventh=puts)
+
+
+# ---- adapter --------------------------------------------------------------------------------------------------------
+
 
 PROBED = (INTERNAL, INPUT)
 WITNESSES = 32  # functions that are asked where a frame has its number of vectors

@@ -6,16 +6,177 @@ One thread looks, starts, ends and counts; what it says of itself others read as
 
 from __future__ import annotations
 
+import json
+import os
+import pwd
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import IO, Any
 
-from otel_nfprobe.agent.attached import Attached
 from otel_nfprobe.agent.processes import Process, find_processes
 from otel_nfprobe.agent.rules import Configuration, Rule
-from otel_nfprobe.agent.strangers import Strangers
+from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
+
+# ---- processes that nobody attaches to ------------------------------------------------------------------------------
+# Strangers: processes that call themselves what a rule asks for and run as a user whose processes it does not take.
+#
+# A process chooses its name, its arguments and its program. Each is told of once, and so few a minute that nobody
+# fills the log with them.
+
+
+PERIOD_S = 60.0
+TOLD_MAX = 10  # in a period
+
+
+class Strangers:
+    """Says which processes were left alone for their user.
+
+    Args:
+        say: one sentence for the log.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._known: set[tuple[int, int, str]] = set()
+        self._since = 0.0
+        self._told = 0
+
+    def tell(self, rules: Sequence[Rule], processes: Sequence[Process]) -> None:
+        """Looks at all processes that there are now."""
+        now = time.monotonic()
+        if now - self._since >= PERIOD_S:
+            self._since, self._told = now, 0
+        found = {process.identity: process for process in processes}
+        self._known &= set(found)
+        for identity in set(found) - self._known:
+            rule = _refusing(rules, found[identity])
+            if rule is None:
+                continue
+            self._known.add(identity)
+            self._told += 1
+            if self._told <= TOLD_MAX:
+                self._say(_describe(rule, found[identity]))
+            elif self._told == TOLD_MAX + 1:
+                self._say("more processes of other users match; they are not attached to either, and no more is said.")
+
+
+def _refusing(rules: Sequence[Rule], process: Process) -> Rule | None:
+    """The first rule that speaks of a process which no rule takes."""
+    matching = [rule for rule in rules if rule.matches(process)]
+    return matching[0] if matching and not any(rule.takes(process) for rule in matching) else None
+
+
+def _describe(rule: Rule, process: Process) -> str:
+    users = ", ".join(_name_of(user) for user in sorted(process.users))
+    return (
+        f"{rule.name}: process {process.pid}, which calls itself {process.name!a}, is not attached to: it runs as"
+        f" {users}, whose processes the rule does not take (user)."
+    )
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+# ---- one attach -----------------------------------------------------------------------------------------------------
+# Attached: one `nfprobe attach` that the agent has started, and what became of it.
+#
+# A process of its own: what goes wrong in one session harms no other, and the agent itself never touches a target.
+
+
+REFUSED = 3  # exit status: this target cannot be probed
+
+
+class Attached:
+    """A session.
+
+    Attributes:
+        process: the target.
+        rule: by which it is measured.
+        summary: its summary object once it has ended with one, else None.
+    """
+
+    def __init__(self, process: Process, rule: Rule, say: Callable[[str], None]) -> None:
+        self.process, self.rule = process, rule
+        self.started_at = time.monotonic()
+        self.summary: dict[str, Any] | None = None
+        self._prefix = f"{rule.name}: {process.shown_name} {process.pid}"
+        self._say = say
+        words = [sys.executable, "-m", "otel_nfprobe", "attach", str(process.pid), *rule.options, "--json"]
+        self._child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment},
+            start_new_session=True,  # a signal to the agent's group is the agent's to pass on
+        )
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read_summary, args=(self._child.stdout,), daemon=True),
+            threading.Thread(target=self._read_words, args=(self._child.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def status(self) -> int | None:
+        """Exit status once it has ended and all that it said was read, else None."""
+        status = self._child.poll()
+        if status is None:
+            return None
+        for reader in self._readers:
+            reader.join()
+        return status
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether there is no use in trying this process again."""
+        return self._child.poll() == REFUSED
+
+    @property
+    def was_too_dear(self) -> bool:
+        """Whether it ended since its probes cost more than they may."""
+        return bool(self.summary and self.summary.get("budget", {}).get("exceeded"))
+
+    def end(self) -> None:
+        """Asks it to detach; `status` says when it has."""
+        if self._child.poll() is None:
+            self._child.terminate()
+
+    def kill(self) -> None:
+        """For one that does not end; the next session on the target cleans up after it."""
+        self._child.kill()
+        self._child.wait()
+
+    def _read_summary(self, output: IO[str]) -> None:
+        for line in output:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                self.summary = value
+
+    def _read_words(self, output: IO[str]) -> None:
+        for line in output:
+            if words := line.strip():
+                self._say(f"{self._prefix}: {words.removeprefix('nfprobe: ')}")
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
 
 PAUSE_S = 5.0  # before a session that failed is tried again; doubled each time
 PAUSE_MAX_S = 300.0

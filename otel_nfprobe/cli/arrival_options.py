@@ -24,8 +24,8 @@ from otel_nfprobe.causes.arrivals import (
 from otel_nfprobe.cli.identity_options import add_digest_options, find_key
 from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.pipeline.capturefile import FACTS, describe_packets, open_capture
-from otel_nfprobe.pipeline.digest import LINK_INNER
+from otel_nfprobe.pipeline.capturefile import FACTS, CaptureReader, describe_packets
+from otel_nfprobe.pipeline.identity import LINK_INNER
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
@@ -92,7 +92,7 @@ def _parse_offset(text: str) -> int | str:
 def _read_captured(arguments: argparse.Namespace) -> tuple[NDArray[np.void], str]:
     """The capture's packets as rows of CAPTURED, and what is damaged of it."""
     key = ffi.new("uint64_t[2]", struct.unpack("<2Q", find_key(arguments)))
-    reader, parts, count = open_capture(arguments.arrivals), [np.empty(0, CAPTURED)], 0
+    reader, parts, count = CaptureReader(arguments.arrivals), [np.empty(0, CAPTURED)], 0
     for piece in reader.pieces():
         if not piece.unix_ns or count >= PACKETS_MAX:
             continue

@@ -23,7 +23,7 @@ from otel_nfprobe.cli.session_spans import is_behind
 from otel_nfprobe.export.destination import find_destination
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.preflight import check_target
-from otel_nfprobe.report.views.summary import format_summary
+from otel_nfprobe.report.views.table import format_summary
 from otel_nfprobe.target.leftover import refuse_second
 from otel_nfprobe.target.target import Target, has_ended
 

@@ -11,7 +11,6 @@ from typing import Any
 from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.export_spool import export_spool
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import (
     add_correlation_options,
@@ -19,6 +18,7 @@ from otel_nfprobe.cli.identity_options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json, tell
+from otel_nfprobe.cli.session_spans import describe_counters
 from otel_nfprobe.cli.span_options import (
     LINKS,
     add_limit_option,
@@ -26,7 +26,7 @@ from otel_nfprobe.cli.span_options import (
     describe_time_scale,
     find_time_scale,
 )
-from otel_nfprobe.cli.spool_options import add_spool_options
+from otel_nfprobe.cli.spool_options import add_spool_options, find_spool
 from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
 from otel_nfprobe.export.configuration import find_configuration
 from otel_nfprobe.export.delivery import Transport
@@ -37,6 +37,7 @@ from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.otlp import DROPPED_UNREACHABLE, Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import SpanEncoder, find_session_id
+from otel_nfprobe.export.spool import Spool
 from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.latecapture import SLOW
 from otel_nfprobe.pipeline.context_switches import SWITCH
@@ -240,3 +241,46 @@ def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Exp
             }
         )
     return EXIT_NOT_DONE if counters.dropped_spans else EXIT_DONE
+
+
+# ---- what is spooled ------------------------------------------------------------------------------------------------
+# `nfprobe export` without a recording: sends what ended sessions left in the spool.
+
+
+def export_spool(arguments: argparse.Namespace, where: Endpoint | Transport, patience_s: float, close_s: float) -> int:
+    """Sends everything that waits, whatever endpoint it was for. Returns the exit status.
+
+    Args:
+        patience_s: how long the receiver may stay away; then the rest stays where it is.
+        close_s: how long the rest of the queue may take.
+    """
+    settings = find_spool(arguments)
+    if settings is None or not settings.directory.is_dir():
+        place = f" in {settings.directory}" if settings else ""
+        raise UsageError(f"There is no spool{place}, and no recording is named.", "nfprobe export RECORDING")
+    exporter = Exporter(where, spool=Spool(settings, write=False))
+    try:
+        exporter.wait(patience_s)
+    except BaseException:
+        exporter.close(0)
+        raise
+    return _conclude_spool(arguments, exporter.close(close_s))
+
+
+def _conclude_spool(arguments: argparse.Namespace, counters: ExportCounters) -> int:
+    found = counters.recovered
+    assert found is not None
+    for line in counters.sentences:
+        tell(line)
+    sentence = f"{found.exported_spans:,} spooled spans were sent"
+    dropped = sum(found.dropped_spans.values())
+    if dropped:
+        reasons = ", ".join(f"{spans:,} {reason}" for reason, spans in found.dropped_spans.items())
+        sentence += f", {dropped:,} are gone ({reasons})"
+    if found.spooled_spans:
+        sentence += f", {found.spooled_spans:,} still wait ({counters.last_error.rstrip('.')})"
+    again = f"nfprobe export --endpoint {arguments.endpoint or EXAMPLE}"
+    tell(f"{sentence}.", again if found.spooled_spans else "")
+    if arguments.json:
+        print_json({"spans": describe_counters(found), "requests": found.exported_requests})
+    return EXIT_NOT_DONE if dropped or found.spooled_spans else EXIT_DONE

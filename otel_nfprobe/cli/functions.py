@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.cli.inlined import show_inlined
 from otel_nfprobe.cli.listing import print_columns, shown_names
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
-from otel_nfprobe.elf.names.demangle import demangle_all
-from otel_nfprobe.elf.symbols import Named, Unframed, list_functions, modules_of, use_archives
+from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.names.demangle import demangle, demangle_all
+from otel_nfprobe.elf.names.dwarf import open_dwarf
+from otel_nfprobe.elf.names.inlined import Inlined, inlined_in
+from otel_nfprobe.elf.pattern import Pattern
+from otel_nfprobe.elf.symbols import Function, Named, Unframed, function_at, list_functions, modules_of, use_archives
 from otel_nfprobe.probes.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.signatures import Signature, signatures_of
@@ -160,3 +163,81 @@ def _print_table(plans: Sequence[FunctionPlan], unframed: Sequence[Unframed], pa
 def _row(item: Named, names: dict[Named, str], strategy: str, reason: str) -> tuple[str, ...]:
     source = "" if item.name_source == "offset" else item.name_source
     return (item.module.name, f"{item.offset:#x}", str(item.size), strategy, names[item], source, reason)
+
+
+# ---- inlined functions ----------------------------------------------------------------------------------------------
+# `nfprobe functions --inlined`: what a compiler inlined, and into which functions.
+
+
+INLINED_HEADINGS = ("module", "inlined", "bytes", "ranges", "into", "called at")
+INLINED_WIDTHS_MAX = (32, 40, 8, 6, 40)
+
+
+def show_inlined(
+    modules: Sequence[Module], globs: Sequence[str], exclude: Sequence[str], what: str, as_json: bool
+) -> None:
+    """Prints the inlined functions that match, or whose enclosing function does.
+
+    Raises:
+        UsageError: nothing matches, or there is no debug information.
+    """
+    patterns, excluded = [Pattern(text) for text in globs], [Pattern(text) for text in exclude]
+    chosen = [module for module in modules if any(pattern.matches_module(module) for pattern in patterns)]
+    if not any(open_dwarf(module) for module in chosen):
+        names = ", ".join(sorted({module.name for module in chosen})[:4]) or "no module that matches"
+        sentence = f"There is no debug information of {names}: what was inlined is not known."
+        raise UsageError(sentence, f"nfprobe functions {what}")
+    found = [(item, function_at(item.module, item.call.enclosing)) for item in inlined_in(chosen, lambda name: True)]
+    kept = [
+        (item, enclosing)
+        for item, enclosing in found
+        if any(_fits(pattern, item, enclosing) for pattern in patterns)
+        and not any(_fits(pattern, item, enclosing) for pattern in excluded)
+    ]
+    if not kept:
+        sentence = f"No inlined function matches {' or '.join(repr(text) for text in globs)}."
+        raise UsageError(sentence, f"nfprobe functions {what} --inlined")
+    if as_json:
+        print_json([_inlined_as_json(item, enclosing) for item, enclosing in kept])
+        return
+    print_columns(
+        INLINED_HEADINGS, [_inlined_row(item, enclosing) for item, enclosing in kept], INLINED_WIDTHS_MAX, right=2
+    )
+    functions = len({(id(item.module), item.call.name) for item, _ in kept})
+    print(f"\n{len(kept):,} places where {functions:,} functions were inlined")
+
+
+def _fits(pattern: Pattern, item: Inlined, enclosing: Function | None) -> bool:
+    if not pattern.matches_module(item.module):
+        return False
+    if pattern.matches_text(item.call.name):
+        return True
+    return enclosing is not None and pattern.matches_name(enclosing)
+
+
+def _label(item: Inlined, enclosing: Function | None) -> str:
+    if enclosing is None or enclosing.name_source == "offset":
+        return f"{item.call.enclosing:#x}"
+    return enclosing.display_name
+
+
+def _inlined_row(item: Inlined, enclosing: Function | None) -> tuple[str, ...]:
+    call = item.call
+    size_bytes = sum(high - low for low, high in call.ranges)
+    place = f"{call.call_file}:{call.call_line}" if call.call_line else call.call_file
+    label = _label(item, enclosing)
+    return (item.module.name, demangle(call.name), str(size_bytes), str(len(call.ranges)), label, place)
+
+
+def _inlined_as_json(item: Inlined, enclosing: Function | None) -> dict[str, Any]:
+    call = item.call
+    return {
+        "module": item.module.name,
+        "name": call.name,
+        "display_name": demangle(call.name),
+        "enclosing": enclosing.name if enclosing else None,
+        "enclosing_offset": call.enclosing,
+        "ranges": [list(span) for span in call.ranges],
+        "call_file": call.call_file,
+        "call_line": call.call_line,
+    }

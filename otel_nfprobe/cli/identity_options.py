@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.units import parse_duration_ns
-from otel_nfprobe.pipeline.digest import DEFAULT_KEY
-from otel_nfprobe.pipeline.identity import Identity
+from otel_nfprobe.pipeline.identity import DEFAULT_KEY, Identity
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS
 
 KEY_VARIABLE = "NFPROBE_KEY"

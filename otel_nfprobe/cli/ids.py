@@ -23,10 +23,9 @@ from otel_nfprobe.pipeline.capturefile import (
     SECOND_NS,
     CaptureReader,
     describe_packets,
-    open_capture,
 )
-from otel_nfprobe.pipeline.digest import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.pipeline.flow import format_flow
+from otel_nfprobe.pipeline.identity import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats
 
 DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB
@@ -61,7 +60,7 @@ class IdsCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         key = struct.unpack("<2Q", find_key(arguments))
-        reader = open_capture(arguments.capture)
+        reader = CaptureReader(arguments.capture)
         printer = _Printer(reader, ffi.new("uint64_t[2]", key), LINK_INNER if arguments.inner else 0)
         printer.print_json() if arguments.json else printer.print_lines()
         for sentence in printer.sentences():
@@ -95,12 +94,7 @@ class _Printer:
                 f'"length":{length},"marks":{json.dumps(marks) if marks else "[]"}}}'
             )
             before = ","
-        rest = {
-            "count": self.count,
-            **self.counts,
-            "skipped": self.reader.skipped,
-            "damage": self.reader.damage or None,
-        }
+        rest = {"count": self.count, **self.counts, "damage": self.reader.damage or None}
         if not self.count:
             sys.stdout.write(before)
         sys.stdout.write("]," + json.dumps(rest, separators=(",", ":"))[1:] + "\n")
@@ -109,8 +103,6 @@ class _Printer:
         """What a person must know of the capture."""
         if self.reader.damage:
             yield self.reader.damage
-        if self.reader.skipped:
-            yield f"{self.reader.skipped:,} packets were left out: their link type is none that ids reads."
         if self.counts["unsure"]:
             yield f"Ids of {DIGESTS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
 

@@ -11,20 +11,14 @@ from pathlib import Path
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flame_options import (
-    add_flame_options,
-    check_flame_options,
-    read_request,
-    say_not_counted,
-    say_nothing_seen,
-)
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, tell
-from otel_nfprobe.profiling.samples import describe_samples
+from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.outputfile import open_output
 from otel_nfprobe.recording.recording import RecordingReader
-from otel_nfprobe.recording.replay import read_facts
-from otel_nfprobe.report.flame import fold, render_folded
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts
+from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
 from otel_nfprobe.report.report import SLOWEST, build_report
 from otel_nfprobe.report.views.jsonview import render_json
 from otel_nfprobe.report.views.page import render_page
@@ -124,3 +118,83 @@ def _say_precision(samples: Rows) -> None:
 def _warn(damage: str) -> None:
     if damage:
         tell(damage)
+
+
+# ---- options of flame graphs ----------------------------------------------------------------------------------------
+# The options of `nfprobe report --format flame`.
+
+
+ALL, SLOW = "all", "slow"
+SAMPLES, TIME = "samples", "time"
+
+
+def add_flame_options(parser: argparse.ArgumentParser) -> None:
+    """Declares them."""
+    group = parser.add_argument_group("with --format flame (folded stacks)")
+    group.add_argument(
+        "--class",
+        dest="packet_class",
+        choices=(ALL, SLOW),
+        help="slow: only batches that ran while a slow packet was there, its own and those before it (default: all)",
+    )
+    group.add_argument(
+        "--slower-than",
+        type=parse_duration_ns,
+        metavar="TIME",
+        help="what a slow packet is, such as 50us (default: later than 99%% of those identified)",
+    )
+    group.add_argument(
+        "--by",
+        metavar="WHAT",
+        help="what stacks count: samples of --profile; time, ns of the calls themselves; or the NAME of a counter that"
+        " the samples hold (default: samples, if any)",
+    )
+
+
+def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
+    """Refuses them without the format.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    usage = "nfprobe report --help"
+    asked = arguments.packet_class, arguments.slower_than, arguments.by
+    if not is_flame and any(value is not None for value in asked):
+        raise UsageError("--class, --slower-than and --by go with --format flame.", usage)
+    if arguments.slower_than is not None and arguments.packet_class != SLOW:
+        raise UsageError("--slower-than says what --class slow is.", usage)
+
+
+def read_request(arguments: argparse.Namespace, facts: RecordingFacts) -> FlameRequest:
+    """What is to be folded.
+
+    Raises:
+        UsageError: samples do not hold the counter.
+    """
+    counter = "" if arguments.by in (None, SAMPLES, TIME) else _find_counter(arguments, facts)
+    return FlameRequest(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME, counter)
+
+
+def _find_counter(arguments: argparse.Namespace, facts: RecordingFacts) -> str:
+    names = list(facts.sample_counts)
+    if found := find_name(names, arguments.by):
+        return found
+    again = f"nfprobe report {arguments.recording} --format flame --by "
+    if not names:
+        sentence = f"No sample of this recording holds counters such as {arguments.by!r}: --by takes samples or time."
+        raise UsageError(sentence, again + TIME)
+    raise UsageError(f"No sample holds {arguments.by!r}; they hold {', '.join(names)}.", again + names[0])
+
+
+def say_not_counted(facts: RecordingFacts, counter: str) -> None:
+    """Says on standard error of how many samples it is not known what a counter counted."""
+    unknown = int((~is_known(facts.sample_counts[counter])).sum()) if counter else 0
+    if unknown:
+        count = f"{unknown} of {len(facts.samples)} samples"
+        tell(f"what {counter} counted before {count} is not known, and left out.")
+
+
+def say_nothing_seen(arguments: argparse.Namespace) -> None:
+    """Says on standard error that there are no stacks, and what may help."""
+    again = f"nfprobe report {arguments.recording} --format flame --class slow --by time"
+    tell("nothing was seen of that class.", again if arguments.packet_class == SLOW else "")

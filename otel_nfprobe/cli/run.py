@@ -31,7 +31,7 @@ from otel_nfprobe.cli.session_runner import Measurement
 from otel_nfprobe.export.destination import Destination, find_destination
 from otel_nfprobe.probes.launch import Launch
 from otel_nfprobe.probes.preflight import check_target
-from otel_nfprobe.report.views.summary import format_summary
+from otel_nfprobe.report.views.table import format_summary
 from otel_nfprobe.target.target import Target
 
 ROLES_STABLE_S = 0.25  # ports are started one after the other

@@ -60,7 +60,7 @@ def write(
 ) -> RecordingFacts:
     """Writes the tables of one recording."""
     try:
-        from otel_nfprobe.recording.tablefiles import write_tables
+        from otel_nfprobe.recording.tables import write_tables
     except ImportError as error:
         raise missing(verb, error) from None
     return write_tables(reader, folder, slower_than_ns, flow)

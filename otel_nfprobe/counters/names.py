@@ -86,11 +86,6 @@ def generic_names() -> list[str]:
     return sorted({shown for shown, _, _ in _NAMES.values()})
 
 
-def is_generic(name: str) -> bool:
-    """Whether `find_generic` knows it."""
-    return find_generic(name) is not None
-
-
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Up to three of the known names that look like `name`, the nearest first."""
     by_folded = {other.lower(): other for other in known}

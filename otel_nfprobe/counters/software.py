@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Software counters: what the kernel counts for each thread, read by the monitor at intervals and never in a probe.
-
-An interval is joined to the calls and batches that ran in it by time: what is known is that it happened then, on that
-thread.
-"""
+"""Software counters: what the kernel counts for each thread, read by the monitor at intervals and never in a probe."""
 
 from __future__ import annotations
 
@@ -13,35 +9,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.shm.threadtable import Claim
 
 INTERVAL_S = 0.1
-INTERVALS_MAX = 100_000  # older ones are forgotten, their sums are not
-SOFTWARE_MAX = 16
-
-INTERVAL = np.dtype(
-    [
-        ("thread", "<u4"),
-        ("tid", "<u4"),
-        ("start_ticks", "<u8"),
-        ("end_ticks", "<u8"),
-        ("counts", "<u8", (SOFTWARE_MAX,)),
-    ]
-)
 
 
 @dataclass
 class _Thread:
-    index: int
     descriptors: list[int]
     last: list[int]
-    read_ticks: int
     start_ticks: int
 
 
@@ -51,17 +29,14 @@ class SoftwareCounters:
 
     Attributes:
         counters: what is counted.
-        ticks: the time stamp counter now.
         say: tells a person, once for each reason.
     """
 
     counters: tuple[Counter, ...]
-    ticks: Callable[[], int]
     say: Callable[[str], None]
     kernel: Kernel = field(default_factory=Kernel)
     _threads: dict[int, _Thread] = field(default_factory=dict)  # by tid
     _totals: dict[int, list[int]] = field(default_factory=dict)  # of ended threads, too
-    _rows: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
     _due_at: float = 0.0
     _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters that others were changed to
@@ -89,21 +64,18 @@ class SoftwareCounters:
             self.read()
 
     def read(self) -> None:
-        """Ends the interval of every thread and begins the next."""
+        """Adds up what every thread has counted since it was read last."""
         for tid, thread in self._threads.items():
             self._read_one(tid, thread)
-        del self._rows[:-INTERVALS_MAX]
 
     def _read_one(self, tid: int, thread: _Thread) -> None:
         if not thread.descriptors:
             return
         values = [(self.kernel.read(descriptor) or (0, 0, 0))[0] for descriptor in thread.descriptors]
-        now = self.ticks()
         counts = [value - last for value, last in zip(values, thread.last, strict=True)]
-        self._rows.append((thread.index, tid, thread.read_ticks, now, counts))
         total = self._totals.setdefault(tid, [0] * len(counts))
         self._totals[tid] = [before + count for before, count in zip(total, counts, strict=True)]
-        thread.last, thread.read_ticks = values, now
+        thread.last = values
 
     def close(self) -> None:
         """Reads once more and ends with all threads."""
@@ -118,15 +90,7 @@ class SoftwareCounters:
         self._before = self.totals()
         self.counters = counters
         self._totals.clear()
-        self._rows.clear()
         self._said.clear()
-
-    def intervals(self) -> Rows:
-        """All intervals that are kept, dtype INTERVAL, in the order of their ends."""
-        rows = np.zeros(len(self._rows), INTERVAL)
-        for place, (index, tid, start, end, counts) in enumerate(self._rows):
-            rows[place] = index, tid, start, end, counts + [0] * (SOFTWARE_MAX - len(counts))
-        return rows
 
     def totals(self) -> list[dict[str, int]]:
         """What each thread counted in all, with its `tid`."""
@@ -139,7 +103,7 @@ class SoftwareCounters:
         return [found[tid] for tid in sorted(found)]
 
     def _begin(self, claim: Claim) -> _Thread:
-        thread = _Thread(claim.index, [], [0] * len(self.counters), self.ticks(), claim.start_ticks)
+        thread = _Thread([], [0] * len(self.counters), claim.start_ticks)
         try:
             for counter in self.counters:
                 thread.descriptors.append(self._open(counter, claim.tid))
@@ -172,27 +136,3 @@ class SoftwareCounters:
             with suppress(OSError):
                 self.kernel.close(descriptor)
         thread.descriptors = []
-
-
-def counts_during(intervals: Rows, rows: Rows, count: int) -> NDArray[np.uint64]:
-    """What was counted in the intervals that each call or batch ran in: an upper bound of what happened in it.
-
-    Args:
-        intervals: dtype INTERVAL, those of one thread in order.
-        rows: with `thread`, `start_ticks` and `end_ticks`.
-        count: number of counters.
-
-    Returns:
-        shape (len(rows), count).
-    """
-    found = np.zeros((len(rows), count), np.uint64)
-    for thread in np.unique(rows["thread"]):
-        own = intervals[intervals["thread"] == thread]
-        mine = np.flatnonzero(rows["thread"] == thread)
-        if not len(own):
-            continue
-        sums = np.concatenate((np.zeros((1, count), np.uint64), np.cumsum(own["counts"][:, :count], axis=0)))
-        first = np.searchsorted(own["end_ticks"], rows["start_ticks"][mine], side="right")
-        last = np.searchsorted(own["start_ticks"], rows["end_ticks"][mine], side="right")
-        found[mine] = sums[np.maximum(last, first)] - sums[first]
-    return found

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import COUNTER_COST, NONE, CallFlag, Columns, CountersFlag, Rows
 from otel_nfprobe.counters.bundles import derive, per_packet
-from otel_nfprobe.counters.choice import COUNTERS_MAX, read_names
+from otel_nfprobe.counters.choice import COUNTERS_MAX
 
 Words = NDArray[np.uint64]
 
@@ -56,12 +56,6 @@ class CounterSums:
     _self: Words = field(default_factory=_rows)
     _calls: Words = field(default_factory=lambda: _rows(3))  # counted, with self counted, not counted
     _batch_sums: Words = field(default_factory=lambda: np.zeros(COUNTERS_MAX, np.uint64))
-
-    @classmethod
-    def of_text(cls, text: str) -> CounterSums:
-        """For the counters that a recording's settings name (choice.read_names)."""
-        pairs = read_names(text)
-        return cls([name for name, _ in pairs], [scale for _, scale in pairs])
 
     def add(self, columns: Columns, batches: NDArray[np.bool_] | None = None) -> None:
         """Adds what a take gave.

@@ -13,12 +13,46 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.elf.cursor import ADDRESS_MASK, Cursor, FrameError
-from otel_nfprobe.elf.framerows import quick_rows
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+# Rows of a frame program by the C core, for those that it knows all instructions of.
+
+
+_WORDS = lib.NFP_FRAME_ROWS_MAX * lib.NFP_FRAME_ROW_WORDS
+_ADDRESS_MAX = (1 << 64) - 1
+_OFFSET_MAX = (1 << 31) - 1
+
+
+def quick_rows(
+    program: bytes, address: int, until: int | None, register: int, offset: int
+) -> list[tuple[int, int, int]] | None:
+    """Address, register and offset of each row, or None: the program must be run by other means.
+
+    Args:
+        program: frame instructions; an address advances by ones.
+        address: where the first row begins.
+        until: an address behind which the rules are not wanted.
+        register, offset: the canonical frame address there.
+    """
+    last = _ADDRESS_MAX if until is None else until
+    if not (0 <= address <= last <= _ADDRESS_MAX and 0 <= offset <= _OFFSET_MAX):
+        return None
+    start = ffi.new("struct nfp_frame_start *", (address, last, register, offset))
+    rows = ffi.new("int64_t[]", _WORDS)  # of its own: several threads may read frames
+    count = int(lib.nfp_frame_rows(program, len(program), start, rows))
+    if count < 0:
+        return None
+    words = iter(ffi.unpack(rows, count * lib.NFP_FRAME_ROW_WORDS))
+    return list(zip(words, words, words, strict=True))
+
+
+# ---- the section ----------------------------------------------------------------------------------------------------
+
 
 RSP = 7  # DWARF numbers of x86-64 registers
 RBP = 6
-R10 = 10
 RETURN_ADDRESS = 16
 
 EXPRESSION = -1  # in Row.register: the rule is an expression that this module does not evaluate
@@ -31,7 +65,6 @@ _USUAL_POINTERS = 0x1B  # 32 bits, from where they stand
 _USUAL_FRAME = struct.Struct("<iiB")  # start, size, and how many bytes of data there are
 _REMEMBERED_MAX = 64
 _PARTIAL = (0x0D, 0x0E, 0x13)  # change the register or the offset only
-_OFFSET_MAX = (1 << 31) - 1  # of a canonical frame address; no stack is larger
 
 # Frame instructions (DWARF 5 section 7.24) whose operands are skipped: u is ULEB128, s SLEB128, b a block.
 _SKIPPED_OPERANDS = {0x05: "uu", 0x06: "u", 0x08: "u", 0x09: "uu", 0x10: "ub", 0x11: "us", 0x14: "uu"}

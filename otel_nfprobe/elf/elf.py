@@ -68,7 +68,6 @@ class ElfImage:
         self.failure = ""  # why a table of the file could not be read
         header = self.content.part(0, 64)
         _check_header(path, header)
-        self.is_fixed = struct.unpack_from("<H", header, 16)[0] == 2
         head = self._parse(HEAD, read_head)
         self.has_interpreter = any(kind == SEGMENT_INTERP for kind, _ in head.segments)
         self.segments = [segment for kind, segment in head.segments if kind == SEGMENT_LOAD]

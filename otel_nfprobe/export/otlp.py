@@ -20,7 +20,24 @@ from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.span import EncodedRequest
 from otel_nfprobe.export.spool import Spool, SpoolFullError
 from otel_nfprobe.export.spool_file import NO_ROOM, DamagedError, RequestLocation
-from otel_nfprobe.export.transport import open_transport
+
+# ---- transports -----------------------------------------------------------------------------------------------------
+# Transport: opens the way to an endpoint by its protocol. gRPC and HTTP are loaded when they are used.
+
+
+def open_transport(endpoint: Endpoint) -> Transport:
+    """A transport to the endpoint. Opens no connection yet."""
+    if endpoint.path:
+        from otel_nfprobe.export.otlp_http import HttpTransport
+
+        return HttpTransport(endpoint)
+    from otel_nfprobe.export.otlp_grpc import GrpcTransport
+
+    return GrpcTransport(endpoint)
+
+
+# ---- the exporter ---------------------------------------------------------------------------------------------------
+
 
 QUEUE_BYTES = 64 << 20
 RETRY_TOTAL_S = 60.0

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -20,7 +21,6 @@ from otel_nfprobe.export.destination import find_default_endpoint
 from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
 from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.otlp import Exporter
-from otel_nfprobe.export.sdk_encoder import encode_request
 from otel_nfprobe.export.span import EncodedRequest
 from otel_nfprobe.export.spool import Spool, SpoolSettings, describe_endpoint
 
@@ -45,8 +45,8 @@ class NfprobeSpanExporter(SpanExporter):
         self._exporter = Exporter(found, spool=_open_spool(found))
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Queues spans; FAILURE when some were dropped because the queue is full."""
-        queued = [self._exporter.submit(request) for request in _make_requests(spans)]
+        """Queues spans; FAILURE when some were dropped: the queue is full, or a name is no text that OTLP can hold."""
+        queued = [request is not None and self._exporter.submit(request) for request in _make_requests(spans)]
         return SpanExportResult.SUCCESS if all(queued) else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -67,14 +67,23 @@ def _open_spool(endpoint: Endpoint) -> Spool | None:
     return Spool(SpoolSettings(Path(directory).absolute()), describe_endpoint(endpoint)) if directory else None
 
 
-# Requests within the limits of native/core/otlp.h; a span that alone is larger is sent alone.
-def _make_requests(spans: Sequence[ReadableSpan]) -> Iterator[EncodedRequest]:
+# Requests within the limits of native/core/otlp.h; a span that alone is larger is sent alone. None: one that cannot be.
+def _make_requests(spans: Sequence[ReadableSpan]) -> Iterator[EncodedRequest | None]:
     if not spans:
         return
-    data = encode_request(spans)
-    if len(spans) > 1 and (len(data) > lib.NFP_OTLP_BYTES_MAX or len(spans) > lib.NFP_OTLP_SPANS_MAX):
+    data = _encode(spans) if len(spans) <= lib.NFP_OTLP_SPANS_MAX else None
+    if data is not None and (len(spans) == 1 or len(data) <= lib.NFP_OTLP_BYTES_MAX):
+        yield EncodedRequest(data, len(spans), 0)
+    elif len(spans) == 1:
+        yield None
+    else:
         half = len(spans) // 2
         yield from _make_requests(spans[:half])
         yield from _make_requests(spans[half:])
-        return
-    yield EncodedRequest(data, len(spans), 0)
+
+
+def _encode(spans: Sequence[ReadableSpan]) -> bytes | None:
+    try:
+        return encode_spans(spans).SerializeToString()
+    except ValueError:  # a surrogate in a name; of attributes the SDK leaves such out
+        return None

@@ -8,9 +8,17 @@ killed.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
+from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.errors import NfprobeError
 
 SYS_BPF = 321  # on x86-64
 MAP_CREATE, MAP_LOOKUP, PROGRAM_LOAD, OBJECT_INFO, ATTACH = 0, 1, 5, 15, 17
@@ -109,3 +117,116 @@ def read_misses(program: int) -> int:
         return 0
     misses: int = struct.unpack_from("<Q", information.raw, _MISSES_AT)[0]
     return misses
+
+
+# ---- its ring -------------------------------------------------------------------------------------------------------
+# The ring that BPF programs write into (BPF_MAP_TYPE_RINGBUF), read through its pages.
+#
+#     one page: how far the reader is | one page: how far the writers are | the records, mapped twice in a row
+#
+# Each record is a length with two marks, a word, and the bytes. Ours all have the same length.
+
+
+BUSY = 1 << 31  # reserved, not yet written
+CALL = np.dtype([("length", "<u4"), ("page", "<u4"), ("duration_ns", "<u8"), ("thread", "<u8")])
+
+
+class BpfRing:
+    """One ring of records of dtype CALL.
+
+    Args:
+        descriptor: of the map.
+        ring_bytes: a power of two, at least a page.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, ring_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self._mask = ring_bytes - 1
+        self._reader = mmap.mmap(descriptor, page)
+        self._writer = mmap.mmap(descriptor, page + 2 * ring_bytes, prot=mmap.PROT_READ, offset=page)
+        self._read_to = np.frombuffer(self._reader, "<u8", 1)  # stored as one word
+        self._written_to = np.frombuffer(self._writer, "<u8", 1)
+
+    def take(self) -> Rows:
+        """What was written since the last time, in the order of its beginning; a copy."""
+        first, last = int(self._read_to[0]), int(self._written_to[0])
+        count = (last - first) // CALL.itemsize
+        rows: Rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()
+        busy = np.flatnonzero(rows["length"] & BUSY)
+        if len(busy):
+            rows = rows[: busy[0]]
+        self._read_to[0] = first + len(rows) * CALL.itemsize
+        return rows
+
+    def close(self) -> None:
+        """Unmaps it."""
+        del self._read_to, self._written_to
+        for pages in (self._reader, self._writer):
+            with suppress(BufferError):
+                pages.close()
+
+
+# ---- type information -----------------------------------------------------------------------------------------------
+# The kernel's own type information (BTF): which functions it has, and the number that a program is attached by.
+#
+#     header | types: name, kind and count, size or type, then what the kind needs | strings
+#
+# Reads one file. The layout is that of the kernel's Documentation/bpf/btf.rst.
+
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+MAGIC = 0xEB9F
+FUNCTION = 12  # BTF_KIND_FUNC
+_HEADER = struct.Struct("<HBBIIIII")  # magic, version, flags, header bytes, types: offset, bytes; strings: the same
+_TYPE = struct.Struct("<III")
+# Bytes behind a type: (fixed, for each of its members), by kind; the others have none.
+_BEHIND = {1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12)}
+_BEHIND |= {17: (4, 0), 19: (0, 12)}
+
+
+def read_functions(path: Path = VMLINUX) -> dict[str, int]:
+    """Type number of each function of the kernel image, by name.
+
+    Raises:
+        NfprobeError: the kernel was built without this information, or it is malformed.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise NfprobeError(
+            f"Functions of the kernel cannot be found: its type information ({path}) cannot be read"
+            f" ({error.strerror}); it takes a kernel built with CONFIG_DEBUG_INFO_BTF.",
+            "nfprobe doctor",
+        ) from error
+    try:
+        return parse_functions(content)
+    except (struct.error, IndexError, ValueError) as error:
+        raise NfprobeError(f"The kernel's type information ({path}) is malformed.", "nfprobe doctor") from error
+
+
+def parse_functions(content: bytes) -> dict[str, int]:
+    """The same of the bytes of such a file.
+
+    Raises:
+        ValueError, struct.error: they are no such file.
+    """
+    magic, _, _, header_bytes, types_at, types_bytes, strings_at, strings_bytes = _HEADER.unpack_from(content)
+    if magic != MAGIC:
+        raise ValueError("no BTF")
+    at = header_bytes + types_at
+    end = at + types_bytes
+    strings = content[header_bytes + strings_at :][:strings_bytes]
+    found: dict[str, int] = {}
+    number = 0
+    while at < end:
+        number += 1
+        name, information, _ = _TYPE.unpack_from(content, at)
+        kind = information >> 24 & 0x1F
+        if kind == FUNCTION:
+            found[strings[name : strings.index(0, name)].decode("utf-8", "replace")] = number
+        fixed, each = _BEHIND.get(kind, (0, 0))
+        at += _TYPE.size + fixed + each * (information & 0xFFFF)
+    return found

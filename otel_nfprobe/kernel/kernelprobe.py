@@ -11,21 +11,79 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+
+import numpy as np
 
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.elf.pattern import near_names
 from otel_nfprobe.kernel import bpfcall
-from otel_nfprobe.kernel.bpfcall import When
-from otel_nfprobe.kernel.bpfring import BpfRing
-from otel_nfprobe.kernel.btf import read_functions
+from otel_nfprobe.kernel.bpfcall import BpfRing, When, read_functions
 from otel_nfprobe.kernel.programs import COUNT_BYTES, CROWDED, ENTERED, LEFT, LOST, Maps, Whose, write_entry, write_exit
-from otel_nfprobe.kernel.systemcalls import find_number
 from otel_nfprobe.linux.kallsyms import KernelSymbol, read_symbols
 from otel_nfprobe.target.target import read_status
+
+# ---- system calls ---------------------------------------------------------------------------------------------------
+# System calls of x86-64 by their names (arch/x86/entry/syscalls/syscall_64.tbl of the kernel). Pure.
+
+
+_PREFIXES = ("__x64_sys_", "__do_sys_", "__se_sys_", "ksys_", "sys_")
+_FROM_0 = """
+read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
+ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmget shmat shmctl
+dup dup2 pause nanosleep getitimer alarm setitimer getpid sendfile socket connect accept sendto recvfrom sendmsg
+recvmsg shutdown bind listen getsockname getpeername socketpair setsockopt getsockopt clone fork vfork execve exit
+wait4 kill uname semget semop semctl shmdt msgget msgsnd msgrcv msgctl fcntl flock fsync fdatasync truncate ftruncate
+getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink readlink chmod fchmod chown fchown lchown
+umask gettimeofday getrlimit getrusage sysinfo times ptrace getuid syslog getgid setuid setgid geteuid getegid setpgid
+getppid getpgrp setsid setreuid setregid getgroups setgroups setresuid getresuid setresgid getresgid getpgid setfsuid
+setfsgid getsid capget capset rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_sigsuspend sigaltstack utime mknod
+uselib personality ustat statfs fstatfs sysfs getpriority setpriority sched_setparam sched_getparam sched_setscheduler
+sched_getscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock munlock mlockall
+munlockall vhangup modify_ldt pivot_root _sysctl prctl arch_prctl adjtimex setrlimit chroot sync acct settimeofday
+mount umount2 swapon swapoff reboot sethostname setdomainname iopl ioperm create_module init_module delete_module
+get_kernel_syms query_module quotactl nfsservctl getpmsg putpmsg afs_syscall tuxcall security gettid readahead
+setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
+fremovexattr tkill time futex sched_setaffinity sched_getaffinity set_thread_area io_setup io_destroy io_getevents
+io_submit io_cancel get_thread_area lookup_dcookie epoll_create epoll_ctl_old epoll_wait_old remap_file_pages
+getdents64 set_tid_address restart_syscall semtimedop fadvise64 timer_create timer_settime timer_gettime
+timer_getoverrun timer_delete clock_settime clock_gettime clock_getres clock_nanosleep exit_group epoll_wait epoll_ctl
+tgkill utimes vserver mbind set_mempolicy get_mempolicy mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify
+mq_getsetattr kexec_load waitid add_key request_key keyctl ioprio_set ioprio_get inotify_init inotify_add_watch
+inotify_rm_watch migrate_pages openat mkdirat mknodat fchownat futimesat newfstatat unlinkat renameat linkat symlinkat
+readlinkat fchmodat faccessat pselect6 ppoll unshare set_robust_list get_robust_list splice tee sync_file_range
+vmsplice move_pages utimensat epoll_pwait signalfd timerfd_create eventfd fallocate timerfd_settime timerfd_gettime
+accept4 signalfd4 eventfd2 epoll_create1 dup3 pipe2 inotify_init1 preadv pwritev rt_tgsigqueueinfo perf_event_open
+recvmmsg fanotify_init fanotify_mark prlimit64 name_to_handle_at open_by_handle_at clock_adjtime syncfs sendmmsg setns
+getcpu process_vm_readv process_vm_writev kcmp finit_module sched_setattr sched_getattr renameat2 seccomp getrandom
+memfd_create kexec_file_load bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect
+pkey_alloc pkey_free statx io_pgetevents rseq
+"""
+_FROM_424 = """
+pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig fsmount fspick
+pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2 mount_setattr quotactl_fd
+landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret process_mrelease futex_waitv
+set_mempolicy_home_node
+"""
+_NUMBERS = {name: number for number, name in enumerate(_FROM_0.split())}
+_NUMBERS |= {name: number for number, name in enumerate(_FROM_424.split(), 424)}
+
+
+def find_number(function: str) -> int | None:
+    """Number of the system call that a kernel function, such as sys_write or __x64_sys_write, is; None: it is none."""
+    for prefix in _PREFIXES:
+        if function.startswith(prefix):
+            return _NUMBERS.get(function.removeprefix(prefix))
+    return None
+
+
+# ---- probes ---------------------------------------------------------------------------------------------------------
+
 
 FENTRY, TRACEPOINTS = "fentry", "tracepoints"
 OPEN_MAX = 16384  # calls that are under way at one moment
@@ -197,3 +255,55 @@ def _why_forbidden() -> str:
     if os.geteuid() == 0:
         return "the kernel forbids it even to root, as one that is locked down does"
     return "it takes root, or CAP_BPF and CAP_PERFMON"
+
+
+# ---- what they cost -------------------------------------------------------------------------------------------------
+# What the two programs of a measured kernel function cost, measured on nfprobe's own process.
+#
+# Its system call getppid does next to nothing, in a function of its own.
+
+
+FUNCTION = "__x64_sys_getppid"
+CALLS = 5000
+ROUNDS = 7
+RING_BYTES = 1 << 20  # holds all of a round
+
+
+class KernelCost(NamedTuple):
+    """Of one measured call, in ns: between the two readings of the clock, and in all."""
+
+    inside_ns: float
+    whole_ns: float
+
+
+def measure_cost(strategy: str) -> KernelCost | None:
+    """The cost of a strategy (kernelprobe.py), in some 50 ms; None where it cannot be measured.
+
+    The body of getppid counts as cost, as it takes a few ns and cannot be told apart.
+    """
+    bare_ns = min(_call_ns() for _ in range(ROUNDS))
+    try:
+        probe = KernelProbe(FUNCTION, find_whose(os.getpid()), RING_BYTES, strategy == TRACEPOINTS)
+    except NfprobeError:
+        return None
+    try:
+        probed_ns, inside_ns = float("inf"), float("inf")
+        for _ in range(ROUNDS):
+            probed_ns = min(probed_ns, _call_ns())
+            calls = probe.take()
+            if len(calls):
+                inside_ns = min(inside_ns, float(np.median(calls["duration_ns"])))
+    finally:
+        probe.close()
+    if inside_ns == float("inf"):
+        return None
+    return KernelCost(inside_ns, max(inside_ns, probed_ns - bare_ns))
+
+
+def _call_ns() -> float:
+    """CPU time of one call, the loop included."""
+    call = os.getppid
+    start = time.thread_time_ns()
+    for _ in repeat(None, CALLS):
+        call()
+    return (time.thread_time_ns() - start) / CALLS

@@ -11,15 +11,111 @@ exit that never came left behind is overwritten. The key of a system call is its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, field
 
-from otel_nfprobe.kernel.assembler import (
-    JUMP_DIFFERENT,
-    JUMP_DIFFERENT_WORD,
-    JUMP_EQUAL,
-    MAP,
-    Assembler,
-)
+# ---- assembler ------------------------------------------------------------------------------------------------------
+# Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure; called by capture_programs.py.
+#
+# An instruction is 8 bytes: operation, two registers, a distance, a constant. Jumps go forward, to a label.
+
+
+_INSTRUCTION = struct.Struct("<BBhi")
+FRAME = 10  # register of the frame pointer; 0: results, 1 to 5: arguments, 6 to 9: survive calls
+
+MOVE, ADD, SUBTRACT = 0xB7, 0x07, 0x1F
+LOAD_LONG, LOAD_WORD, STORE_LONG, STORE_CONSTANT, ATOMIC_LONG = 0x79, 0x61, 0x7B, 0x7A, 0xDB
+WIDE, CALL, EXIT = 0x18, 0x85, 0x95
+JUMP_EQUAL, JUMP_DIFFERENT, JUMP_DIFFERENT_WORD = 0x15, 0x55, 0x56
+FROM_REGISTER = 0x08
+MAP, MAP_VALUE = 1, 2  # what a wide constant stands for
+WORD_MASK = 0xFFFFFFFF
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word & 0x80000000 else word
+
+
+@dataclass
+class Assembler:
+    """Collects instructions."""
+
+    _code: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _jumps: list[tuple[int, str]] = field(default_factory=list)
+    _labels: dict[str, int] = field(default_factory=dict)
+
+    def _add(self, operation: int, to: int = 0, source: int = 0, distance: int = 0, constant: int = 0) -> None:
+        self._code.append((operation, source << 4 | to, distance, _signed(constant & WORD_MASK)))
+
+    def move(self, to: int, constant: int) -> None:
+        """A constant of 32 bits, sign extended."""
+        self._add(MOVE, to, constant=constant)
+
+    def copy(self, to: int, source: int) -> None:
+        """A register."""
+        self._add(MOVE | FROM_REGISTER, to, source)
+
+    def address(self, to: int, offset: int) -> None:
+        """The address of a place in the frame."""
+        self.copy(to, FRAME)
+        self._add(ADD, to, constant=offset)
+
+    def subtract(self, to: int, source: int) -> None:
+        """One register from another."""
+        self._add(SUBTRACT, to, source)
+
+    def wide(self, to: int, number: int, kind: int = 0) -> None:
+        """A constant of 64 bits; of MAP and MAP_VALUE the descriptor of a map."""
+        self._add(WIDE, to, kind, constant=number)
+        self._add(0, constant=0 if kind else number >> 32)
+
+    def load(self, to: int, base: int, offset: int, is_word: bool = False) -> None:
+        """From memory."""
+        self._add(LOAD_WORD if is_word else LOAD_LONG, to, base, offset)
+
+    def store(self, base: int, offset: int, source: int) -> None:
+        """A register of 64 bits."""
+        self._add(STORE_LONG, base, source, offset)
+
+    def clear(self, base: int, offset: int) -> None:
+        """Stores 64 bits of 0."""
+        self._add(STORE_CONSTANT, base, distance=offset)
+
+    def count(self, map_descriptor: int, offset: int) -> None:
+        """Adds 1 to a word of a map's only value. Uses registers 1 and 2."""
+        self.wide(1, map_descriptor, MAP_VALUE)
+        self.move(2, 1)
+        self._add(ATOMIC_LONG, 1, 2, offset)
+
+    def call(self, helper: int) -> None:
+        """One of the kernel's functions for programs."""
+        self._add(CALL, constant=helper)
+
+    def jump(self, label: str, operation: int, register: int, constant: int) -> None:
+        """If the comparison with a constant holds."""
+        self._jumps.append((len(self._code), label))
+        self._add(operation, register, constant=constant)
+
+    def label(self, name: str) -> None:
+        """Jumps of that name lead here."""
+        self._labels[name] = len(self._code)
+
+    def leave(self) -> None:
+        """Ends the program with 0."""
+        self.move(0, 0)
+        self._add(EXIT)
+
+    def assemble(self) -> bytes:
+        """The program."""
+        code = list(self._code)
+        for place, label in self._jumps:
+            operation, registers, _, constant = code[place]
+            code[place] = (operation, registers, self._labels[label] - place - 1, constant)
+        return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
+
+
+# ---- programs -------------------------------------------------------------------------------------------------------
+
 
 # The kernel's functions for programs (enum bpf_func_id).
 LOOKUP, UPDATE, DELETE, NOW_NS, CURRENT, CURRENT_IN_NAMESPACE, OUTPUT = 1, 2, 3, 5, 14, 120, 130

@@ -3,7 +3,7 @@
 
 A packet that waited meanwhile is late, and the function that stood still then is blamed for it: nothing inside the
 machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; told by
-views/sentence.py.
+views/table.py.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -27,6 +29,7 @@ from opentelemetry.sdk.metrics.export import (
     ScopeMetrics,
     Sum,
 )
+from opentelemetry.sdk.metrics.export import Buckets as ExponentialBuckets
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AttributeValue
@@ -35,13 +38,122 @@ from otel_nfprobe.counters.sums import CountedFunction
 from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.resource import SCHEMA_URL, SCOPE_NAME, find_version
 from otel_nfprobe.metrics.exemplars import ExemplarKeeper, Exemplars
-from otel_nfprobe.metrics.explicit import make_durations, make_sizes
-from otel_nfprobe.metrics.exponential import make_exponential
 from otel_nfprobe.metrics.metrics_settings import Temporality
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.snapshot import SessionSnapshot
-from otel_nfprobe.pipeline.histogram_buckets import Attributes, Counted, Span, read_counted
-from otel_nfprobe.pipeline.statistics import Distribution, Statistics
+from otel_nfprobe.pipeline.histogram_buckets import Attributes, Counted, Span, lowers_of, read_counted
+from otel_nfprobe.pipeline.statistics import SIZES_EXACT, Distribution, Statistics
+
+# ---- explicit buckets -----------------------------------------------------------------------------------------------
+# Explicit: a distribution as an OpenTelemetry histogram point with fixed bounds, "classic" buckets in Prometheus.
+#
+# Bounds of durations fall inside buckets of the C core, which are 3 % wide: a value up to 3 % over a bound counts as at
+# it. Pure.
+
+
+# Sizes below SIZES_EXACT are counted one by one; beyond them powers of two are lower edges of the C core's buckets.
+SIZE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# From a short function to a thread that was away for a second; three in each power of ten.
+DURATION_BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-8, 1) for digit in (1, 2, 5))[:-2]
+
+
+def make_durations(
+    counted: Counted, seconds_per_tick: float, attributes: Attributes, span: Span, exemplars: Sequence[Exemplar]
+) -> HistogramDataPoint:
+    """The point of a distribution of ticks, in seconds."""
+    edges = lowers_of(counted.uppers).astype(np.float64) * seconds_per_tick
+    return HistogramDataPoint(
+        attributes=dict(attributes),
+        start_time_unix_nano=span.start_ns,
+        time_unix_nano=span.end_ns,
+        count=counted.count,
+        sum=counted.total * seconds_per_tick,
+        bucket_counts=_place(edges, DURATION_BOUNDS_S, counted),
+        explicit_bounds=DURATION_BOUNDS_S,
+        min=counted.least * seconds_per_tick,
+        max=counted.largest * seconds_per_tick,
+        exemplars=list(exemplars),
+    )
+
+
+def make_sizes(counted: Counted, span: Span) -> HistogramDataPoint:
+    """The point of a distribution of packets per batch."""
+    sizes = np.where(counted.uppers < SIZES_EXACT, counted.uppers, lowers_of(counted.uppers))
+    return HistogramDataPoint(
+        attributes={},
+        start_time_unix_nano=span.start_ns,
+        time_unix_nano=span.end_ns,
+        count=counted.count,
+        sum=counted.total,
+        bucket_counts=_place(sizes.astype(np.float64), SIZE_BOUNDS, counted),
+        explicit_bounds=SIZE_BOUNDS,
+        min=counted.least,
+        max=counted.largest,
+    )
+
+
+def _place(edges: NDArray[np.float64], bounds: Sequence[float], counted: Counted) -> list[int]:
+    """How many values are in each bucket of a point; `edges` are the lower ones of the buckets in `counted`."""
+    counts = np.zeros(len(bounds) + 1, np.uint64)
+    np.add.at(counts, np.searchsorted(np.array(bounds, np.float64), edges), counted.counts)
+    buckets: list[int] = counts.tolist()
+    return buckets
+
+
+# ---- exponential buckets --------------------------------------------------------------------------------------------
+# Exponential: a distribution as an OpenTelemetry exponential histogram point.
+#
+# Each bucket of the C core goes, whole, into the exponential bucket that holds its middle. Pure.
+
+
+SCALE_MAX = 5  # 32 buckets per power of two, as many as the C core has
+BUCKETS_MAX = 160  # of one point, as the SDK's own aggregation has it
+
+
+def make_exponential(
+    counted: Counted, seconds_per_tick: float, attributes: Attributes, span: Span, exemplars: Sequence[Exemplar]
+) -> ExponentialHistogramDataPoint:
+    """The point of a distribution of ticks, in seconds."""
+    zeros = counted.uppers == 0
+    uppers, counts = counted.uppers[~zeros], counted.counts[~zeros]
+    scale, offset, buckets = _spread(uppers, counts, seconds_per_tick)
+    return ExponentialHistogramDataPoint(
+        attributes=dict(attributes),
+        start_time_unix_nano=span.start_ns,
+        time_unix_nano=span.end_ns,
+        count=counted.count,
+        sum=counted.total * seconds_per_tick,
+        scale=scale,
+        zero_count=int(counted.counts[zeros].sum()),
+        positive=ExponentialBuckets(offset, buckets),
+        negative=ExponentialBuckets(0, []),
+        flags=0,
+        min=counted.least * seconds_per_tick,
+        max=counted.largest * seconds_per_tick,
+        exemplars=list(exemplars),
+    )
+
+
+def _spread(
+    uppers: NDArray[np.uint64], counts: NDArray[np.uint64], seconds_per_tick: float
+) -> tuple[int, int, list[int]]:
+    """Scale, index of the first bucket and the counts of all, from the first to the last that is not empty."""
+    if not len(uppers):
+        return SCALE_MAX, 0, []
+    middles = (lowers_of(uppers).astype(np.float64) + uppers.astype(np.float64)) / 2
+    # Bucket i holds values above base^i, up to base^(i + 1), where base is 2^(2^-scale).
+    indices = np.ceil(np.log2(middles * seconds_per_tick) * 2**SCALE_MAX).astype(np.int64) - 1
+    scale = SCALE_MAX
+    while indices[-1] - indices[0] >= BUCKETS_MAX:
+        indices >>= 1
+        scale -= 1
+    spread = np.zeros(int(indices[-1] - indices[0]) + 1, np.uint64)
+    np.add.at(spread, indices - indices[0], counts)
+    return scale, int(indices[0]), spread.tolist()
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
 
 NAME_BYTES_MAX = 512  # as in spans
 By = tuple[tuple[str, str], ...]  # attributes of a point

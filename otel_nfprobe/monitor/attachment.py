@@ -50,7 +50,6 @@ class Attachment:
         say: tells a person what happens.
         stopping: set: the session ends, or does not begin.
         identity: how packets are identified.
-        introduce: called by the follower's thread before further probes can write records; False: not to be armed.
         probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
         parts: code of ours in the target.
         costs: of a probed call, by strategy.
@@ -65,7 +64,6 @@ class Attachment:
     say: Callable[[str], None]
     stopping: threading.Event = field(default_factory=threading.Event)
     identity: Identity = field(default_factory=Identity)
-    introduce: Callable[[Sequence[Probe]], bool] = lambda added: True
     probes: list[Probe] = field(default_factory=list)
     parts: list[CodePart] = field(default_factory=list)
     costs: dict[str, Cost] = field(default_factory=dict)
@@ -162,7 +160,7 @@ class Attachment:
         self.make_follower(trampolines)
 
     def make_follower(self, trampolines: Trampolines) -> None:
-        """Makes what follows the target's modules; it is started with the session."""
+        """Makes what follows the target's modules; the session connects and starts it."""
         self.arenas = trampolines.arenas
         self.follower = Follower(
             self.target,
@@ -170,18 +168,17 @@ class Attachment:
             self.choice,
             self.patcher,
             trampolines,
-            self._add,
+            _introduce_to_nobody,
             self.texts.keep,
             self.say,
             write_programs=self.write_programs,
         )
         self.follower.place(self.probes)
 
-    def _add(self, added: Sequence[Probe]) -> bool:
-        """Further probes: their ids mean something before they can write records."""
+    def add(self, added: Sequence[Probe]) -> None:
+        """Takes further probes, whose ids mean something from now on."""
         known = {probe.id: probe for probe in [*self.probes, *added]}
         self.probes = list(known.values())
-        return self.introduce(added)
 
     def _check_same_program(self) -> None:
         """What was planned was planned for the program that ran then."""
@@ -269,3 +266,7 @@ class Attachment:
         """Unmaps the session and gives up its lock."""
         self.session.close()
         self.presence.close()
+
+
+def _introduce_to_nobody(_added: Sequence[Probe]) -> bool:
+    return False  # nothing is armed that nobody measures

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from otel_nfprobe.adapters.base import NamingAdapter
-from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.preemption import SwitchWatch
@@ -74,7 +74,6 @@ class Monitor:
     switched_off: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.attachment.introduce = self._introduce
         self.say = self.attachment.say
         self.seconds = 0.0  # how long it has lasted, once it is over
 
@@ -92,6 +91,7 @@ class Monitor:
 
     def _start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         attachment, session = self.attachment, self.attachment.session
+        attachment.follower.introduce = self._introduce
         names = {thread.tid: thread.name for thread in attachment.target.threads()}
         pipeline, statistics = Pipeline(attachment.roles_by_id()), Statistics()
         costs = costs_by_id(attachment.probes, attachment.costs)
@@ -101,7 +101,7 @@ class Monitor:
         self._begin_to_count()
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
-        self.software = SoftwareCounters(self.software_counters, lambda: sample_pair().ticks, self.say)
+        self.software = SoftwareCounters(self.software_counters, self.say)
         self.profile = Profile(
             self.drain, attachment.target, self.profile_hertz, self.say, self.counting, self.software
         )
@@ -119,6 +119,7 @@ class Monitor:
     def _introduce(self, added: Sequence[Probe]) -> bool:
         """Makes ids known before their probes can write records; called by the follower's thread."""
         attachment = self.attachment
+        attachment.add(added)
         costs = costs_by_id(attachment.probes, attachment.costs)
         infos = attachment.describe(added, self.compensation)
         roles, names = attachment.roles_by_id(), attachment.names_by_id()

@@ -1,33 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture files: pcap in every form, read front to back in pieces, whatever its bytes are. pcapng.py does the other.
+"""Capture files, pcap and pcapng, read by libpcap front to back in pieces.
 
-Memory is bounded by CHUNK_BYTES and PACKET_BYTES_MAX, not by the file; it can be a pipe. What is whole before
-damage is given, and `damage` says where it ends.
+Memory is bounded by CHUNK_BYTES, not by the file; it can be a pipe. What is whole before damage is given, and `damage`
+says what libpcap found there. It reads no file whose interfaces have several link types or snapshot lengths.
 """
 
 from __future__ import annotations
 
-import struct
-import sys
+import os
+import select
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.pipeline.digest import LINK_ETHERNET, LINK_IP
+from otel_nfprobe.pipeline.identity import LINK_ETHERNET, LINK_IP
+from otel_nfprobe.pipeline.libpcap import load_libpcap, read_text
 
 CHUNK_BYTES = 1 << 20
-PACKET_BYTES_MAX = 1 << 18  # libpcap's MAXIMUM_SNAPLEN: more is damage
 SECOND_NS = 10**9
 
-_HEADER_BYTES = 24
-# First word -> ns per unit of the fraction, bytes of a packet's header ("modified" pcap has eight more).
-_FORMS = {0xA1B2C3D4: (1000, 16), 0xA1B23C4D: (1, 16), 0xA1B2CD34: (1000, 24)}
-_PCAPNG = b"\x0a\x0d\x0d\x0a"
+_NANOSECONDS = 1  # PCAP_TSTAMP_PRECISION_NANO
+_ERROR_BYTES = 256  # PCAP_ERRBUF_SIZE
+_TAKEN, _AT_END = 1, -2  # of pcap_next_ex
+_NS_MAX = 2**63
+_START_BYTES = 4
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zX": "unxz", b"\x04\x22\x4d\x18": "unlz4"}
 
 
@@ -121,132 +123,88 @@ def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes
     return bytes(ffi.buffer(facts))
 
 
-class CaptureReader(Protocol):
+class CaptureReader:
     """A capture file that is read once.
 
     Attributes:
         damage: a sentence when not all of it could be read, else empty.
-        skipped: packets of link types that are not read.
-    """
-
-    damage: str
-    skipped: int
-
-    def pieces(self) -> Iterator[CapturedPackets]:
-        """All whole packets in the order of the file."""
-
-
-class PcapReader:
-    """A pcap file, from behind its first four bytes.
 
     Raises:
-        UsageError: its header is not whole, or its link type is none of LINKS.
+        UsageError: it cannot be opened, is no capture, or its link type is none of LINKS.
     """
 
-    def __init__(self, stream: BinaryIO, name: str, magic: bytes) -> None:
+    def __init__(self, path: str) -> None:
         self.damage = ""
-        self.skipped = 0
-        self._stream = stream
-        self._name = name
-        self._order = "<" if struct.unpack("<I", magic)[0] in _FORMS else ">"
-        self._unit_ns, self._header_bytes = _FORMS[struct.unpack(self._order + "I", magic)[0]]
-        header = read_exactly(stream, _HEADER_BYTES - 4)
-        if len(header) < _HEADER_BYTES - 4:
-            raise UsageError(f"{name} is cut inside its header, so there is no packet in it.", "nfprobe ids --help")
-        link_type = struct.unpack(self._order + "I", header[-4:])[0] & 0xFFFF  # above it: the length of a checksum
+        self._name = "standard input" if path == "-" else path
+        start = _read_start(path)
+        self._ffi, self._pcap = load_libpcap("Reading a capture")
+        error = self._ffi.new("char[]", _ERROR_BYTES)
+        name = self._ffi.new("char[]", os.fsencode(path))
+        opened = self._pcap.pcap_open_offline_with_tstamp_precision(name, _NANOSECONDS, error)
+        if opened == self._ffi.NULL:
+            raise _not_opened(path, self._name, start, read_text(self._ffi, error))
+        self._file = self._ffi.gc(opened, self._pcap.pcap_close)
+        link_type = self._pcap.pcap_datalink(opened)
         if link_type not in LINKS:
             raise UsageError(
-                f"{name} has link type {link_type}; ids reads Ethernet, raw IP, loopback and Linux cooked captures.",
+                f"{self._name} has link type {link_type}; ids reads Ethernet, raw IP, loopback and Linux cooked"
+                " captures.",
                 "nfprobe ids --help",
             )
         self._link = LINKS[link_type]
+        self._pipe = [0] if path == "-" else []
 
     def pieces(self) -> Iterator[CapturedPackets]:
         """All whole packets in the order of the file."""
-        rest, done = bytearray(), _HEADER_BYTES
-        while not self.damage:
-            more = read_some(self._stream, CHUNK_BYTES)
-            piece = CapturedPackets(rest + more)
-            at = self._walk(piece, done)
+        count, is_over = 0, False
+        while not is_over:
+            piece = CapturedPackets(bytearray())
+            is_over = self._fill(piece)
+            count += len(piece.unix_ns)
             yield piece
-            done += at
-            rest = piece.data[at:]
-            if not more:
-                break
-        if rest and not self.damage:
-            self.damage = cut_sentence(self._name, done)
+        if self.damage:
+            self.damage = f"{self._name} is cut or damaged behind packet {count:,}: {self.damage}."
 
-    def _walk(self, piece: CapturedPackets, done: int) -> int:
-        # Takes the packets that are whole; returns where the next one begins.
-        unpack = struct.Struct(self._order + "4I").unpack_from
-        data, header_bytes, unit_ns = piece.data, self._header_bytes, self._unit_ns
-        at, end = 0, len(piece.data)
-        while at + header_bytes <= end:
-            seconds, fraction, captured, length = unpack(data, at)
-            start = at + header_bytes
-            if captured > PACKET_BYTES_MAX:
-                self.damage = damage_sentence(self._name, done + at)
+    def _fill(self, piece: CapturedPackets) -> bool:
+        # Takes packets until the piece is large, or the next one may have to be waited for. True at the file's end.
+        header, bytes_at = self._ffi.new("struct pcap_pkthdr **"), self._ffi.new("uint8_t **")
+        take, file, buffer, data, link = self._pcap.pcap_next_ex, self._file, self._ffi.buffer, piece.data, self._link
+        start = 0
+        while start < CHUNK_BYTES:
+            taken = take(file, header, bytes_at)
+            if taken != _TAKEN:
+                self.damage = "" if taken == _AT_END else read_text(self._ffi, self._pcap.pcap_geterr(file))
+                return True
+            found = header[0]
+            captured = found.captured
+            data += buffer(bytes_at[0], captured)
+            unix_ns = found.seconds * SECOND_NS + found.fraction
+            piece.add(min(max(unix_ns, 0), _NS_MAX), start, captured, found.length, link)
+            start += captured
+            if self._pipe and not select.select(self._pipe, [], [], 0)[0]:
                 break
-            if start + captured > end:
-                break
-            piece.add(seconds * SECOND_NS + fraction * unit_ns, start, captured, length, self._link)
-            at = start + captured
-        return at
+        return False
 
 
-def open_capture(path: str) -> CaptureReader:
-    """The reader of a capture file; `-` is standard input.
+def _read_start(path: str) -> bytes:
+    """The first bytes of a regular file; none of a pipe, where they cannot be read twice.
 
     Raises:
-        UsageError: it cannot be opened, or is no capture.
+        UsageError: it cannot be opened.
     """
-    stream = _open(path)
-    name = "standard input" if path == "-" else path
-    magic = read_exactly(stream, 4)
-    if magic == _PCAPNG:
-        from otel_nfprobe.pipeline.pcapng import PcapngReader
-
-        return PcapngReader(stream, name)
-    if len(magic) == 4 and any(struct.unpack(order + "I", magic)[0] in _FORMS for order in "<>"):
-        return PcapReader(stream, name, magic)
-    for start, tool in _COMPRESSED.items():
-        if magic.startswith(start):
-            raise UsageError(f"{name} is compressed.", f"{tool} < {path} | nfprobe ids -")
-    raise UsageError(f"{name} is not a capture file (pcap or pcapng).", "nfprobe ids --help")
-
-
-def _open(path: str) -> BinaryIO:
     try:
-        return sys.stdin.buffer if path == "-" else open(path, "rb")
+        if path == "-" or stat.S_ISFIFO(os.stat(path).st_mode):
+            return b""
+        with open(path, "rb") as file:
+            return file.read(_START_BYTES)
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", f"ls -l {path}") from None
 
 
-def read_exactly(stream: BinaryIO, count: int) -> bytes:
-    """`count` bytes, or fewer at the end of the file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return stream.read(count)
-    except OSError as error:
-        raise UsageError(f"The capture cannot be read: {error.strerror}.", "nfprobe ids --help") from None
-
-
-def read_some(stream: BinaryIO, count: int) -> bytes:
-    """At most `count` bytes, as many as are there without waiting for more; none at the end of the file."""
-    try:
-        return stream.read1(count)  # type: ignore[attr-defined, no-any-return]
-    except OSError as error:
-        raise UsageError(f"The capture cannot be read: {error.strerror}.", "nfprobe ids --help") from None
-
-
-def cut_sentence(name: str, offset: int) -> str:
-    """That a file ends inside a packet."""
-    return f"{name} is cut: the packet at byte {offset:,} is not whole."
-
-
-def damage_sentence(name: str, offset: int) -> str:
-    """That a file goes on with something that cannot be a packet."""
-    return f"{name} is damaged at byte {offset:,}: nothing after it is read."
+def _not_opened(path: str, name: str, start: bytes, said: str) -> UsageError:
+    for magic, tool in _COMPRESSED.items():
+        if start.startswith(magic):
+            return UsageError(f"{name} is compressed.", f"{tool} < {path} | nfprobe ids -")
+    if said == "unknown file format" or not start:
+        return UsageError(f"{name} is not a capture file (pcap or pcapng).", "nfprobe ids --help")
+    return UsageError(f"{name} is not a whole capture file: {said}.", "nfprobe ids --help")

@@ -1,41 +1,177 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flow filter: an expression in the language of pcap-filter(7), compiled and run by libpcap itself.
 
-libpcap is loaded when an expression is given, and never otherwise. The filter runs on headers that are made up from
-what is kept of a packet (native/core/flow_filter.h).
+The filter runs on headers that are made up from what is kept of a packet (native/core/flow_filter.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from cffi import FFI
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.linux.bpf import Instruction
-from otel_nfprobe.linux.filterprogram import UnknownBytesError, check_reads
+from otel_nfprobe.pipeline.libpcap import load_libpcap, read_text
 
-_LIBRARIES = ("libpcap.so.0.8", "libpcap.so.1", "libpcap.so")
+# ---- what a program reads -------------------------------------------------------------------------------------------
+# What a filter program of libpcap reads of a packet, followed along each of its paths.
+#
+# Of a packet only its flow is kept. A filter that reads anything else (TCP flags, time to live, payload) would be
+# answered by bytes that are made up, so it is refused before anything happens. The programs are of the classic Berkeley
+# packet filter, for raw IP, and only go forward. Pure.
+
+
+_LOAD, _LOAD_INDEX, _STORE, _STORE_INDEX, _ARITHMETIC, _JUMP, _RETURN, _MISCELLANEOUS = range(8)
+_ABSOLUTE, _INDIRECT, _LENGTH_NIBBLE = 0x20, 0x40, 0xA0
+_SIZES = {0x00: 4, 0x08: 2, 0x10: 1}
+_AND, _ALWAYS, _EQUAL, _ANY_BIT = 0x50, 0x00, 0x10, 0x40
+_FROM_INDEX = 0x08
+_TO_ACCUMULATOR = 0x80
+
+# What the accumulator holds; PLAIN can be used in any way.
+_PLAIN, _FIRST, _VERSION, _PROTOCOL, _FRAGMENT, _OFFSET = range(6)
+_VERSION_BITS, _OFFSET_BITS = 0xF0, 0x1FFF
+_WITH_PORTS = frozenset((6, 17, 33, 132, 136))
+_TYPE_AND_CODE = frozenset((1, 58))
+_FRAGMENT_HEADER = 44  # of IPv6: headers like it are looked through, so no packet ends in one
+_KNOWN = {4: ((4, 6), (12, 20)), 6: ((8, 40),)}
+_PROTOCOL_AT = {4: 9, 6: 6}
+_IPV6_BYTES = 40
+
+
+class UnknownBytesError(Exception):
+    """The program reads what is not kept of a packet; the text names it."""
+
+
+@dataclass(frozen=True)
+class _State:
+    at: int = 0
+    version: int = 0  # of IP, where it was compared
+    protocol: int = -1  # the same
+    holds: int = _PLAIN
+    index_is_header: bool = False
+
+
+def check_reads(program: Sequence[Instruction]) -> None:
+    """Returns when the program reads only what is kept of a packet.
+
+    Raises:
+        UnknownBytesError: it reads something else.
+    """
+    seen: set[_State] = set()
+    waiting = [_State()]
+    while waiting:
+        state = waiting.pop()
+        if state in seen or state.at >= len(program):
+            continue
+        seen.add(state)
+        waiting += _step(program[state.at], state)
+
+
+def _step(instruction: Instruction, state: _State) -> Iterator[_State]:
+    kind, after = instruction.code & 7, replace(state, at=state.at + 1)
+    if kind == _RETURN:
+        return
+    if kind == _JUMP:
+        yield from _jump(instruction, after)
+    elif kind == _LOAD:
+        yield replace(after, holds=_load(instruction, state))
+    elif kind == _LOAD_INDEX:
+        yield replace(after, index_is_header=instruction.code & 0xE0 == _LENGTH_NIBBLE and instruction.value == 0)
+    elif kind == _ARITHMETIC:
+        yield replace(after, holds=_calculate(instruction, state))
+    elif kind == _MISCELLANEOUS and instruction.code & 0xF8 == _TO_ACCUMULATOR:
+        if state.index_is_header:
+            raise UnknownBytesError("the length of the IP header")
+        yield replace(after, holds=_PLAIN)
+    else:
+        _refuse_parts(state)  # it is kept for later, where nobody knows what it is
+        yield replace(after, index_is_header=False) if kind == _MISCELLANEOUS else after
+
+
+def _load(instruction: Instruction, state: _State) -> int:
+    mode, at, size = instruction.code & 0xE0, instruction.value, _SIZES.get(instruction.code & 0x18, 4)
+    if mode == _ABSOLUTE:
+        return _load_header(at, size, state)
+    if mode == _INDIRECT:
+        if not state.index_is_header:
+            raise UnknownBytesError("bytes at a place that is calculated")
+        _check_transport(at, size, state)
+    return _PLAIN
+
+
+def _load_header(at: int, size: int, state: _State) -> int:
+    if (at, size) == (0, 1):
+        return _FIRST
+    if not state.version:
+        raise UnknownBytesError(f"byte {at} of packets of any kind")
+    if (at, size) == (_PROTOCOL_AT[state.version], 1):
+        return _PROTOCOL
+    if state.version == 4 and (at, size) == (6, 2):
+        return _FRAGMENT
+    if state.version == 6 and at >= _IPV6_BYTES:
+        _check_transport(at - _IPV6_BYTES, size, state)
+    elif not any(start <= at and at + size <= end for start, end in _KNOWN[state.version]):
+        raise UnknownBytesError(f"byte {at} of the IPv{state.version} header")
+    return _PLAIN
+
+
+def _check_transport(at: int, size: int, state: _State) -> None:
+    known = 4 if state.protocol in _WITH_PORTS else 2 if state.protocol in _TYPE_AND_CODE else 0
+    if at + size > known and not (state.version == 6 and state.protocol == _FRAGMENT_HEADER):
+        raise UnknownBytesError(f"byte {at} behind the IP header")
+
+
+def _calculate(instruction: Instruction, state: _State) -> int:
+    operation = instruction.code & 0xF0 if not instruction.code & _FROM_INDEX else None
+    if operation == _AND and state.holds == _FIRST and instruction.value == _VERSION_BITS:
+        return _VERSION
+    if operation == _AND and state.holds == _FRAGMENT and instruction.value == _OFFSET_BITS:
+        return _OFFSET
+    _refuse_parts(state)
+    if instruction.code & _FROM_INDEX and state.index_is_header:
+        raise UnknownBytesError("the length of the IP header")
+    return _PLAIN
+
+
+def _jump(instruction: Instruction, after: _State) -> Iterator[_State]:
+    operation, value = instruction.code & 0xF0, instruction.value
+    if operation == _ALWAYS:
+        yield replace(after, at=after.at + value)
+        return
+    is_offset = (after.holds, operation, value) in ((_FRAGMENT, _ANY_BIT, _OFFSET_BITS), (_OFFSET, _EQUAL, 0))
+    if not is_offset:
+        _refuse_parts(after)
+    if instruction.code & _FROM_INDEX and after.index_is_header:
+        raise UnknownBytesError("the length of the IP header")
+    met = after
+    if operation == _EQUAL and after.holds == _VERSION and value in (0x40, 0x60):
+        met = replace(after, version=value >> 4)
+    elif operation == _EQUAL and after.holds == _PROTOCOL:
+        met = replace(after, protocol=value)
+    yield replace(met, at=after.at + instruction.jump_true)
+    yield replace(after, at=after.at + instruction.jump_false)
+
+
+# Of these bytes only a part is known.
+def _refuse_parts(state: _State) -> None:
+    if state.holds == _FIRST:
+        raise UnknownBytesError("the length of the IP header")
+    if state.holds in (_FRAGMENT, _OFFSET):
+        raise UnknownBytesError("the flags and the offset of fragments")
+
+
+# ---- filters --------------------------------------------------------------------------------------------------------
+
+
 _RAW_IP = 12  # DLT_RAW
 _SNAPLEN_BYTES = 262_144
 _ANY_NETMASK = 0xFFFFFFFF  # PCAP_NETMASK_UNKNOWN
-_DECLARATIONS = """
-typedef struct pcap pcap_t;
-struct bpf_insn { uint16_t code; uint8_t jt; uint8_t jf; uint32_t k; };
-struct bpf_program { unsigned int bf_len; struct bpf_insn *bf_insns; };
-pcap_t *pcap_open_dead(int, int);
-int pcap_compile(pcap_t *, struct bpf_program *, const char *, int, uint32_t);
-char *pcap_geterr(pcap_t *);
-void pcap_close(pcap_t *);
-void pcap_freecode(struct bpf_program *);
-int pcap_offline_filter(const struct bpf_program *, const void *, const uint8_t *);
-"""
 
 
 class FlowFilter:
@@ -50,7 +186,7 @@ class FlowFilter:
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
-        self._ffi, self._pcap = _load()
+        self._ffi, self._pcap = load_libpcap("--flow")
         self._program = self._ffi.gc(self._ffi.new("struct bpf_program *"), self._pcap.pcap_freecode)
         self._compile(expression)
         try:
@@ -78,27 +214,11 @@ class FlowFilter:
         try:
             text = expression.encode(errors="replace")
             if self._pcap.pcap_compile(pcap, self._program, text, 1, _ANY_NETMASK):
-                said = _text(self._ffi.string(self._pcap.pcap_geterr(pcap)))
-                raise UsageError(f"--flow {expression!r} cannot be used: {said.rstrip('.')}.", "man pcap-filter")
+                said = read_text(self._ffi, self._pcap.pcap_geterr(pcap))
+                raise UsageError(f"--flow {expression!r} cannot be used: {said}.", "man pcap-filter")
         finally:
             self._pcap.pcap_close(pcap)
 
     def _instructions(self) -> Sequence[Instruction]:
         found = self._program.bf_insns[0 : self._program.bf_len]
         return [Instruction(one.code, one.jt, one.jf, one.k) for one in found]
-
-
-def _text(said: str | bytes) -> str:
-    return said if isinstance(said, str) else said.decode(errors="replace")
-
-
-@cache
-def _load() -> tuple[FFI, Any]:
-    declared = FFI()
-    declared.cdef(_DECLARATIONS)
-    for name in _LIBRARIES:
-        try:
-            return declared, declared.dlopen(name)
-        except OSError:
-            continue
-    raise UsageError("--flow needs libpcap, which is not installed.", "apt-get install libpcap0.8")

@@ -2,7 +2,7 @@
 """Counted: a distribution of statistics.h as arrays of buckets, to be made into histogram points.
 
 The C core counts in 32 linear buckets per power of two. Each of them goes, whole, into one bucket of a point
-(exponential.py, explicit.py): that costs one step per bucket and none per call, and no bucket's count ever falls from
+(metrics.py): that costs one step per bucket and none per call, and no bucket's count ever falls from
 one export to the next. Pure.
 """
 

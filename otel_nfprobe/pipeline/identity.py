@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: what a session's packet ids and trace ids are made from. docs/identity.md defines both.
-
-Used by monitor.py, which writes it into the target's session, and by the span encoder and the drain.
-"""
+"""Identity: what a session's packet ids and trace ids are made from. docs/identity.md defines both."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 
-from otel_nfprobe.pipeline.digest import DEFAULT_KEY, LINK_INNER
 from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
+
+DEFAULT_KEY = b"otel-nfprobe ids"
+LINK_ETHERNET = 0
+LINK_IP = 1
+LINK_INNER = 0x80  # added to one of them: the packet inside a tunnel, where there is one
+FLAG_FRAGMENT = 1
+FLAG_CUT = 2
+FLAG_MALFORMED = 4
+FLAG_INNER = 8
 
 
 @dataclass(frozen=True)

@@ -141,12 +141,6 @@ class Statistics:
         lib.nfp_statistics_call_counts(self._statistics, pointer, len(counts))
         return counts
 
-    def self_medians(self) -> NDArray[np.uint64]:
-        """Give the median own time per call of each function, in ticks, by function id; 0: never called."""
-        count = lib.nfp_statistics_functions(self._statistics)
-        values = (self.quantile(Distribution.SELF_TICKS, 0.5, function) for function in range(count))
-        return np.fromiter(values, np.uint64, count)
-
     def _function(self, function: int) -> tuple[Any, ...]:
         calls = self.summary(Distribution.CALL_TICKS, function)
         own = self.summary(Distribution.SELF_TICKS, function)

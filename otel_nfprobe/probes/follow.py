@@ -19,12 +19,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from otel_nfprobe._core import ffi
+from otel_nfprobe.adapters.base import ForeseeingAdapter
+from otel_nfprobe.adapters.ethdev import module_at
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.probes.foreseen import judge_foreseen
+from otel_nfprobe.elf.symbols import Function, function_at
+from otel_nfprobe.probes.analysis import plan_functions
 from otel_nfprobe.probes.patch import Patcher
 from otel_nfprobe.probes.plan import FunctionPlan
 from otel_nfprobe.probes.probe_selection import Choice
@@ -34,6 +39,41 @@ from otel_nfprobe.probes.unwinders import tell_unwinders
 from otel_nfprobe.target.linkmap import LinkMap, Listed
 from otel_nfprobe.target.liveness import Presence
 from otel_nfprobe.target.target import Target
+
+# ---- functions that may run later -----------------------------------------------------------------------------------
+# Foreseen: functions that an adapter may come upon while the target is measured, judged before they run.
+#
+# The first plan of a module takes all of its code. So a node that runs for the first time has its probe as soon as
+# it is
+# seen, and the next attach finds all plans on disk. Touches nothing.
+
+
+def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Judges them, a module with each step, that with most of them first; nothing for an adapter that foresees none.
+
+    What cannot be judged is refused when it runs, with its reason.
+
+    Args:
+        is_wanted: asked before each of them; nobody waits for them when a session ends.
+    """
+    if not isinstance(choice.adapter, ForeseeingAdapter):
+        return
+    by_module: dict[int, list[Function]] = {}
+    with suppress(NfprobeError):
+        modules = target.modules()
+        for address in choice.adapter.possible_functions():
+            module = module_at(modules, address)
+            function = None if module is None else function_at(module, address - module.base)
+            if function is not None and function.address == address:
+                by_module.setdefault(id(module), []).append(function)
+    for functions in sorted(by_module.values(), key=len, reverse=True):
+        with suppress(NfprobeError):
+            plan_functions(takewhile(lambda _: is_wanted(), functions), target, choice.request.strategy)
+        yield
+
+
+# ---- modules that come and go ---------------------------------------------------------------------------------------
+
 
 LOOK_S = 0.1
 FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of one function: what will be done to it, or why nothing. Made by analysis.py, kept by plancache.py."""
+"""The plan of one function: what will be done to it, or why nothing. Made and kept by analysis.py."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ class LiveSlot(NamedTuple):
     address: int
     value: int  # what it holds
     function: int  # address of the function that calls through it reach
-    is_resolved: bool  # False: the dynamic linker will store the function's address at the first call
     module: Module
 
 
@@ -50,11 +49,11 @@ def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[
         for slot, value in _values(target, module):
             if value in functions:
                 if slot.lazy or slot.address in scan_module(module.image).slots_only_called():
-                    found.append(LiveSlot(module.base + slot.address, value, value, True, module))
+                    found.append(LiveSlot(module.base + slot.address, value, value, module))
             elif slot.lazy and slot.name in names and is_lazy(module, value):
                 address = names[slot.name]
                 if _binds_to(modules, slot.name) == address:
-                    found.append(LiveSlot(module.base + slot.address, value, address, False, module))
+                    found.append(LiveSlot(module.base + slot.address, value, address, module))
     return found
 
 

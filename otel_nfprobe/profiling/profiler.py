@@ -3,14 +3,23 @@
 
 One perf event per thread: the processor's cycle counter with the most precise addresses that it gives (PEBS, IBS), or,
 where there is no such counter, the software event cpu-clock. In a group with it stand the session's counters
-(samplegroup.py), whose values each sample holds. Nothing in the target changes. Each record says whether its address
+(below), whose values each sample holds. Nothing in the target changes. Each record says whether its address
 is exact.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
+import struct
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +30,401 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadGroup
-from otel_nfprobe.linux.perfring import find_ended, take_records
+from otel_nfprobe.linux.perfring import (
+    HEADER,
+    NO_KERNEL,
+    SOFTWARE,
+    USE_CLOCK,
+    find_ended,
+    map_largest_ring,
+    open_event,
+    take_records,
+)
 from otel_nfprobe.linux.rawclock import RawClock
-from otel_nfprobe.profiling.samplecounts import CountedSamples, SampleCounts, Words, is_known
-from otel_nfprobe.profiling.samplegroup import GroupOpener, SampleGroup, Wanted
-from otel_nfprobe.profiling.samplerecords import EXACT, IN_KERNEL, MODE, Records, Taken, find_increases, split_records
-from otel_nfprobe.profiling.samples import SAMPLE, SampleFlag
-from otel_nfprobe.profiling.samplesource import HARDWARE, Open, Source, open_source
+from otel_nfprobe.profiling.samples import NOT_KNOWN, SAMPLE, CountedSamples, SampleCounts, SampleFlag, Words, is_known
+
+# ---- what samples ---------------------------------------------------------------------------------------------------
+# What makes the kernel look where a thread is: events, the most precise first.
+
+
+HARDWARE, CYCLES, CPU_CLOCK = 0, 0, 0
+PRECISIONS = (3, 2, 1, 0)
+
+_ATTRIBUTE_BYTES = 112
+_BY_FREQUENCY, _PRECISE_AT = 1 << 10, 15
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What makes the kernel look: `type` and precise_ip of perf_event_attr; `user_only`: not at the kernel's code."""
+
+    type: int
+    precision: int
+    user_only: bool
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        event = "cycles" if self.type == HARDWARE else "cpu-clock"
+        modifiers = ("u" if self.user_only else "") + "p" * self.precision
+        return f"{event}:{modifiers}" if modifiers else event
+
+
+SOURCES = tuple(
+    Source(kind, precision, user_only)
+    for kind, precisions in ((HARDWARE, PRECISIONS), (SOFTWARE, (0,)))
+    for precision in precisions
+    for user_only in (False, True)
+)
+
+
+class Placing(NamedTuple):
+    """Where a source's event is opened: on a thread, in the group of `leader` (-1: none), with values or without."""
+
+    tid: int
+    leader: int = -1
+    reads: bool = False
+
+
+Open = Callable[[Source, int, Placing], int]
+
+
+def open_source(source: Source, hertz: int, placing: Placing) -> int:
+    """Opens the event that samples a thread. Raises OSError."""
+    flags = _BY_FREQUENCY | USE_CLOCK | source.precision << _PRECISE_AT | (NO_KERNEL if source.user_only else 0)
+    config = CYCLES if source.type == HARDWARE else CPU_CLOCK
+    sample_type, read_format = (SAMPLE_TYPE | READ_VALUES, READ_FORMAT) if placing.reads else (SAMPLE_TYPE, 0)
+    attribute = bytearray(_ATTRIBUTE_BYTES)
+    words = source.type, _ATTRIBUTE_BYTES, config, hertz, sample_type, read_format, flags
+    struct.pack_into("<IIQQQQQ", attribute, 0, *words)
+    struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
+    return open_event(bytes(attribute), placing.tid, placing.leader)
+
+
+# ---- records of the kernel ------------------------------------------------------------------------------------------
+# The kernel's records of samples: where a thread was, and what the counters of the sampled group had counted. Pure.
+#
+#     header  address  pid tid  time  cpu  period  | number of values  ns enabled  ns running  (value, id) for each
+#
+# The part behind the line is there where the samples hold values; the event that samples is one of them.
+
+
+SAMPLE_TYPE = 1 | 1 << 1 | 1 << 2 | 1 << 7 | 1 << 8  # address, thread, time, CPU, period
+READ_VALUES = 1 << 4
+READ_FORMAT = 1 | 2 | 4 | 8  # times enabled and running, ids, the whole group
+MODE, IN_KERNEL, EXACT = 7, 1, 1 << 14  # of a record's misc
+
+_RECORD_SAMPLE, _RECORD_LOST = 9, 2
+_LOST_AT = 16  # in its record: how many
+_PLACE = [
+    ("type", "<u4"),
+    ("misc", "<u2"),
+    ("size", "<u2"),
+    ("address", "<u8"),
+    ("pid", "<u4"),
+    ("tid", "<u4"),
+    ("time_ns", "<u8"),
+    ("cpu", "<u4"),
+    ("reserved", "<u4"),
+    ("period", "<u8"),
+]
+_READ = [("count", "<u8"), ("enabled_ns", "<u8"), ("running_ns", "<u8")]
+_VALUE = np.dtype([("value", "<u8"), ("id", "<u8")])
+_PLACE_BYTES = np.dtype(_PLACE).itemsize
+_READ_BYTES = np.dtype(_READ).itemsize
+
+Records = NDArray[np.void]
+
+
+@cache
+def record_dtype(values: int) -> np.dtype[Any]:
+    """One record that holds so many values."""
+    return np.dtype([*_PLACE, *_READ, ("values", _VALUE, (values,))] if values else _PLACE)
+
+
+class Taken(NamedTuple):
+    """What a buffer held.
+
+    Attributes:
+        records: dtype record_dtype.
+        breaks: before which of them (len(records): behind the last) the kernel said that something is missing.
+        lost: samples that are missing.
+    """
+
+    records: Records
+    breaks: NDArray[np.intp]
+    lost: int
+
+
+def split_records(data: bytes, values: int = 0) -> Taken:
+    """Takes the samples out of whole records.
+
+    Args:
+        values: how many each sample holds. Of a sample that holds others, since its group was changed, they are 0,
+            and so are their ids.
+    """
+    dtype = record_dtype(values)
+    if data and len(data) % dtype.itemsize == 0:
+        records = np.frombuffer(data, dtype)
+        if np.all((records["type"] == _RECORD_SAMPLE) & (records["size"] == dtype.itemsize)):
+            return Taken(records, np.empty(0, np.intp), 0)
+    kept: list[Records] = [np.empty(0, dtype)]
+    breaks, lost, at = [], 0, 0
+    while at + HEADER.size <= len(data):
+        kind, _, size = HEADER.unpack_from(data, at)
+        if size < HEADER.size or at + size > len(data):
+            break
+        if kind != _RECORD_SAMPLE:
+            breaks.append(len(kept) - 1)
+            if kind == _RECORD_LOST and size >= _LOST_AT + 8:
+                lost += int(struct.unpack_from("<Q", data, at + _LOST_AT)[0])
+        elif size == dtype.itemsize:
+            kept.append(np.frombuffer(data, dtype, 1, at))
+        elif values and _is_whole(data, at, size):
+            other = np.zeros(1, dtype)
+            other.view(np.uint8)[:_PLACE_BYTES] = np.frombuffer(data, np.uint8, _PLACE_BYTES, at)
+            kept.append(other)
+        at += size
+    return Taken(np.concatenate(kept), np.array(breaks, np.intp), lost)
+
+
+def _is_whole(data: bytes, at: int, size: int) -> bool:
+    if size < _PLACE_BYTES + _READ_BYTES:
+        return False
+    (count,) = struct.unpack_from("<Q", data, at + _PLACE_BYTES)
+    return size == _PLACE_BYTES + _READ_BYTES + int(count) * _VALUE.itemsize
+
+
+def find_increases(records: Records, before: Records, breaks: NDArray[np.intp], ids: Words) -> Words:
+    """What each counter of a group rose by from one sample to the next.
+
+    Args:
+        records: of one thread, with values.
+        before: the one before them, or none.
+        breaks: as split_records gives them.
+        ids: of the counters, in the group's order.
+
+    Returns:
+        shape (len(ids), len(records)): NOT_KNOWN at the first sample of all, behind a break, where the group was
+        another one, and where it did not count all the time that the thread ran.
+    """
+    rows = np.concatenate((before, records))
+    found = np.full((len(ids), len(records)), NOT_KNOWN, np.uint64)
+    if len(rows) < 2 or not len(records):
+        return found
+    values, ran = rows["values"]["value"], rows["running_ns"]
+    whole = (rows["values"]["id"] == ids).all(axis=1)
+    known = whole[1:] & whole[:-1] & (values[1:] >= values[:-1]).all(axis=1)
+    known &= np.diff(rows["enabled_ns"]) == np.diff(ran)
+    behind = breaks[breaks < len(records)] - (1 - len(before))
+    known[behind[behind >= 0]] = False
+    found[:, len(records) - len(known) :][:, known] = np.diff(values, axis=0)[known].T
+    return found
+
+
+# ---- events of one thread -------------------------------------------------------------------------------------------
+# The group of events that one thread is sampled with: what samples it, and the counters whose values samples hold.
+#
+#     joined    the thread's pinned group, which probes read; in it the event that samples, and software counters
+#     leading   the event that samples, behind it software counters
+#     alone     the event that samples; its samples hold no values
+#
+# In the pinned group nothing competes for the processor's counters. The event that samples is the most precise that the
+# kernel takes there; a cycle counter that does not fit would keep the whole group from counting, so it gives way to the
+# kernel's clock.
+
+
+PAGES = (64, 16, 2)  # of a buffer; users without rights may lock little memory
+
+
+class Wanted(NamedTuple):
+    """What the samples of one thread should hold.
+
+    Attributes:
+        group: the thread's pinned group; None: it has none.
+        hardware: the counters of such groups.
+        software: counters of the kernel.
+    """
+
+    group: ThreadGroup | None = None
+    hardware: tuple[Counter, ...] = ()
+    software: tuple[Counter, ...] = ()
+
+
+class Way(Enum):
+    """How a thread is sampled, the best first."""
+
+    JOINED = "joined"
+    LEADING = "leading"
+    ALONE = "alone"
+
+
+@dataclass
+class SampleGroup:
+    """One thread's events that are open for its samples.
+
+    Attributes:
+        counters: of the values, in the group's order.
+        ids: of all events of the group, the one that samples among them.
+        places: of the counters among these.
+        before: its last sample.
+        is_broken: whether something is missing behind that.
+    """
+
+    wanted: Wanted
+    way: Way
+    source: Source
+    opened: list[int]
+    buffer: mmap.mmap
+    counters: tuple[Counter, ...]
+    ids: Words
+    places: list[int]
+    before: Records
+    is_broken: bool = False
+
+    @property
+    def sampling(self) -> int:
+        """The descriptor of the event that samples."""
+        return self.opened[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the counters."""
+        return tuple(counter.name for counter in self.counters)
+
+    def may_be_too_much(self) -> bool:
+        """Whether it is a cycle counter more in a group that has to fit as a whole."""
+        return self.way is Way.JOINED and self.source.type == HARDWARE
+
+
+@dataclass
+class GroupOpener:
+    """Opens groups for the threads of one session, and remembers what the kernel refused.
+
+    Attributes:
+        hertz: samples in each second that a thread runs.
+        open_one: opens the event that samples.
+        kernel: opens counters.
+        say: tells a person, once for each sentence.
+    """
+
+    hertz: int
+    open_one: Open = open_source
+    kernel: Kernel = field(default_factory=Kernel)
+    say: Callable[[str], None] = lambda sentence: None
+    _sources: dict[Way, tuple[Source, ...]] = field(default_factory=dict)  # from the first that was taken on
+    _refusal: dict[Way, str] = field(default_factory=dict)  # the last one
+    _said: set[str] = field(default_factory=set)
+
+    def open(self, tid: int, wanted: Wanted) -> SampleGroup:
+        """The best group that can be had for a thread.
+
+        Args:
+            tid: as the monitor sees it.
+
+        Raises:
+            OSError: none; ProcessLookupError: the thread has ended.
+        """
+        ways = [way for way in Way if _is_of_use(way, wanted)]
+        for way in ways:
+            for index, source in enumerate(self._sources.get(way, SOURCES)):
+                try:
+                    found = self._try(tid, wanted, way, source)
+                except ProcessLookupError:
+                    raise
+                except OSError as error:
+                    failure = error
+                    self._refusal[way] = error.strerror or "unknown error"
+                    continue
+                self._sources.setdefault(way, SOURCES[index:])
+                self._tell(found)
+                return found
+        raise failure
+
+    def close(self, group: SampleGroup) -> None:
+        """Gives its events back; those of the pinned group stay."""
+        group.buffer.close()
+        for descriptor in reversed(group.opened):
+            self.kernel.close(descriptor)
+
+    def make_way(self, group: SampleGroup) -> None:
+        """The pinned group does not count with a cycle counter more: closes it, and joins with none from now on."""
+        self.close(group)
+        self._sources[Way.JOINED] = tuple(source for source in SOURCES if source.type != HARDWARE)
+        self._refusal[Way.JOINED] = os.strerror(errno.EBUSY)
+        self._restart(group.wanted)
+
+    def _restart(self, wanted: Wanted) -> None:
+        if wanted.group is not None and wanted.group.descriptors:
+            with suppress(OSError):
+                self.kernel.enable(wanted.group.descriptors[0])
+
+    def _try(self, tid: int, wanted: Wanted, way: Way, source: Source) -> SampleGroup:
+        pinned = wanted.group.descriptors if way is Way.JOINED and wanted.group is not None else []
+        opened: list[int] = []
+        try:
+            placing = Placing(tid, pinned[0] if pinned else -1, way is not Way.ALONE)
+            opened.append(self.open_one(source, self.hertz, placing))
+            for counter in wanted.software if placing.reads else ():
+                opened.append(self._open_counter(counter, tid, pinned[0] if pinned else opened[0]))
+            if pinned and self._is_stuck(pinned[0]):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            return self._describe(wanted, way, source, pinned, opened)
+        except BaseException:
+            for descriptor in reversed(opened):
+                self.kernel.close(descriptor)
+            if opened and pinned and self._is_stuck(pinned[0]):
+                self._restart(wanted)
+            raise
+
+    def _is_stuck(self, leader: int) -> bool:
+        with suppress(OSError):
+            return self.kernel.read(leader) is None
+        return False
+
+    def _describe(self, wanted: Wanted, way: Way, source: Source, pinned: list[int], opened: list[int]) -> SampleGroup:
+        ids = [self.kernel.identify(event) for event in (*pinned, *opened)] if way is not Way.ALONE else []
+        counters = (*(wanted.hardware if pinned else ()), *wanted.software) if ids else ()
+        places = [place for place in range(len(ids)) if place != len(pinned)]
+        nothing = np.empty(0, record_dtype(len(ids)))
+        buffer = map_largest_ring(opened[0], PAGES)
+        return SampleGroup(wanted, way, source, opened, buffer, counters, np.array(ids, np.uint64), places, nothing)
+
+    def _open_counter(self, counter: Counter, tid: int, leader: int) -> int:
+        # As the monitor's own software counters: most of what they count happens in the kernel.
+        try:
+            return self.kernel.open(replace(counter, kernel=True), counter.events[0], tid, leader)
+        except PermissionError:
+            return self.kernel.open(counter, counter.events[0], tid, leader)
+
+    def _tell(self, group: SampleGroup) -> None:
+        wanted = group.wanted
+        if wanted.hardware and wanted.group is None:
+            return  # its counters may be on their way, and else it was said why
+        missing = [counter.name for counter in (*wanted.hardware, *wanted.software) if counter not in group.counters]
+        if missing:
+            reason = self._refusal.get(Way.JOINED if wanted.group else Way.LEADING, "unknown error")
+            sentence = f"Samples do not hold {', '.join(missing)}: perf_event_open says {reason}."
+        elif group.names:
+            sentence = f"Samples ({group.source.name}) hold {', '.join(group.names)}."
+            if group.way is Way.JOINED and group.source.type != HARDWARE:
+                reason = self._refusal.get(Way.JOINED, "")
+                sentence = f"{sentence[:-1]}; beside these no cycle counter samples ({reason})."
+        else:
+            return
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self.say(sentence)
+
+
+def _is_of_use(way: Way, wanted: Wanted) -> bool:
+    if way is Way.JOINED:
+        return wanted.group is not None and bool(wanted.group.descriptors)
+    return way is Way.ALONE or bool(wanted.software)
+
+
+# ---- all threads ----------------------------------------------------------------------------------------------------
+
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 

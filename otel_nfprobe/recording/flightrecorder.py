@@ -34,9 +34,19 @@ from otel_nfprobe.recording.recording import (
     RecordingHeader,
     RecordingWriter,
 )
-from otel_nfprobe.recording.recordingfile import END, refuse, write_start
-from otel_nfprobe.recording.recordingframes import Frame, RawBlock, blocks_of, make_compressor, seal
-from otel_nfprobe.recording.recordingsink import FrameQueue, RecordingFile, Sink
+from otel_nfprobe.recording.recordingfile import (
+    END,
+    Frame,
+    FrameQueue,
+    RawBlock,
+    RecordingFile,
+    Sink,
+    blocks_of,
+    make_compressor,
+    refuse,
+    seal,
+    write_start,
+)
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadTotals, encode_counters, encode_functions
 
 KEPT_BYTES = 64 << 20  # of compressed frames: 16 million records

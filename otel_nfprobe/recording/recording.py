@@ -2,8 +2,7 @@
 """A session on disk: RecordingWriter appends blocks, RecordingReader gives back every whole one.
 
 proto/README.md draws the file. The reader takes the file as hostile input: it ends at the first damaged byte, and says
-so. What blocks mean stands here; recordingframes.py, recordingfile.py and recordingsink.py have their way from and to
-the disk.
+so. What blocks mean stands here; recordingfile.py has their way from and to the disk.
 """
 
 from __future__ import annotations
@@ -24,11 +23,28 @@ from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.base.numbernames import NumberNames, decode_names, encode_names
 from otel_nfprobe.counters.sets import CounterSet
-from otel_nfprobe.profiling.samplecounts import SampleCounts, decode_counts, encode_counts
-from otel_nfprobe.profiling.samples import AddressRange, decode_places, encode_places
-from otel_nfprobe.recording.recordingfile import END, Damage, damaged_header, read_blocks, read_start, write_start
-from otel_nfprobe.recording.recordingframes import FRAME_BYTES, Frame, RawBlock
-from otel_nfprobe.recording.recordingsink import RecordingFile, RecordingSink, Sink
+from otel_nfprobe.profiling.samples import (
+    AddressRange,
+    SampleCounts,
+    decode_counts,
+    decode_places,
+    encode_counts,
+    encode_places,
+)
+from otel_nfprobe.recording.recordingfile import (
+    END,
+    FRAME_BYTES,
+    Damage,
+    Frame,
+    RawBlock,
+    RecordingFile,
+    RecordingSink,
+    Sink,
+    damaged_header,
+    read_blocks,
+    read_start,
+    write_start,
+)
 from otel_nfprobe.recording.sessionfacts import (
     FUNCTIONS_PER_BLOCK,
     THREAD_COUNT,
@@ -51,7 +67,7 @@ SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES = 11, 12, 14, 15, 16
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-SWITCH_BYTES = SAMPLE_BYTES = 32
+SWITCH_BYTES = 32
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1

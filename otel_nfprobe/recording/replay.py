@@ -23,8 +23,7 @@ from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.pipeline.context_switches import SWITCH, SWITCHES_MAX, no_switches
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import Repeats
-from otel_nfprobe.profiling.samplecounts import CountColumns, Words
-from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, no_samples
+from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, CountColumns, Words, no_samples
 from otel_nfprobe.recording import recording
 from otel_nfprobe.recording.recording import Block, RecordingHeader, RecordingReader
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals

@@ -7,11 +7,18 @@ Unix ns as integers: all readers of Parquet know these and agree on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace as replaced
+from ipaddress import IPv6Address
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
@@ -26,12 +33,101 @@ from otel_nfprobe.base.columns import (
     Columns,
     PacketFlag,
     Rows,
+    concatenate,
     latency_ticks,
 )
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
-from otel_nfprobe.causes.latency_causes import CauseKind
-from otel_nfprobe.recording.arrowtext import address_text, hex_text, name_text, numbered_text, same_text, topic_text
-from otel_nfprobe.recording.replay import RecordingFacts
+from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.causes import JUDGED_MAX
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
+from otel_nfprobe.pipeline.flowfilter import FlowFilter
+from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.recording.outputfile import open_output
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
+
+# ---- columns of text ------------------------------------------------------------------------------------------------
+# Text of whole columns: ids, addresses and names as Arrow arrays, made by NumPy, without an object per row.
+#
+# Pure. Only IPv6 addresses and topics are written one by one, each different one once.
+
+
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_OCTETS = np.array([list(f"{octet}.".ljust(4).encode()) for octet in range(256)], np.uint8)
+_OCTET_USED = np.array([[place <= len(str(octet)) for place in range(4)] for octet in range(256)])
+_LAST_OCTET_USED = np.array([[place < len(str(octet)) for place in range(4)] for octet in range(256)])
+
+
+def hex_text(values: NDArray[np.uint64]) -> pa.Array:
+    """16 hexadecimal digits of each."""
+    octets = values.astype(">u8").view(np.uint8).reshape(-1, 8)
+    digits = np.empty((len(values), 16), np.uint8)
+    digits[:, 0::2], digits[:, 1::2] = _HEX[octets >> 4], _HEX[octets & 15]
+    return _strings(digits.reshape(-1), np.full(len(values), 16, np.int64))
+
+
+def ipv4_text(addresses: NDArray[np.uint8]) -> pa.Array:
+    """`10.0.0.1` of each; addresses: shape (n, 4)."""
+    used = np.concatenate((_OCTET_USED[addresses[:, :3]], _LAST_OCTET_USED[addresses[:, 3:]]), axis=1)
+    return _strings(_OCTETS[addresses][used], used.sum(axis=(1, 2)))
+
+
+def address_text(packets: Rows, field: str) -> pa.Array:
+    """`source` or `destination` of packets (dtype PACKET); null where there is no IP address."""
+    versions = packets["ip_version"]
+    is_4, is_6 = versions == 4, versions == 6
+    kinds, place = np.unique(packets[field][is_6], axis=0, return_inverse=True)
+    texts = pa.array([str(IPv6Address(kind.tobytes())) for kind in kinds], pa.string())
+    values = pa.concat_arrays([ipv4_text(packets[field][is_4][:, :4]), texts])
+    rows = np.zeros(len(packets), np.int64)
+    rows[is_4] = np.arange(is_4.sum())
+    rows[is_6] = is_4.sum() + place.reshape(-1)
+    return values.take(pa.array(rows, mask=~(is_4 | is_6)))
+
+
+def topic_text(columns: Columns) -> pa.Array:
+    """The topic of each packet that is a message; null otherwise."""
+    topics, digests = columns.topics, columns.packets["digest"]
+    texts = [bytes(topic["text"][: int(topic["size"])]).decode("utf-8", "replace") for topic in topics]
+    rows = np.searchsorted(topics["digest"], digests)
+    known = rows < len(topics)
+    known[known] = topics["digest"][rows[known]] == digests[known]
+    return pa.array(texts, pa.string()).take(pa.array(rows, mask=~known))
+
+
+def name_text(names: Sequence[str], rows: NDArray[np.integer]) -> pa.Array:
+    """One of few names for each row; null where there is no such name. Dictionary encoded."""
+    known = (rows >= 0) & (rows < len(names))
+    indices = pa.array(np.where(known, rows, 0).astype(np.int32), mask=~known)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
+
+
+def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.Array:
+    """Names by number + 1, as packets have those of an NF; null where a number is 0 or has none. Dictionary encoded."""
+    known = np.array(sorted(names), np.int64)
+    wanted = numbers.astype(np.int64) - 1
+    rows = np.searchsorted(known, wanted)
+    found = np.zeros(len(rows), np.bool_)
+    inside = rows < len(known)
+    found[inside] = known[rows[inside]] == wanted[inside]
+    return name_text([names[number] for number in known.tolist()], np.where(found, rows, -1))
+
+
+def same_text(text: str, count: int) -> pa.Array:
+    """The same in each row."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))
+
+
+def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data)))
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
 _SESSION = [("session", TEXT), ("host", TEXT), ("service", TEXT)]
@@ -283,3 +379,142 @@ def _rows_if(condition: NDArray[np.bool_]) -> pa.Array:
 
 def _int32(values: NDArray[Any]) -> NDArray[np.int32]:
     return values.astype(np.int64).clip(0, 2**31 - 1).astype(np.int32)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+# Table files: a recording as Parquet, DIR/{calls,batches,packets,causes}/NAME.parquet.
+#
+# Two replays: one for what is usual, one that writes. Memory is bounded by a take: each becomes a row group. A file
+# appears under its name when it is whole.
+
+
+def write_tables(
+    reader: RecordingReader, folder: Path, slower_than_ns: int | None = None, flow: FlowFilter | None = None
+) -> RecordingFacts:
+    """Writes the four files of one recording; those of an earlier call are replaced.
+
+    Args:
+        reader: the recording; `facts.damage` of the result says where it was cut.
+        folder: is made when it is missing.
+        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest thousandth.
+        flow: only packets of these flows get rows, in packets and causes; None: all.
+
+    Raises:
+        NfprobeError: a file cannot be written.
+    """
+    facts = read_facts(reader)
+    late_ticks, typical = _find_usual(reader, facts)
+    if slower_than_ns is not None:
+        late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
+    try:
+        with _Files(folder, _file_name(facts, reader.path)) as files, Pipeline(facts.roles) as pipeline:
+            pipeline.set_costs(facts.costs)
+            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
+    except OSError as error:
+        raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
+    return facts
+
+
+def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Typical]:
+    sample, statistics = BatchSample(), LatenessStatistics()
+    with Pipeline(facts.roles) as pipeline:
+        for columns in replay(reader, facts, pipeline):
+            sample.add(columns)
+            statistics.add(columns)
+    return statistics.find_late_ticks(LATE_QUANTILE), sample.typical()
+
+
+def _file_name(facts: RecordingFacts, path: str) -> str:
+    # Different sessions and the files of one flight recorder never meet, also when a fleet's are put together.
+    words = (Path(path).stem, facts.header.session)
+    return "-".join(re.sub(r"[^A-Za-z0-9._]", "_", word)[:100] for word in words if word) + ".parquet"
+
+
+def _write(files: _Files, maker: TableMaker, late: _Late, takes: Iterator[Columns]) -> None:
+    for columns in takes:
+        files.add("calls", maker.calls(columns))
+        files.add("batches", maker.batches(columns))
+        files.add("packets", maker.packets(late.keep_flow(columns)))
+        late.add(columns, files, maker)
+
+
+class _Late:
+    """Finds the causes of late packets; what they waited for is in their take or in the one before."""
+
+    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts, flow: FlowFilter | None) -> None:
+        self._flow = flow
+        self._threshold_ticks = threshold_ticks
+        self._typical = typical
+        self._facts = facts
+        self._judged = 0
+        self._before = Columns()
+
+    def keep_flow(self, columns: Columns) -> Columns:
+        """The same with the packets of the wanted flows only."""
+        if self._flow is None:
+            return columns
+        return replaced(columns, packets=columns.packets[self._flow.match(columns.packets)])
+
+    def add(self, columns: Columns, files: _Files, maker: TableMaker) -> None:
+        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        late = np.flatnonzero((latency >= self._threshold_ticks) & (latency > 0))
+        if self._flow is not None:
+            late = late[self._flow.match(columns.packets[late])]
+        late = late[: JUDGED_MAX - self._judged]
+        if len(late):
+            both = concatenate([self._before, columns])
+            packets = late + len(self._before.packets)
+            causes = find_causes(both, packets, self._typical, self._facts.switches)
+            files.add("causes", maker.causes(both, packets, causes))
+            self._judged += len(late)
+        self._before = columns
+
+
+class _Files:
+    """One file of each table, private (0600) as the recording is; without a whole `with` none of them stays."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._paths = {table: folder / table / name for table in SCHEMAS}
+        self._stack = contextlib.ExitStack()
+        self._writers: dict[str, pq.ParquetWriter] = {}
+
+    def __enter__(self) -> _Files:
+        try:
+            for table, path in self._paths.items():
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                file = self._stack.enter_context(os.fdopen(open_output(str(_part(path))), "wb"))
+                # Without Arrow's own schema in the file: text is text for all readers.
+                writer = pq.ParquetWriter(file, SCHEMAS[table], compression="zstd", store_schema=False)
+                self._writers[table] = self._stack.enter_context(writer)
+        except BaseException:
+            self._give_up()
+            raise
+        return self
+
+    def add(self, table: str, rows: pa.Table) -> None:
+        """Appends rows as a row group."""
+        if rows.num_rows:
+            self._writers[table].write_table(rows)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._give_up()
+            return
+        try:
+            self._stack.close()
+            for path in self._paths.values():
+                os.replace(_part(path), path)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stack.close()
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):
+                os.unlink(_part(path))
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")  # readers of the folder leave out what begins with a dot

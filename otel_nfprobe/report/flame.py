@@ -22,8 +22,7 @@ from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.pipeline.context_switches import SwitchFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
-from otel_nfprobe.profiling.samplecounts import Words, is_known
-from otel_nfprobe.profiling.samples import AddressNames, addresses_of, find_calls
+from otel_nfprobe.profiling.samples import AddressNames, Words, addresses_of, find_calls, is_known
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 

@@ -7,13 +7,29 @@ by cli/report.py; the views print it.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from otel_nfprobe.base.columns import ABSORBED, DROPPED, NONE, PUNTED, TRANSMITTED, BatchFlag, Columns
+from otel_nfprobe.base.columns import (
+    ABSORBED,
+    DROPPED,
+    NONE,
+    PUNTED,
+    TRANSMITTED,
+    UNKNOWN,
+    BatchFlag,
+    Columns,
+    Rows,
+    concatenate,
+    latency_ticks,
+    life_start_ticks,
+)
+from otel_nfprobe.base.holdrows import join_holds
+from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes.baseline import BatchSample
 from otel_nfprobe.causes.causes import CauseTally
@@ -24,21 +40,298 @@ from otel_nfprobe.counters.sets import SessionSums
 from otel_nfprobe.pipeline.dropreasons import DropReasons
 from otel_nfprobe.pipeline.flow import describe_flow
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
-from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 from otel_nfprobe.pipeline.values import CapturedValues
-from otel_nfprobe.profiling.samplecounts import Words, describe_counts, is_known
-from otel_nfprobe.profiling.samples import AddressNames, addresses_of, describe_samples
+from otel_nfprobe.profiling.samples import (
+    AddressNames,
+    Words,
+    addresses_of,
+    describe_counts,
+    describe_samples,
+    is_known,
+)
 from otel_nfprobe.recording.nodes import NodeCounts
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
-from otel_nfprobe.report.reportdocument import add_counters, make_document
-from otel_nfprobe.report.slowest import SlowestPackets, SlowPacket, Surroundings, find_packet
+from otel_nfprobe.shm.session import LOST_CLASSES
+
+# ---- slow packets ---------------------------------------------------------------------------------------------------
+# The slowest packets of a recording: found in one replay, their surroundings gathered in the next.
+#
+# Packets of one batch share its fate, so at most one of each batch is kept: the slowest. Their surroundings are
+# all batches of their thread from their arrival until they were done, and for as long before: there
+# latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out; called by report.py.
+
+
+HOLDS_MAX = 10_000  # around all of the slowest packets
+BATCHES_MAX = 20_000  # of all surroundings together; more are not looked at
+
+
+@dataclass(frozen=True)
+class SlowPacket:
+    """One slow packet, by batch id and position in its burst; its life in ticks."""
+
+    latency_ticks: int
+    batch_id: int
+    index: int
+    thread: int
+    start_ticks: int
+    batch_start_ticks: int
+    done_ticks: int
+
+
+class SlowestPackets:
+    """Keeps the `count` slowest packets of all columns that are added, of the flows of `flow` if it is given."""
+
+    def __init__(self, count: int, flow: FlowFilter | None = None) -> None:
+        self._count = count
+        self._flow = flow
+        self._heap: list[tuple[int, int, SlowPacket]] = []
+
+    def add(self, columns: Columns) -> None:
+        """Looks at one take."""
+        packets, batches = columns.packets, columns.batches
+        if not len(packets) or not self._count:
+            return
+        latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        best = self._heap[0][0] if len(self._heap) == self._count else 0
+        order = np.flatnonzero(latency > best)
+        if self._flow is not None:
+            order = order[self._flow.match(packets[order])]
+        # The slowest first, and of equal ones the earliest; the first of each batch is the one that is kept.
+        order = order[np.lexsort((order, -latency[order].astype(np.int64)))]
+        _, first = np.unique(packets["batch"][order], return_index=True)
+        starts = life_start_ticks(columns)
+        for row in order[np.sort(first)][: self._count]:
+            packet = packets[row]
+            batch = batches[packet["batch"]]
+            slow = SlowPacket(
+                int(latency[row]),
+                int(batch["id"]),
+                int(packet["index"]),
+                int(batch["thread"]),
+                int(starts[row]),
+                int(batch["start_ticks"]),
+                int(packet["done_ticks"]),
+            )
+            self._push(slow)
+
+    def slowest(self) -> list[SlowPacket]:
+        """The packets kept, the slowest first."""
+        return [slow for _, _, slow in sorted(self._heap, reverse=True)]
+
+    def _push(self, slow: SlowPacket) -> None:
+        entry = (slow.latency_ticks, -slow.batch_id, slow)
+        if len(self._heap) < self._count:
+            heapq.heappush(self._heap, entry)
+        else:
+            heapq.heappushpop(self._heap, entry)
+
+
+class Surroundings:
+    """Gathers, from a second replay, the batches that ran during the lives of slow packets."""
+
+    def __init__(self, slowest: list[SlowPacket]) -> None:
+        self._slowest = slowest
+        self._parts: list[Columns] = []
+        self._holds = join_holds([])
+
+    def add(self, columns: Columns) -> None:
+        """Looks at one take."""
+        batches = columns.batches
+        self._add_holds(columns.holds)
+        wanted = np.zeros(len(batches), bool)
+        for slow in self._slowest:
+            # As long before as it lived: its queue may have been longer than usual when it came.
+            since = max(2 * slow.start_ticks - slow.done_ticks, 0)
+            wanted |= (
+                (batches["thread"] == slow.thread)
+                & (batches["end_ticks"] > since)
+                & (batches["start_ticks"] <= slow.done_ticks)
+            ) | (batches["id"] == slow.batch_id)
+        for batch in np.flatnonzero(wanted)[: BATCHES_MAX - len(self._parts)]:
+            self._parts.append(_cut_batch(columns, int(batch)))
+
+    def columns(self) -> Columns:
+        """All of them, with the packets described in these batches."""
+        return replace(concatenate(self._parts), holds=self._holds)
+
+    def _add_holds(self, holds: Rows) -> None:
+        near = np.zeros(len(holds), bool)
+        for slow in self._slowest if len(holds) else ():
+            near |= (holds["end_ticks"] > slow.start_ticks) & (holds["start_ticks"] <= slow.done_ticks)
+        if near.any():
+            self._holds = join_holds([self._holds, holds[near]])[-HOLDS_MAX:]
+
+
+def find_packet(columns: Columns, slow: SlowPacket) -> int:
+    """Index of a slow packet in gathered columns, or -1."""
+    if not len(columns.packets):
+        return -1
+    ids = columns.batches["id"][columns.packets["batch"]]
+    rows = np.flatnonzero((ids == slow.batch_id) & (columns.packets["index"] == slow.index))
+    return int(rows[0]) if len(rows) else -1
+
+
+def _cut_batch(columns: Columns, batch: int) -> Columns:
+    row = columns.batches[batch : batch + 1].copy()
+    calls = columns.calls[_span(row, "first_call", "calls")].copy()
+    packets = columns.packets[_span(row, "first_packet", "packets")].copy()
+    inside = (calls["parent"] >= row["first_call"]) & (calls["parent"] < row["first_call"] + row["calls"])
+    calls["parent"] = np.where(inside, calls["parent"] - row["first_call"], NONE)
+    calls["batch"] = packets["batch"] = 0
+    row["first_call"] = row["first_packet"] = 0
+    topics = columns.topics[np.isin(columns.topics["digest"], packets["digest"])]
+    return Columns(calls, row, packets, topics)
+
+
+def _span(row: Rows, first: str, count: str) -> slice:
+    return slice(int(row[first][0]), int(row[first][0]) + int(row[count][0]))
+
+
+# ---- as JSON --------------------------------------------------------------------------------------------------------
+# The parts of a report that are sums over the whole recording, as plain data.
+
+
+RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
+_UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
+
+
+def make_document(
+    facts: RecordingFacts,
+    statistics: Statistics,
+    counts: PipelineCounts,
+    captured: CapturedValues,
+    ns_per_tick: float,
+) -> dict[str, Any]:
+    sizes = statistics.histogram(Distribution.BATCH_SIZE)
+    return {
+        "functions": _list_functions(facts, statistics.functions(), captured, ns_per_tick),
+        "batches": {
+            "count": counts.batches,
+            "size_histogram": [[int(size), int(count)] for size, count in sizes],
+            "latency_ns": _quantiles(statistics, Distribution.BATCH_TICKS, ns_per_tick),
+        },
+        "packets": {
+            "received": counts.received,
+            "transmitted": counts.transmitted,
+            "dropped": counts.dropped,
+            **{name: count for name in ("punted", "absorbed") if (count := getattr(counts, name))},
+            "unknown": counts.unknown + counts.pending,
+            "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
+            "latency_from": statistics.origins(),
+            "slowest": [],
+        },
+        "lost": _count_lost(facts, counts),
+        "calls": counts.calls,
+        "records": counts.records,
+        "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
+        "threads": _list_threads(facts),
+        "recording": {
+            "pid": facts.header.pid,
+            "executable": facts.header.executable,
+            "version": facts.header.resource.get("service.version"),
+            "start_unix_ns": facts.header.start_unix_ns,
+            "complete": facts.complete,
+            "damage": facts.damage,
+            "stolen": facts.summary.get("stolen"),
+        },
+    }
+
+
+def _list_functions(
+    facts: RecordingFacts, rows: Rows, captured: CapturedValues, ns_per_tick: float
+) -> list[dict[str, Any]]:
+    called = {int(row["function"]): row for row in rows}
+    functions = []
+    for id in sorted(facts.functions.keys() | called.keys()):
+        function = facts.functions.get(id, _UNKNOWN_FUNCTION)
+        row = called.get(id)
+        entry = {
+            "module": function.module,
+            "offset": function.offset,
+            "name": function.name or f"function {id}",
+            "calls": int(row["count"]) if row is not None else 0,
+        }
+        for name in ("total", "self", "min", "p50", "p90", "p99", "max"):
+            entry[f"{name}_ns"] = round(int(row[f"{name}_ticks"]) * ns_per_tick) if row is not None else 0
+        entry |= _describe_cost(function, row, ns_per_tick) | {"counters": {}}
+        functions.append(entry | captured.describe(id))
+    return functions
+
+
+def add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: Statistics, sums: SessionSums) -> None:
+    called = {int(row["function"]) for row in statistics.functions()}
+    for id, entry in zip(sorted(facts.functions.keys() | called), document["functions"], strict=True):
+        entry["counters"] = sums.of_function(id)
+    document["batches"]["counters"] = sums.of_batches()
+
+
+def _describe_cost(function: FunctionInfo, row: np.void | None, ns_per_tick: float) -> dict[str, Any]:
+    """What was measured before the probes' own cost was taken off, and whether little but that cost was measured."""
+    names = ("total", "self", "min", "max")
+    raw = {f"{name}_ns": round(int(row[f"raw_{name}_ticks"]) * ns_per_tick) if row is not None else 0 for name in names}
+    calls = int(row["count"]) if row is not None else 0
+    mean_ticks = int(row["total_ticks"]) / calls if row is not None and calls else 0.0
+    is_mark = function.strategy == ENTRY_ONLY
+    return {
+        "raw": raw,
+        "probe_ns": {
+            "inside": round(function.probe_inside_ticks * ns_per_tick, 1),
+            "whole": round(function.probe_whole_ticks * ns_per_tick, 1),
+        },
+        "strategy": function.strategy,
+        "below_resolution": bool(calls and not is_mark and mean_ticks < RESOLUTION_COSTS * function.probe_whole_ticks),
+    }
+
+
+def _quantiles(statistics: Statistics, distribution: Distribution, ns_per_tick: float) -> dict[str, int | None]:
+    summary = statistics.summary(distribution)
+    if not summary["count"]:
+        return {"p50": None, "p99": None, "p999": None, "max": None}
+    found = {
+        name: round(statistics.quantile(distribution, quantile) * ns_per_tick)
+        for name, quantile in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
+    }
+    return {**found, "max": round(summary["max"] * ns_per_tick)}
+
+
+def _count_lost(facts: RecordingFacts, counts: PipelineCounts) -> dict[str, int]:
+    # The thread table is exact but may be missing from a cut recording; LOST records stand where it happened.
+    lost = {}
+    for index, name in enumerate(LOST_CLASSES):
+        said = sum(thread.lost[index] for thread in facts.counters.values() if index < len(thread.lost))
+        lost[name] = max(said, counts.lost[index])
+    return lost | ({"mistimed": counts.mistimed} if counts.mistimed else {})
+
+
+def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
+    threads = []
+    for index, thread in sorted(facts.threads.items()):
+        counters = facts.counters.get(index)
+        entry: dict[str, Any] = {"tid": thread.tid, "name": thread.name}
+        number = facts.names.thread_number(thread.tid)
+        entry |= {} if number is None else {"number": number}
+        if counters is not None:
+            entry |= {
+                "polls": counters.batches + counters.empty_polls,
+                "empty_polls": counters.empty_polls,
+                "batches": counters.batches,
+                "packets": counters.received_packets,
+                "handed_over": counters.handed_over_packets,
+                "taken_over": counters.taken_over_packets,
+            }
+        threads.append(entry)
+    return threads
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
 
 SLOWEST = 5
-RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted", ABSORBED: "absorbed"}
-_UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Target:
         self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
         self._seen_maps = ""  # what the modules were found in
         self._seen_modules: list[Module] = []
-        self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (seccomp.py)
+        self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (preflight.py)
 
     # ---- memory ------------------------------------------------------------------------------------------
 

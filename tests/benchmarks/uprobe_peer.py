@@ -18,8 +18,7 @@ from pathlib import Path
 
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.kernel import bpfcall
-from otel_nfprobe.kernel.assembler import Assembler
-from otel_nfprobe.kernel.programs import NOW_NS
+from otel_nfprobe.kernel.programs import NOW_NS, Assembler
 from otel_nfprobe.linux.perfring import open_event
 
 SOURCE = Path("/sys/bus/event_source/devices/uprobe")

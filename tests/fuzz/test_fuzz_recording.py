@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.profiling.samplecounts import CountedSamples, SampleCounts
-from otel_nfprobe.profiling.samples import SAMPLE
+from otel_nfprobe.profiling.samples import SAMPLE, CountedSamples, SampleCounts
 from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from tests.fuzz.mutate_recording import Parts, bomb, seal
 from tests.fuzz.seeds import FIRST, SECONDS

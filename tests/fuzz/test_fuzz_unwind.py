@@ -17,7 +17,7 @@ from otel_nfprobe.arch.x86_64.branches import scan_module
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.probes.analysis import plan_functions
-from otel_nfprobe.probes.frames import Frames
+from otel_nfprobe.probes.trampoline import Frames
 from tests.fuzz.random_assembly import random_assembly
 from tests.fuzz.random_c import random_program
 from tests.fuzz.seeds import seeds

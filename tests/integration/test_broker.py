@@ -21,13 +21,13 @@ from otel_nfprobe.adapters.installed import choose_adapter, load_adapter
 from otel_nfprobe.base.columns import TRANSMITTED, Columns, concatenate
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.export.span import SpanEncoder
-from otel_nfprobe.pipeline.digest import siphash
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.report.report import build_report
 from otel_nfprobe.target.target import Target
 from tests.support.mqtt import PATIENCE_S, Broker, Client, packet, text
+from tests.support.packet_digest import siphash
 from tests.support.probed import Probed, wait_until
 
 pytestmark = pytest.mark.integration

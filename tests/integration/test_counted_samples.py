@@ -17,8 +17,8 @@ import pytest
 
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.counters.choice import Counter, choose_counters
-from otel_nfprobe.profiling.samplecounts import describe_counts
-from otel_nfprobe.profiling.samplegroup import Way
+from otel_nfprobe.profiling.profiler import Way
+from otel_nfprobe.profiling.samples import describe_counts
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from otel_nfprobe.report.report import build_report

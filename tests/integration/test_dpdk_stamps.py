@@ -22,12 +22,12 @@ from otel_nfprobe._core import lib
 from otel_nfprobe.adapters import base
 from otel_nfprobe.adapters.dpdk import DpdkAdapter
 from otel_nfprobe.base.columns import PacketFlag
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
 from tests.support.dpdk_examples import BURST, Example, build_example, examples_are_installed, wait_until_said
+from tests.support.packet_digest import describe
 from tests.support.traffic import make_frames
 
 pytestmark = [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline import digest
 from tests.integration.test_testpmd import ROOM, wait_until_armed
+from tests.support import packet_digest as digest
 from tests.support.otlp_receiver import Receiver
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.traffic import read_pcap

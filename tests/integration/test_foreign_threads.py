@@ -17,7 +17,7 @@ from otel_nfprobe.causes import preemption
 from otel_nfprobe.counters import perf
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux import perfring
-from otel_nfprobe.profiling import samplesource
+from otel_nfprobe.profiling import profiler
 from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration
@@ -35,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         numbers.add(tid or os.getpid())
         return perfring.open_event(attributes, tid, *rest)
 
-    for module in (preemption, samplesource, perf):
+    for module in (preemption, profiler, perf):
         monkeypatch.setattr(module, "open_event", note)
     return numbers
 

@@ -18,13 +18,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from tests.support.frames import INNER, ethernet, ipv4, vxlan
 from tests.support.otlp_receiver import Receiver
 from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.packet_digest import describe
 from tests.support.probed import wait_until
 from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames, read_pcap, write_pcap

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from otel_nfprobe.elf.symbols import find_functions
-from otel_nfprobe.probes import analysis, plancache
+from otel_nfprobe.probes import analysis
 from otel_nfprobe.probes.analysis import IN_STACK_CALL, FunctionPlan, plan_functions
 from otel_nfprobe.target.target import Target
 
@@ -80,8 +80,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[st
 
 def test_slots_are_judged_again(run: Callable[[str], Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plancache, "FUNCTIONS_MIN", 1)
-    monkeypatch.setattr(plancache, "FRESH_MIN", 1)
+    monkeypatch.setattr(analysis, "FUNCTIONS_MIN", 1)
+    monkeypatch.setattr(analysis, "FRESH_MIN", 1)
     judged: list[str] = []
     plan = analysis._Ladder.plan
 
@@ -103,7 +103,7 @@ def test_slots_are_judged_again(run: Callable[[str], Target], tmp_path: Path, mo
     fresh = {}
     for what in INNER:
         with monkeypatch.context() as context:
-            context.setattr(plancache, "FUNCTIONS_MIN", 1 << 30)
+            context.setattr(analysis, "FUNCTIONS_MIN", 1 << 30)
             fresh[what], _ = judge(what)
     assert fresh["harmless"].strategy == IN_STACK_CALL
     assert IN_STACK_CALL not in (fresh["reads its stack"].strategy, fresh["ends in another jump"].strategy)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.base.columns import TRANSMITTED, Columns
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.repeats import RepeatsCounts
+from tests.support.packet_digest import describe
 from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.base.columns import TRANSMITTED, PacketFlag
-from otel_nfprobe.pipeline.digest import FLAG_FRAGMENT, describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from tests.integration.test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
+from tests.support.packet_digest import FLAG_FRAGMENT, describe
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.traffic import make_frames, write_pcap
 

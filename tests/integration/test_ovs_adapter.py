@@ -20,18 +20,18 @@ import yaml
 
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
-from otel_nfprobe.adapters.ovs_classes import dpdk_kind
+from otel_nfprobe.adapters.ovs import dpdk_kind
 from otel_nfprobe.base.columns import DROPPED
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
 from tests.integration.test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.packet_digest import describe
 from tests.support.probed import Talker, wait_until
 from tests.support.traffic import make_frames, read_pcap
 

@@ -18,8 +18,7 @@ from otel_nfprobe.cli.counter_options import check_counting
 from otel_nfprobe.counters.choice import Counter, CounterChoice, choose_counters
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.linux.bpf import SystemCall
-from otel_nfprobe.probes.preflight import check_target
-from otel_nfprobe.probes.seccomp import judge, read_filters
+from otel_nfprobe.probes.preflight import check_target, judge, read_filters
 from otel_nfprobe.target.target import Target
 from tests.support.filters import ALLOW, KILL_PROCESS, LOG, allow_only, answer, container_profile, forbid_only, install
 from tests.support.other_user import run_as

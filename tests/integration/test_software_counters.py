@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.cli.machine import describe_machine
+from otel_nfprobe.cli.doctor import describe_machine
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.counters.software import counts_during
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Probed, Talker, wait_until
 from tests.support.testpmd import Testpmd
@@ -47,14 +46,6 @@ def test_switches_are_those_of_the_kernel(talker: Talker) -> None:
     assert ended - begun >= 50
     assert ended - begun <= total["context-switches"] <= switches(talker.pid) - before
     assert total["task-clock"] > 0
-    intervals = found.intervals()
-    assert intervals["counts"][:, 0].sum() == total["context-switches"]
-    whole = intervals[:1].copy()
-    whole["end_ticks"] = intervals["end_ticks"].max()
-    assert counts_during(intervals, whole, 3)[0].tolist() == intervals["counts"][:, :3].sum(axis=0).tolist()
-    late = whole.copy()
-    late["start_ticks"], late["end_ticks"] = whole["end_ticks"] + 1, whole["end_ticks"] + 2
-    assert counts_during(intervals, late, 3).tolist() == [[0, 0, 0]]
 
 
 def has_no_pmu() -> bool:

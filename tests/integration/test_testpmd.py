@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
+from tests.support.packet_digest import describe
 from tests.support.probed import wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.traffic import read_pcap

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
+from otel_nfprobe.adapters.vpp import find_handoff, find_thread_numbers
 from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import read_graph
-from otel_nfprobe.adapters.vpp_handoff import find_handoff
-from otel_nfprobe.adapters.vpp_threads import find_thread_numbers
 from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, BatchFlag, Columns, concatenate, with_again
 from otel_nfprobe.monitor.latecapture import UPDATE_S
 from otel_nfprobe.pipeline.pipeline import Pipeline

@@ -17,12 +17,12 @@ from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_buffers import find_buffer_memory
 from otel_nfprobe.adapters.vpp_graph import read_graph
 from otel_nfprobe.base.columns import DROPPED, RECORD, TRANSMITTED, Columns, Rows, concatenate
-from otel_nfprobe.pipeline.digest import describe
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.target.target import Target
 from tests.integration.test_testpmd import wait_until_armed
+from tests.support.packet_digest import describe
 from tests.support.probed import Talker
 from tests.support.traffic import make_frames, read_pcap, write_pcap
 from tests.support.vpp_double import RELEASES, build_double

@@ -7,7 +7,7 @@ import struct
 
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe.pipeline import digest
+from tests.support import packet_digest as digest
 
 
 def describe_in_c(readable: bytes, length: int | None = None, link: int = 0, key: bytes = digest.DEFAULT_KEY):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from otel_nfprobe.base.clock import ANCHOR
-from otel_nfprobe.profiling.samplecounts import CountedSamples
+from otel_nfprobe.profiling.samples import CountedSamples
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from tests.support.synthetic_records import RECEIVE, TRANSMIT, Row, burst, entry, hand_on, leave, poll, records

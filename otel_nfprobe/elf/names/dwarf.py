@@ -8,19 +8,334 @@ a large program: it is done when somebody asks for all of it, once (cache.py), a
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.elf.names.debugfile import debug_file_of
-from otel_nfprobe.elf.names.dwarfreader import UnitReader
-from otel_nfprobe.elf.names.dwarftables import DwarfTables, stream_of
-from otel_nfprobe.elf.names.dwarfunits import DwarfError, DwarfUnits
+from otel_nfprobe.elf.names.debugfile import DEBUG_FOLDER, FileReader, debug_file_of, roots_of
+from otel_nfprobe.elf.names.dwarftables import DwarfTables, Ranges, stream_of
+from otel_nfprobe.elf.names.dwarfunits import (
+    ABSTRACT_ORIGIN,
+    ADDRESS_FORMS,
+    CALL_FILE,
+    CALL_LINE,
+    DECLARATION,
+    HIGH_PC,
+    LANGUAGE,
+    LINKAGE_NAME,
+    LOCATION,
+    LOW_PC,
+    MIPS_LINKAGE_NAME,
+    NAME,
+    RANGES,
+    SIBLING,
+    SPECIFICATION,
+    TYPE,
+    Abbreviation,
+    DwarfError,
+    DwarfUnits,
+    Reference,
+    Unit,
+    Value,
+    integer,
+)
 from otel_nfprobe.elf.names.objectfile import ObjectError, ObjectFile
-from otel_nfprobe.elf.names.supplementary import supplementary_file
+
+# ---- shared debug files ---------------------------------------------------------------------------------------------
+# The file that several debug files share (dwz): what `.gnu_debugaltlink` names.
+
+
+def supplementary_file(module: Module, file: ObjectFile, path: str) -> ObjectFile | None:
+    """The shared file of a debug file, or None when it has none.
+
+    Args:
+        path: of the debug file.
+
+    Raises:
+        ObjectError: it has one, which is not there.
+    """
+    section = file.section(".gnu_debugaltlink")
+    if section is None:
+        return None
+    name, _, identity = file.content(section).partition(b"\0")
+    link, build_id = os.fsdecode(name), identity.hex()
+    for candidate in _candidates(module, link, build_id, path):
+        try:
+            found = ObjectFile(FileReader(candidate).read)
+        except (OSError, ObjectError):
+            continue
+        if found.build_id == build_id:
+            return found
+    raise ObjectError(f"the file {link} that it shares with others is missing")
+
+
+def _candidates(module: Module, link: str, build_id: str, path: str) -> list[str]:
+    places = [os.path.join(os.path.dirname(path), link)] if not os.path.isabs(link) else []
+    for root in roots_of(module):
+        if os.path.isabs(link):
+            places.append(root + link)
+        places.append(f"{root}{DEBUG_FOLDER}/.dwz/{os.path.basename(link)}")
+        places.append(f"{root}{DEBUG_FOLDER}/.build-id/{build_id[:2]}/{build_id[2:]}.debug")
+    return places
+
+
+# ---- one unit -------------------------------------------------------------------------------------------------------
+# Functions, arguments and inlined calls of one DWARF unit.
+
+
+PARAMETER, BLOCK, SUBPROGRAM, INLINED, VARIADIC = 0x05, 0x0B, 0x2E, 0x1D, 0x18
+# Entries below which there can be functions; children of all others are stepped over.
+_CONTAINERS = frozenset((0x11, 0x3C, 0x39, 0x02, 0x13, 0x17, BLOCK, SUBPROGRAM, INLINED, 0x32, 0x03, 0x1E))
+_TYPE_WORDS = {
+    0x0F: "*", 0x10: "&", 0x42: "&&", 0x26: "const", 0x35: "volatile", 0x37: "restrict", 0x47: "_Atomic",
+    0x13: "struct", 0x17: "union", 0x04: "enum", 0x02: "", 0x01: "[]", 0x15: "()",
+}  # fmt: skip
+NAMESPACE, ANONYMOUS_NAMESPACE = 0x39, "(anonymous namespace)"
+_FOLLOWED_MAX = 16
+ASSEMBLERS = (0x8001, 0x31)
+C_LANGUAGES = (0x01, 0x02, 0x0C, 0x1D, 0x2C)
+
+FoundFunction = tuple[int, str, list[tuple[str, str, str]], str, bool]
+FoundCall = tuple[str, int, Ranges, str, int]
+
+
+class UnitReader:
+    """Walks one unit once."""
+
+    def __init__(self, units: DwarfUnits, tables: DwarfTables, unit: Unit) -> None:
+        self.units = units
+        self.tables = tables
+        self.unit = unit
+        self.functions: list[FoundFunction] = []
+        self._calls: list[tuple[dict[int, Value], int, Ranges, str, int]] = []
+        self._scopes: dict[Reference, str] = {}  # namespaces of functions
+        self.base = 0
+        self.is_assembly = self._is_c = False
+        self._files: list[str] | None = None
+        self._names: dict[Reference, str] = {}
+        self._types: dict[Reference, str] = {}
+
+    def read(self) -> tuple[list[FoundFunction], list[FoundCall]]:
+        """All functions and inlined calls.
+
+        Raises:
+            DwarfError: the unit is malformed.
+        """
+        units, unit = self.units, self.unit
+        _, values, _ = units.entry(unit, unit.entries)
+        self.base = integer(values.get(LOW_PC))
+        self.is_assembly = integer(values.get(LANGUAGE)) in ASSEMBLERS
+        self._is_c = integer(values.get(LANGUAGE)) in C_LANGUAGES
+        position = unit.entries
+        enclosing: list[tuple[Any, str]] = []  # for each open list of children: their function, if any; namespace
+        while position < unit.end:
+            start = position
+            shape, position = units.shape(unit, start)
+            if shape is None:
+                if enclosing:
+                    enclosing.pop()
+                continue
+            here, scope = enclosing[-1] if enclosing else (None, "")
+            if shape.tag == NAMESPACE:
+                scope = self._scope(shape, position, scope)
+            elif shape.tag == SUBPROGRAM and scope:
+                self._scopes[Reference(False, start)] = scope
+            inner, position = self._entry(shape, position, here)
+            if shape.has_children:
+                enclosing.append((inner, scope))
+        # An inlined function may stand behind the places where it was inlined.
+        calls = [(self.name(values), start, ranges, file, line) for values, start, ranges, file, line in self._calls]
+        return self.functions, calls
+
+    def _scope(self, shape: Abbreviation, position: int, outer: str) -> str:
+        values, _ = self.units.values(self.unit, shape, position)
+        name = values.get(NAME)
+        return f"{outer}{name if isinstance(name, str) else ANONYMOUS_NAMESPACE}::"
+
+    def _entry(self, shape: Abbreviation, position: int, here: Any) -> tuple[Any, int]:
+        """Takes what matters of an entry. Returns the function that its children are in, and where it ends."""
+        tag = shape.tag
+        if tag == SUBPROGRAM:
+            values, position = self.units.values(self.unit, shape, position)
+            inner = self._function(values)
+            return inner, self._children(shape, values, position, inner is None)
+        if here is not None:
+            if tag == INLINED:
+                values, position = self.units.values(self.unit, shape, position)
+                self._call(values, here)
+                return _Nested(here), position
+            if tag == PARAMETER and isinstance(here, list):
+                values, position = self.units.values(self.unit, shape, position)
+                self._parameter(values, here)
+                return None, position
+            if tag == VARIADIC and isinstance(here, list):
+                here[4] = True
+        if (shape.has_children and tag not in _CONTAINERS) or tag in (0x02, 0x13, 0x17):
+            values, position = self.units.values(self.unit, shape, position)
+            return None, self._children(shape, values, position, True)
+        inner = _Nested(here) if here is not None and tag == BLOCK else None
+        return inner, self.units.skip(self.unit, shape, position)
+
+    def _children(self, shape: Abbreviation, values: dict[int, Value], position: int, skipped: bool) -> int:
+        """Steps over children that nobody wants, where the compiler says where they end."""
+        sibling = values.get(SIBLING)
+        if skipped and shape.has_children and isinstance(sibling, Reference) and not sibling.in_other_file:
+            if not position < sibling.offset <= self.unit.end:
+                raise DwarfError(f"an entry at {position:#x} whose children have no end")
+            # Back over nothing: the list of children is empty from here, which its end mark says.
+            return sibling.offset - 1 if self.units.info[sibling.offset - 1] == 0 else position
+        return position
+
+    # ---- functions -----------------------------------------------------------------------------------------
+
+    def _function(self, values: dict[int, Value]) -> Any:
+        """A function with code becomes a list that its children add to; others are None."""
+        if DECLARATION in values:
+            return None
+        if LOW_PC in values:
+            start = integer(values[LOW_PC])
+        elif RANGES in values:
+            # Compilers that split a function name the part with its entry first.
+            ranges = self._ranges(values)
+            start = ranges[0][0] if ranges else 0
+        else:
+            return None
+        if not start:
+            return None
+        found: list[Any] = [start, self.name(values), [], self._return_type(values), False]
+        self.functions.append(found)  # type: ignore[arg-type]
+        return found
+
+    def _parameter(self, values: dict[int, Value], function: list[Any]) -> None:
+        origin = self._origin(values)
+        place = ""
+        location, form = values.get(LOCATION), integer(values.get(-LOCATION))
+        if isinstance(location, bytes | int):
+            place = self.tables.place_at(self.unit, location, form, function[0], self.base)
+        function[2].append((self.name(origin), self.type_name(origin.get(TYPE), 0), place))
+
+    def _return_type(self, values: dict[int, Value]) -> str:
+        kind = self._origin(values).get(TYPE)
+        return "" if kind is None else self.type_name(kind, 0)
+
+    def _call(self, values: dict[int, Value], here: Any) -> None:
+        function = here.function if isinstance(here, _Nested) else here
+        files = self._source_files()
+        number = integer(values.get(CALL_FILE))
+        file = files[number] if 0 <= number < len(files) else ""
+        line = integer(values.get(CALL_LINE))
+        self._calls.append((values, function[0], self._ranges(values), file, line))
+
+    def _source_files(self) -> list[str]:
+        if self._files is None:
+            self._files = self.tables.source_files(self.unit)
+        return self._files
+
+    def _ranges(self, values: dict[int, Value]) -> Ranges:
+        if RANGES in values:
+            return self.tables.ranges(self.unit, integer(values[RANGES]), integer(values.get(-RANGES)), self.base)
+        low, high = integer(values.get(LOW_PC)), integer(values.get(HIGH_PC))
+        if values.get(-HIGH_PC) not in ADDRESS_FORMS:
+            high += low
+        return ((low, high),) if high > low else ()
+
+    # ---- names and types -----------------------------------------------------------------------------------
+
+    def _origin(self, values: dict[int, Value]) -> dict[int, Value]:
+        """The entry's attributes, with those of the entries that it completes."""
+        merged = dict(values)
+        for _ in range(_FOLLOWED_MAX):
+            link = values.get(ABSTRACT_ORIGIN, values.get(SPECIFICATION))
+            if not isinstance(link, Reference):
+                break
+            values = self._entry_at(link)[1]
+            merged.update((key, value) for key, value in values.items() if key not in merged)
+        return merged
+
+    def name(self, values: dict[int, Value]) -> str:
+        """The linker's name of an entry, or its source name with its namespaces; "" when it has none."""
+        link = values.get(ABSTRACT_ORIGIN, values.get(SPECIFICATION))
+        if isinstance(link, Reference) and LINKAGE_NAME not in values:
+            if link not in self._names:
+                self._names[link] = ""  # ends a circle
+                self._names[link] = self._linked_name(link)
+            return self._names[link] or self._name_in(values)
+        return self._name_in(values)
+
+    def _linked_name(self, link: Reference) -> str:
+        entry = self._entry_at(link)[1]
+        name = self._name_in(self._origin(entry))
+        if LINKAGE_NAME in entry or MIPS_LINKAGE_NAME in entry:
+            return name
+        for _ in range(_FOLLOWED_MAX):
+            deeper = entry.get(ABSTRACT_ORIGIN, entry.get(SPECIFICATION))
+            if link in self._scopes or not isinstance(deeper, Reference):
+                break
+            link, entry = deeper, self._entry_at(deeper)[1]
+        has_own = LINKAGE_NAME in entry or MIPS_LINKAGE_NAME in entry
+        return name if has_own else self._scopes.get(link, "") + name
+
+    @staticmethod
+    def _name_in(values: dict[int, Value]) -> str:
+        for key in (LINKAGE_NAME, MIPS_LINKAGE_NAME, NAME):
+            name = values.get(key)
+            if isinstance(name, str) and name:
+                return name
+        return ""
+
+    def type_name(self, link: Value | None, depth: int) -> str:
+        """A type as C writes it, near enough."""
+        if not isinstance(link, Reference):
+            return "void"
+        if depth > _FOLLOWED_MAX:
+            return "?"
+        known = self._types.get(link)
+        if known is None:
+            known = self._type(link, depth)
+            self._types[link] = known
+        return known
+
+    def _type(self, link: Reference, depth: int) -> str:
+        tag, values = self._entry_at(link)
+        name = values.get(NAME)
+        word = _TYPE_WORDS.get(tag, "")
+        if isinstance(name, str) and name:
+            return f"{word} {name}" if self._is_c and tag in (0x13, 0x17, 0x04) else name
+        if TYPE not in values and word and tag in (0x13, 0x17, 0x04):
+            return word
+        inner = self.type_name(values.get(TYPE), depth + 1)
+        if word.isalpha() or word == "_Atomic":
+            return f"{inner} {word}" if inner.endswith("*") else f"{word} {inner}"
+        return f"{inner} {word}".replace("* *", "**") if word else inner
+
+    def _entry_at(self, link: Reference) -> tuple[int, dict[int, Value]]:
+        units = self.units.other if link.in_other_file else self.units
+        if units is None:
+            raise DwarfError("a reference to a shared file that is not there")
+        tag, values, _ = units.entry(units.unit_holding(link.offset), link.offset)
+        if link.in_other_file:
+            values = {
+                key: Reference(True, value.offset) if isinstance(value, Reference) else value
+                for key, value in values.items()
+            }
+        return tag, values
+
+
+class _Nested:
+    """A place inside a function, below a block or an inlined call."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, here: Any) -> None:
+        self.function: Any = here.function if isinstance(here, _Nested) else here
+
+
+# ---- one module -----------------------------------------------------------------------------------------------------
+
 
 READING_SECONDS_MAX = 60.0
 SPLIT_UNITS = (4, 5)

@@ -22,14 +22,6 @@ def format_duration(duration_ns: float) -> str:
     return f"{duration_ns:.0f} ns"
 
 
-def format_bytes(count: int) -> str:
-    """Text of a size: `16.0 MiB`."""
-    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= unit_bytes:
-            return f"{count / unit_bytes:.1f} {unit}"
-    return f"{count} B"
-
-
 def format_count(count: int) -> str:
     """Text of a count: `1,234,567`."""
     return f"{count:,}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report as one self-contained HTML page: no network, no script, readable in light and dark.
 
-Everything that comes from the target (names, paths) is escaped. timeline.py draws the slow packets.
+Everything that comes from the target (names, paths) is escaped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,229 @@ from typing import Any
 
 from otel_nfprobe.pipeline.dropreasons import drop_rows
 from otel_nfprobe.recording.nodes import node_rows
-from otel_nfprobe.report.report import Report
-from otel_nfprobe.report.views.counters import counter_rows, describe_batches
+from otel_nfprobe.report.report import Report, Timeline, TimelineBatch, TimelineCall
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
-from otel_nfprobe.report.views.page_style import STYLE
 from otel_nfprobe.report.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
-from otel_nfprobe.report.views.timeline import draw_timeline
+from otel_nfprobe.report.views.table import (
+    counter_rows,
+    describe_batches,
+)
+
+# ---- style ----------------------------------------------------------------------------------------------------------
+# The style sheet of the HTML page.
+
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fbfbf9; --card: #fff; --ink: #1c1f24; --soft: #626a75;
+  --line: #dfe2e6; --own: #2f6fde; --cause: #d9431e; --other: #c3c9d2; --wait: #f2c14e; --on: #fff; }
+@media (prefers-color-scheme: dark) { :root { --back: #14161a; --card: #1c1f25; --ink: #e7e9ec;
+  --soft: #9aa3ae; --line: #30353d; --own: #6ea3ff; --cause: #ff7a52; --other: #4a515c; --wait: #b58a22;
+  --on: #14161a; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 48px; }
+h1 { font-size: 26px; margin: 0; letter-spacing: -.01em; }
+h2 { font-size: 19px; margin: 40px 0 8px; }
+h3 { font-size: 17px; margin: 0; font-variant-numeric: tabular-nums; }
+h3 small { font-weight: 400; font-size: 14px; color: var(--soft); margin-left: 8px; }
+header p, footer, .legend, h2 + p { color: var(--soft); margin: 4px 0 0; }
+.damage { color: var(--cause); }
+code { font: 12px ui-monospace, "SF Mono", Menlo, monospace; color: var(--soft); margin-left: 6px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 10px;
+  margin: 24px 0 0; }
+.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
+dd { margin: 0; font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; }
+dt { color: var(--soft); font-size: 13px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px 10px;
+  margin-top: 14px; }
+section p { margin: 2px 0 10px; } svg + p { margin: 8px 0 4px; color: var(--soft); font-size: 13px; }
+.key { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin: 0 6px 0 18px;
+  vertical-align: -1px; }
+.key:first-child { margin-left: 0; }
+.key.own { background: var(--own); } .key.cause { background: var(--cause); }
+.key.other { background: var(--other); } .key.wait { background: var(--wait); }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+svg text.in { fill: var(--ink); } svg text.on { fill: var(--on); font-weight: 600; pointer-events: none; }
+svg .own { fill: var(--own); } svg .cause { fill: var(--cause); }
+svg .other { fill: var(--other); } svg .wait { fill: var(--wait); }
+svg rect:hover { opacity: .75; }
+svg line { stroke: var(--line); stroke-width: 1; }
+svg line.mark { stroke: var(--ink); stroke-dasharray: 3 3; }
+.enlarged { margin-left: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 500; }
+th:first-child { text-align: left; position: relative; min-width: 190px; padding-left: 6px; }
+tbody th { font: 600 13px ui-monospace, "SF Mono", Menlo, monospace; }
+tbody th span:last-child { position: relative; }
+.bar { position: absolute; left: 0; top: 3px; bottom: 3px; background: var(--own); opacity: .18;
+  border-radius: 3px; }
+.histogram { max-width: 960px; margin-top: 12px; }
+footer { margin-top: 40px; font-size: 13px; }
+"""
+
+
+# ---- timelines ------------------------------------------------------------------------------------------------------
+# One slow packet's timeline as SVG: the packet, the batches of its thread, and the calls in them, nested.
+#
+# The call that made the packet late stands in its own colour, mostly in an earlier batch. Where the packet's
+# own batch is short beside the wait, it is drawn again, enlarged. Hovering shows names and times.
+
+
+WIDTH = 1000
+LEFT = 64  # of the plot; the row names stand before it
+ROW = 20
+GAP = 5
+TOP = 22
+CHARACTER = 6.9
+TICKS_MAX = 8
+ENLARGED_BELOW = 0.2  # of the width
+MARGIN = 0.005  # of the time shown, at both sides
+VISIBLE = 0.15  # a shorter box is not drawn: there may be thousands
+
+
+def draw_timeline(timeline: Timeline, description: str) -> str:
+    """The drawing as one or two <svg> elements, `description` for those who cannot see them."""
+    bound = "arrival, at the earliest" if timeline.batch_start_ns > 0 else "received"
+    origin = "arrival" if timeline.arrival_known else bound
+    whole = _Scale(timeline.batches, [0, timeline.done_ns], 0, origin)
+    own = [batch for batch in timeline.batches if batch.is_own]
+    drawing = _draw(timeline, whole, "", description)
+    if own and whole.width(own[0].start_ns, own[0].end_ns) < ENLARGED_BELOW * WIDTH:
+        scale = _Scale(own, [timeline.done_ns], own[0].start_ns, "received")
+        drawing += "<p>Its own batch, enlarged:</p>" + _draw(timeline, scale, "enlarged", "Its own batch, enlarged")
+    return drawing
+
+
+def _draw(timeline: Timeline, scale: _Scale, css_class: str, description: str) -> str:
+    calls = [call for call in timeline.calls if scale.shows(call.start_ns, call.end_ns)]
+    depths = max((call.depth for call in calls), default=-1) + 1
+    height = TOP + (2 + depths) * (ROW + GAP) + GAP
+    return "".join(
+        [
+            f'<svg class="{css_class}" viewBox="0 0 {WIDTH} {height}" role="img"',
+            f' aria-label="{escape(description)}">',
+            *_draw_axis(scale, height),
+            *_draw_packet(timeline, scale),
+            *_draw_batches(timeline, scale),
+            _draw_row_name("calls", 2) if calls else "",
+            *(_draw_call(call, timeline, scale) for call in calls),
+            "</svg>",
+        ]
+    )
+
+
+class _Scale:
+    # Time in ns (0 is the packet's arrival) to the drawing's units, over the given batches and moments.
+    # The axis counts from the origin.
+    def __init__(self, batches: list[TimelineBatch], moments_ns: list[float], origin_ns: float, origin: str) -> None:
+        self.origin_ns = origin_ns
+        self.origin = origin
+        self.first_ns = min([batch.start_ns for batch in batches] + moments_ns)
+        self.last_ns = max([batch.end_ns for batch in batches] + moments_ns + [self.first_ns + 1])
+        margin = (self.last_ns - self.first_ns) * MARGIN
+        self.first_ns -= margin
+        self.last_ns += margin
+
+    def x(self, time_ns: float) -> float:
+        time_ns = min(max(time_ns, self.first_ns), self.last_ns)
+        part = (time_ns - self.first_ns) / (self.last_ns - self.first_ns)
+        return LEFT + part * (WIDTH - LEFT)
+
+    def width(self, start_ns: float, end_ns: float) -> float:
+        return self.x(end_ns) - self.x(start_ns)
+
+    def shows(self, start_ns: float, end_ns: float) -> bool:
+        margin = (self.last_ns - self.first_ns) * MARGIN
+        inside = end_ns > self.first_ns + margin and start_ns < self.last_ns - margin
+        return inside and self.width(start_ns, end_ns) > VISIBLE
+
+
+def _draw_axis(scale: _Scale, height: float) -> list[str]:
+    step = _choose_step((scale.last_ns - scale.first_ns) / TICKS_MAX)
+    parts = []
+    tick = -int((scale.origin_ns - scale.first_ns) // step) * step
+    while tick <= scale.last_ns - scale.origin_ns:
+        x = scale.x(scale.origin_ns + tick)
+        label = scale.origin if tick == 0 else ("+" if tick > 0 else "") + format_duration(tick)
+        anchor = "end" if x > WIDTH - 30 else "middle"
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height:.0f}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{TOP - 10}" text-anchor="{anchor}">{label}</text>')
+        tick += step
+    return parts
+
+
+def _draw_packet(timeline: Timeline, scale: _Scale) -> list[str]:
+    parts = [_draw_row_name("packet", 0)]
+    start = min(max(timeline.batch_start_ns, 0), timeline.done_ns)
+    if start > 0 and scale.shows(0, start):
+        title = f"in the queue: {format_duration(start)}" + ("" if timeline.arrival_known else " at most")
+        parts.append(_draw_box("wait", 0, start, 0, scale, title, "queue", "in"))
+    worked = timeline.done_ns - start
+    parts.append(_draw_box("own", start, timeline.done_ns, 0, scale, f"worked on: {format_duration(worked)}", "", "on"))
+    return parts
+
+
+def _draw_batches(timeline: Timeline, scale: _Scale) -> list[str]:
+    parts = [_draw_row_name("batches", 1)]
+    for batch in timeline.batches:
+        if not scale.shows(batch.start_ns, batch.end_ns):
+            continue
+        kind = "own" if batch.is_own else "other"
+        duration = format_duration(batch.end_ns - batch.start_ns)
+        title = f"batch {format_count(batch.id)}: {batch.size} packets, {duration}"
+        title += ", the own batch of the packet" if batch.is_own else ""
+        text = str(batch.size)
+        parts.append(
+            _draw_box(kind, batch.start_ns, batch.end_ns, 1, scale, title, text, "on" if batch.is_own else "in")
+        )
+    return parts
+
+
+def _draw_call(call: TimelineCall, timeline: Timeline, scale: _Scale) -> str:
+    kind = "cause" if call.is_cause else "own" if call.batch_id == timeline.own_batch_id else "other"
+    duration = call.end_ns - call.start_ns
+    title = f"{call.name}: {format_duration(duration)}, itself {format_duration(call.self_ns)}"
+    title += f", batch {format_count(call.batch_id)}"
+    ink = "in" if kind == "other" else "on"
+    return _draw_box(kind, call.start_ns, call.end_ns, 2 + call.depth, scale, title, call.name, ink)
+
+
+def _draw_row_name(name: str, row: int) -> str:
+    return f'<text x="0" y="{TOP + row * (ROW + GAP) + 14}">{name}</text>'
+
+
+def _draw_box(
+    kind: str, start_ns: float, end_ns: float, row: int, scale: _Scale, title: str, text: str, ink: str
+) -> str:
+    x, y = scale.x(start_ns), TOP + row * (ROW + GAP)
+    full = scale.x(end_ns) - x
+    # A thin line of background between neighbours; a call too short for the scale stays visible.
+    width = max(0.8, full - (0.8 if full > 3 else 0))
+    radius = 2 if width > 6 else 0
+    box = (
+        f'<rect class="{kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" rx="{radius}">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+    if text and len(text) * CHARACTER + 6 <= width:
+        box += f'<text class="{ink}" x="{x + 4:.1f}" y="{y + 14}" pointer-events="none">{escape(text)}</text>'
+    return box
+
+
+def _choose_step(wanted_ns: float) -> float:
+    step = 1.0
+    while True:
+        for factor in (1, 2, 5):
+            if step * factor >= wanted_ns:
+                return step * factor
+        step *= 10
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
 
 # The page may load nothing, from anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -11,12 +11,80 @@ from otel_nfprobe.base.printable import printable, printable_value
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.pipeline.dropreasons import drop_rows
 from otel_nfprobe.recording.nodes import node_rows
-from otel_nfprobe.report.views.counters import counter_rows, describe_batches
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
 from otel_nfprobe.report.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
 
-if TYPE_CHECKING:  # the summary of a session comes here, too, and takes no report
+if TYPE_CHECKING:
     from otel_nfprobe.report.report import Report
+
+
+# ---- of a session ---------------------------------------------------------------------------------------------------
+# The summary of a session, for a person: what was measured, what was lost, what it cost.
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """Some lines of text from the summary object of attach."""
+    summary = printable_value(summary)
+    packets, records, spans = summary["packets"], summary["records"], summary["spans"]
+    unpaired, stops, overhead = summary["unpaired"], summary["stops"], summary["overhead"]
+    lost = sum(records["lost"].values())
+    refused = sum(summary["functions"]["refused"].values())
+    lines = [
+        f"session of {summary['seconds']:.1f} s on process {summary['pid']}"
+        + (", which has ended" if summary["target_ended"] else ""),
+        f"  functions  {summary['functions']['probed']:,} probed, {refused:,} refused",
+        f"  calls      {summary['calls']:,}; unpaired entries {unpaired['entries']:,}, exits {unpaired['exits']:,}",
+        f"  batches    {summary['batches']:,}",
+        f"  packets    {packets['received']:,} received, {packets['transmitted']:,} transmitted, "
+        f"{packets['dropped']:,} dropped, {_format_rare(packets)}{packets['unknown']:,} unknown",
+        f"  records    {records['read']:,} read, {lost:,} lost",
+        f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped{_format_reasons(spans)}"
+        + (f", {spans['spooled']:,} spooled" if spans["spooled"] else "")
+        + _format_unwritten(spans),
+        f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
+        f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
+        f"{100 * overhead['share_of_core']:.2f} % of a core",
+        f"  clock      right within {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
+    ]
+    if sentence := explain_stolen(summary.get("stolen")):
+        lines.append(f"  stolen     {sentence}")
+    if "recording" in summary:
+        recording = summary["recording"]
+        files = recording.get("files", [recording["file"]])
+        shown = f"{', '.join(files)}, {recording['bytes']:,} bytes: nfprobe report {files[-1]}" if files else "nothing"
+        lines.append(f"  recording  {shown}")
+    if "children" in summary:
+        children, missed = summary["children"], summary["children_missed"]
+        calls = sum(child["calls"] for child in children)
+        lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
+    lines += format_nodes(summary.get("nodes")).splitlines()
+    lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
+    lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
+    return "\n".join(lines)
+
+
+def _format_rare(packets: dict[str, int]) -> str:
+    return "".join(f"{packets[name]:,} {name}, " for name in ("punted", "absorbed") if packets.get(name))
+
+
+def _format_set(set_ns: int) -> str:
+    if not set_ns:
+        return ""
+    return f"; the system's was set by {set_ns / 1e9:+,.3f} s meanwhile, which times here do not follow"
+
+
+def _format_unwritten(spans: dict[str, Any]) -> str:
+    reasons = spans.get("dropped_traces") or {}
+    return "".join(f"; traces not written: {count:,} {reason}" for reason, count in reasons.items())
+
+
+def _format_reasons(spans: dict[str, Any]) -> str:
+    reasons = spans.get("dropped_reasons") or {}
+    return f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})" if reasons else ""
+
+
+# ---- table ----------------------------------------------------------------------------------------------------------
+
 
 BAR_CHARACTERS = 40
 HISTOGRAM_ROWS = 16
@@ -194,3 +262,65 @@ def _group_sizes(histogram: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
         count = sum(count for size, count in histogram if first <= size <= last)
         groups.append((f"{first}..{last}" if first < last else str(first), count))
     return groups
+
+
+# ---- counters -------------------------------------------------------------------------------------------------------
+# Counters as text: per call of each function, and per packet (divided over the packets of its batch).
+
+
+def list_counters(functions: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of the counters that any function was counted with, in their order."""
+    found: dict[str, None] = {}
+    for function in functions:
+        found |= dict.fromkeys(_entries(function))
+    return list(found)
+
+
+def _entries(function: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is known of each counter of a function. Where they were changed meanwhile it may have some of them only."""
+    return {name: value for name, value in function.get("counters", {}).items() if isinstance(value, dict)}
+
+
+def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A table of what a call counts on average, the function with most of the first counter first; empty without any.
+
+    The first row names the columns.
+    """
+    names = list_counters(functions)
+    if not names:
+        return []
+    ratios = [key for function in functions for key, value in function.get("counters", {}).items() if _is_ratio(value)]
+    derived = list(dict.fromkeys(ratios))
+    counted = [function for function in functions if _entries(function)]
+    counted.sort(key=lambda function: -(function["counters"].get(names[0], {}).get("total") or 0))
+    is_compensated = any(
+        entry.get("probe", {}).get("whole") for function in counted for entry in _entries(function).values()
+    )
+    title = "counters per call, without the probes" if is_compensated else "counters per call"
+    rows = [[title, "counted", "not counted", *names, *(name.replace("_", " ") for name in derived)]]
+    for function in counted:
+        counters, entries = function["counters"], _entries(function).values()
+        calls, invalid = (max(entry[key] for entry in entries) for key in ("calls", "invalid"))
+        cells = [_format_mean(counters.get(name, {}).get("mean")) for name in names]
+        cells += [f"{counters[name]:.3f}" if name in counters else "-" for name in derived]
+        rows.append([function["name"], format_count(calls), format_count(invalid), *cells])
+    return rows
+
+
+def describe_batches(batches: dict[str, Any]) -> str:
+    """What a packet's share of its batch counts, in one line; empty without counters."""
+    counters = batches.get("counters") or {}
+    shares = {key: value for key, value in counters.items() if key.endswith("_per_packet")}
+    if not shares:
+        return ""
+    words = [f"{key.removesuffix('_per_packet')} {value:,.1f}" for key, value in shares.items()]
+    left = f"; {format_count(counters['invalid_batches'])} batches not counted" if counters["invalid_batches"] else ""
+    return f"per packet, divided over the packets of its batch: {', '.join(words)}{left}"
+
+
+def _is_ratio(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+def _format_mean(mean: float | None) -> str:
+    return "-" if mean is None else f"{mean:,.1f}"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from otel_nfprobe.adapters.base import CALL, DROP, KEEP, PUNT, RECEIVE, REPLACE, TAKE_OVER, TRANSMIT
+from otel_nfprobe.adapters.vpp import handles_packets, role_of
 from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, Graph, Layout, Node
-from otel_nfprobe.adapters.vpp_roles import handles_packets, role_of
 
 ROLES = {
     RECEIVE: ["pg-input", "dpdk-input", "memif-input", "af-packet-input", "virtio-input", "pipe-input", "port-rx-eth0"],

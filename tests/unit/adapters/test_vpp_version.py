@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from otel_nfprobe.adapters.vpp_version import SYMBOL, read_version
+from otel_nfprobe.adapters.vpp import VERSION_SYMBOL, read_version
 from otel_nfprobe.base.errors import NfprobeError
 
 VARIABLE, TEXT = 0x5000, 0x7000
@@ -20,7 +20,7 @@ class Memory:
     def __init__(self, text: bytes | None, soname: str, pointer: int = TEXT) -> None:
         self._pages = {TEXT: (text or b"").ljust(4096, b"\0")}
         self._pointer = pointer
-        symbols = {SYMBOL: SimpleNamespace(address=VARIABLE)} if text is not None else {}
+        symbols = {VERSION_SYMBOL: SimpleNamespace(address=VARIABLE)} if text is not None else {}
         program = SimpleNamespace(name="vpp", base=0, image=SimpleNamespace(find_export=symbols.get, soname=""))
         image = SimpleNamespace(find_export=lambda name: None, soname=soname)
         self._modules = [program, SimpleNamespace(name=soname or "libvlib.so", base=0, image=image)]

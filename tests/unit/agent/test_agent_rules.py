@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.agent.agent import Agent
+from otel_nfprobe.agent.agent import TOLD_MAX, Agent, Strangers
 from otel_nfprobe.agent.processes import Process, find_container, find_unit, read_process
 from otel_nfprobe.agent.rules import Configuration, Rule, read_configuration
-from otel_nfprobe.agent.strangers import TOLD_MAX, Strangers
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.agent import check_attach_words
 

@@ -31,7 +31,7 @@ from otel_nfprobe.recording.flightrecorder import FlightWriter
 from otel_nfprobe.recording.recording import COUNTING, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.report.views.counters import counter_rows
+from otel_nfprobe.report.views.table import counter_rows
 from otel_nfprobe.shm.control import AnswerError, Control, ask
 from tests.support.span_expectation import attributes_of, make_clock
 from tests.support.synthetic_columns import make_columns

@@ -28,7 +28,7 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.report.report import build_report
-from otel_nfprobe.report.views.counters import counter_rows, describe_batches
+from otel_nfprobe.report.views.table import counter_rows, describe_batches
 from tests.support.span_expectation import attributes_of, make_clock
 from tests.support.synthetic_columns import START_TICKS, make_columns
 

@@ -14,8 +14,7 @@ import pytest
 from otel_nfprobe.elf import elfparser
 from otel_nfprobe.elf.elfparser import ElfParser
 from otel_nfprobe.elf.names import demangle as demangling
-from otel_nfprobe.elf.names.demangle import demangle, demangle_all, short_name
-from otel_nfprobe.elf.names.rustnames import demangle_rust
+from otel_nfprobe.elf.names.demangle import demangle, demangle_all, demangle_rust, short_name
 
 LIBSTDCPP = next(Path("/usr/lib").glob("*/libstdc++.so.6"))
 RUST = """

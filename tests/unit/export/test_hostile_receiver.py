@@ -22,10 +22,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_nfprobe.export.delivery import RETRY_AFTER_MAX_S, Outcome, OutcomeKind, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
-from otel_nfprobe.export.otlp import DROPPED_REJECTED, DROPPED_SENDER_ENDED, Exporter
+from otel_nfprobe.export.otlp import DROPPED_REJECTED, DROPPED_SENDER_ENDED, Exporter, open_transport
 from otel_nfprobe.export.otlp_http import judge
 from otel_nfprobe.export.span import EncodedRequest
-from otel_nfprobe.export.transport import open_transport
 from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
 from tests.support.otlp_receiver import Receiver
 

@@ -15,10 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_nfprobe.export.delivery import OutcomeKind
 from otel_nfprobe.export.endpoint import Endpoint, find_endpoint
-from otel_nfprobe.export.otlp import DROPPED_REJECTED, Exporter
+from otel_nfprobe.export.otlp import DROPPED_REJECTED, Exporter, open_transport
 from otel_nfprobe.export.otlp_http import judge
 from otel_nfprobe.export.span import EncodedRequest
-from otel_nfprobe.export.transport import open_transport
 from tests.support.otlp_receiver import Answered, HttpReceiver, Receiver
 from tests.support.tls_files import Certificates, make_certificates
 

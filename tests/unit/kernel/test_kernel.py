@@ -11,10 +11,9 @@ import pytest
 
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.kernel import kernelprobe
-from otel_nfprobe.kernel.assembler import JUMP_EQUAL, MAP, MAP_VALUE, Assembler
-from otel_nfprobe.kernel.btf import parse_functions, read_functions
-from otel_nfprobe.kernel.programs import Maps, Whose, write_entry, write_exit
-from otel_nfprobe.kernel.systemcalls import find_number
+from otel_nfprobe.kernel.bpfcall import parse_functions, read_functions
+from otel_nfprobe.kernel.kernelprobe import find_number
+from otel_nfprobe.kernel.programs import JUMP_EQUAL, MAP, MAP_VALUE, Assembler, Maps, Whose, write_entry, write_exit
 from otel_nfprobe.linux import kallsyms
 
 

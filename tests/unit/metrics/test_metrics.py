@@ -18,9 +18,14 @@ from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.sums import CountedFunction
 from otel_nfprobe.export.span import TAIL
 from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
-from otel_nfprobe.metrics.explicit import make_durations, make_sizes
-from otel_nfprobe.metrics.exponential import BUCKETS_MAX, make_exponential
-from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
+from otel_nfprobe.metrics.metrics import (
+    BUCKETS_MAX,
+    MetricsMaker,
+    MetricsSnapshot,
+    make_durations,
+    make_exponential,
+    make_sizes,
+)
 from otel_nfprobe.metrics.metrics_sender import MetricsSender, open_exporter
 from otel_nfprobe.metrics.metrics_settings import Temporality, find_settings
 from otel_nfprobe.pipeline.histogram_buckets import Span, lowers_of, read_counted

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_plai
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.metrics.exemplars import Exemplars
 from otel_nfprobe.metrics.metrics import MetricsMaker
-from otel_nfprobe.metrics.metrics_listener import MetricsListener, parse_address
-from otel_nfprobe.metrics.metrics_page import write_page
+from otel_nfprobe.metrics.metrics_listener import MetricsListener, parse_address, write_page
 from otel_nfprobe.metrics.metrics_settings import Temporality
 from tests.unit.metrics.test_metrics import START_NS, TICKS_PER_SECOND, calls, durations, snapshot, statistics_of
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe.pipeline import digest
 from tests.support import frames
+from tests.support import packet_digest as digest
 from tests.support.frames import BODY, FRAMES, NO_TUNNELS, TUNNELS, describe_in_c, ethernet, ipv4, mpls, tcp, udp
 
 VECTOR_KEY = bytes(range(16))

@@ -21,7 +21,7 @@ from otel_nfprobe.probes.codemap import (
     build_object,
     object_room_bytes,
 )
-from otel_nfprobe.probes.frames import Frames
+from otel_nfprobe.probes.trampoline import Frames
 
 ARENA = 0x7F1234500000
 OBJECT_OFFSET = 0x3000

@@ -12,8 +12,8 @@ import pytest
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
-from otel_nfprobe.probes import foreseen
-from otel_nfprobe.probes.foreseen import judge_foreseen
+from otel_nfprobe.probes import follow
+from otel_nfprobe.probes.follow import judge_foreseen
 
 FILES = [next(Path("/lib").glob(pattern)) for pattern in ("*/libm.so.6", "*/libc.so.6")]
 
@@ -42,7 +42,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if len(found) == 3:
             raise NfprobeError("It is malformed.")
 
-    monkeypatch.setattr(foreseen, "plan_functions", judge)
+    monkeypatch.setattr(follow, "plan_functions", judge)
     return names
 
 

@@ -13,7 +13,7 @@ from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.filecontent import Content
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_at, functions_of
-from otel_nfprobe.probes import analysis, plancache
+from otel_nfprobe.probes import analysis
 from otel_nfprobe.probes.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
 
 LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
@@ -63,7 +63,7 @@ def test_a_few_plans_are_kept_when_they_took_long(
     functions: list[Function], judged: list[str], is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first plan of a module may need all of its code, however few functions are asked for."""
-    times_s = count(0.0, plancache.FRESH_S if is_slow else 0.0)
+    times_s = count(0.0, analysis.FRESH_S if is_slow else 0.0)
     monkeypatch.setattr(analysis.time, "process_time", lambda: next(times_s))
     plans = plan_functions(functions[:3])
     judged.clear()
@@ -97,7 +97,7 @@ def test_another_file_of_the_same_build_id(
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"null", b"[[]]", b"not json", b"[[1,2]]"])
 def test_damaged(functions: list[Function], judged: list[str], monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(cache, "load", lambda _, kind, __: content if kind == plancache.KIND else None)
+    monkeypatch.setattr(cache, "load", lambda _, kind, __: content if kind == analysis.KIND else None)
     plan_functions(functions[:5])
     assert len(judged) == 5
 

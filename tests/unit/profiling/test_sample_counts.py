@@ -11,9 +11,11 @@ import pytest
 
 from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.profiling.samplecounts import (
+from otel_nfprobe.profiling.samples import (
     NAMES_MAX,
     NOT_KNOWN,
+    SAMPLE,
+    SAMPLES_MAX,
     CountColumns,
     CountedSamples,
     SampleCounts,
@@ -21,7 +23,6 @@ from otel_nfprobe.profiling.samplecounts import (
     encode_counts,
     find_name,
 )
-from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX
 from otel_nfprobe.recording.recording import SAMPLE_COUNTS, SAMPLES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
 from otel_nfprobe.report.flame import FlameRequest, fold

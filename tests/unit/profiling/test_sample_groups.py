@@ -25,9 +25,8 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters, ThreadGroup
-from otel_nfprobe.profiling.profiler import Counted, Profiler
-from otel_nfprobe.profiling.samplecounts import NOT_KNOWN
-from otel_nfprobe.profiling.samplesource import HARDWARE, Placing, Source
+from otel_nfprobe.profiling.profiler import HARDWARE, Counted, Placing, Profiler, Source
+from otel_nfprobe.profiling.samples import NOT_KNOWN
 from tests.unit.profiling.test_sample_records import LOST, Sample
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])

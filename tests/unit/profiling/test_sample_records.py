@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from otel_nfprobe.profiling.samplecounts import NOT_KNOWN
-from otel_nfprobe.profiling.samplerecords import find_increases, record_dtype, split_records
+from otel_nfprobe.profiling.profiler import find_increases, record_dtype, split_records
+from otel_nfprobe.profiling.samples import NOT_KNOWN
 
 IDS = (71, 70, 99)
 LOST, THROTTLE = struct.pack("<IHHQQ", 2, 0, 24, 1, 30), struct.pack("<IHHQQQ", 5, 0, 32, 1, 2, 3)

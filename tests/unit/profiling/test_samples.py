@@ -12,10 +12,8 @@ import pytest
 from otel_nfprobe.base.clock import Clock, ClockPair
 from otel_nfprobe.base.columns import CALL, NONE
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.profiling.profiler import Profiler
-from otel_nfprobe.profiling.samplerecords import record_dtype
+from otel_nfprobe.profiling.profiler import HARDWARE, SOURCES, Placing, Profiler, Source, record_dtype
 from otel_nfprobe.profiling.samples import SAMPLE, AddressNames, AddressRange, SampleFlag, describe_samples, find_calls
-from otel_nfprobe.profiling.samplesource import HARDWARE, SOURCES, Placing, Source
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.pipeline import digest
+from tests.support import packet_digest as digest
 from tests.support import traffic
 
 

@@ -16,7 +16,7 @@ import pytest
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.recording.outputfile import open_output
-from otel_nfprobe.recording.recordingsink import RecordingFile
+from otel_nfprobe.recording.recordingfile import RecordingFile
 
 EVE = 12345
 CONTENT = "must stay\n"

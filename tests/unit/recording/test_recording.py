@@ -23,8 +23,7 @@ from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.recording import recording
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.recording.recordingfile import MAGIC
-from otel_nfprobe.recording.recordingsink import RecordingFile
+from otel_nfprobe.recording.recordingfile import MAGIC, RecordingFile
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.report import build_report
 
@@ -209,7 +208,7 @@ def test_a_slow_disk_costs_records_that_are_counted(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RecordingFile, "append", wait)
     monkeypatch.setattr(
-        "otel_nfprobe.recording.recordingsink.FrameQueue.is_full", property(lambda queue: queue._waiting_bytes > 0)
+        "otel_nfprobe.recording.recordingfile.FrameQueue.is_full", property(lambda queue: queue._waiting_bytes > 0)
     )
     writer = RecordingWriter(tmp_path / "r", HEADER)
     writer.functions([FUNCTION])

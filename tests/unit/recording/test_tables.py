@@ -19,9 +19,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_nfprobe.base.columns import PACKET, TOPIC, Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.recording.arrowtext import address_text, hex_text, topic_text
 from otel_nfprobe.recording.recording import RecordingReader
-from otel_nfprobe.recording.tables import SCHEMAS
+from otel_nfprobe.recording.tables import SCHEMAS, address_text, hex_text, topic_text
 from otel_nfprobe.report.report import build_report
 from tests.support.otlp_receiver import Receiver
 from tests.support.synthetic_recording import BATCHES, PACKETS, START_NS, write_recording
@@ -202,7 +201,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: lis
 def test_packages_that_are_missing(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_tables = ("otel_nfprobe.recording.table", "otel_nfprobe.recording.arrowtext")
+    of_tables = ("otel_nfprobe.recording.table", "otel_nfprobe.recording.tables")
     for name in [name for name in sys.modules if name.startswith(of_tables)]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("pyarrow", "pyarrow.parquet", "duckdb"):

@@ -20,8 +20,7 @@ from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.report.diff import build_diff
-from otel_nfprobe.report.slices import SLICES_MAX, TimeSlices
+from otel_nfprobe.report.diff import SLICES_MAX, TimeSlices, build_diff
 from tests.support.synthetic_records import RECEIVE, TRANSMIT, Row, entry, leave, poll, records
 
 RX, OUTER, INNER, TX, EXTRA = range(5)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packet facts and the packet digest in Python: the readable twin of native/include/nfprobe/{headers,digest}.h.
 
-docs/identity.md defines the bytes that the digest covers. The volume path never calls this; it is what tests
-compare the C code with. It reads nothing beyond the bytes it is given.
+docs/identity.md defines the bytes that the digest covers; the C code is compared with this. It reads nothing beyond the
+bytes it is given.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import struct
 from copy import copy
 from dataclasses import dataclass
 
-DEFAULT_KEY = b"otel-nfprobe ids"
-LINK_ETHERNET = 0
-LINK_IP = 1
-LINK_INNER = 0x80  # added to one of them: the packet inside a tunnel, where there is one
-FLAG_FRAGMENT = 1
-FLAG_CUT = 2
-FLAG_MALFORMED = 4
-FLAG_INNER = 8
+from otel_nfprobe.pipeline.identity import (
+    DEFAULT_KEY,
+    FLAG_CUT,
+    FLAG_FRAGMENT,
+    FLAG_INNER,
+    FLAG_MALFORMED,
+    LINK_ETHERNET,
+    LINK_INNER,
+)
 
 _PAYLOAD_BYTES = 32
 _OTHER_BYTES = 64
