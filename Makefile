@@ -38,7 +38,7 @@ test: build ## every test, real targets and backends included
 	scripts/set-up test
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
-	native/tests/run.sh
+	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc)
 	$(BIN)/pytest -m 'not long' $(TESTS)
 
 golden: build ## pin anew what tests/golden compares
