@@ -4,6 +4,9 @@
 import argparse
 import importlib
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,15 @@ def test_prose_is_not_wide(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     wide = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))]
     assert page.name == "attributes.md" or not wide
+
+
+def test_options_are_as_the_parsers_have_them(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "option-pages"
+    assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0, f"run {script}"
+    subprocess.run([sys.executable, script, "--man", tmp_path], check=True)
+    assert {path.stem for path in tmp_path.iterdir()} == {"nfprobe", *(f"nfprobe-{verb}" for verb in VERBS)}
+    assert "\\-\\-functions GLOB" in (tmp_path / "nfprobe-attach.1").read_text()
+    if groff := shutil.which("groff"):
+        for page in tmp_path.iterdir():
+            words = [groff, "-man", "-Tutf8", "-ww", "-z", page]
+            assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""
