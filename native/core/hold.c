@@ -4,7 +4,7 @@
 // says the text of the innermost call of role COMMAND that is open then, or the call's own. The last ones are given with
 // each take: what waited for them may come later. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 enum { GIVEN_AGAIN = 32 }; // of those that earlier takes have
 enum { COMMAND_REACH_BYTES = 1 << 18 }; // of the stack: a coroutine that waits has another one

@@ -5,7 +5,7 @@
 // described outside of AROUND was made by the program itself: its sendings are not those of a received one.
 // See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 _Static_assert(NFP_TOPIC_RECORDS *NFP_TEXT_BYTES == NFP_TOPIC_TEXT_BYTES, "a text is what its records hold");

@@ -34,12 +34,12 @@ enum nfp_reason {
 
 enum nfp_tail_kind {
 	NFP_TAIL_NONE = 0, // not examined
-	NFP_TAIL_OWN = 1,
-	NFP_TAIL_BATCHING = 2,
+	NFP_TAIL_UNKNOWN = 1,
+	NFP_TAIL_OWN = 2,
 	NFP_TAIL_QUEUE = 3,
-	NFP_TAIL_BURST = 4,
-	NFP_TAIL_PREEMPTION = 5,
-	NFP_TAIL_UNKNOWN = 6,
+	NFP_TAIL_BATCHING = 4,
+	NFP_TAIL_BURST = 5,
+	NFP_TAIL_PREEMPTION = 6,
 	NFP_TAIL_BARRIER = 7, // another thread of the target had this one stand still
 };
 

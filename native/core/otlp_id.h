@@ -4,7 +4,7 @@
 #ifndef NFPROBE_OTLP_ID_H
 #define NFPROBE_OTLP_ID_H
 #include "otlp.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 struct nfp_trace_id {
 	uint64_t high;

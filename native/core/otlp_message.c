@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes what the span of a broker's message has instead of a flow: topic, message id, length (OpenTelemetry's names
 // for messaging).
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "otlp_span.h"
 #include "otlp_wire.h"
 

@@ -239,9 +239,12 @@ static uint8_t *write_command(uint8_t *p, const struct nfp_trace *trace)
 
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 {
-	static const struct word kinds[] = {WORD("none"),    WORD("own"),    WORD("batching"),
-	                                    WORD("queue"),   WORD("burst"),  WORD("preemption"),
-	                                    WORD("unknown"), WORD("barrier")};
+	static const struct word kinds[] = {
+	    [NFP_TAIL_UNKNOWN] = WORD("unknown"), [NFP_TAIL_OWN] = WORD("own"),
+	    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
+	    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
+	    [NFP_TAIL_BARRIER] = WORD("barrier"),
+	};
 	const struct nfp_tail *tail = trace->tail;
 	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_BARRIER)
 		return p;

@@ -3,7 +3,7 @@
 // once: the next record of the thread may not come for long. match.c matches the events of all threads.
 // See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 static void put_address(uint8_t *field, uint64_t value, int bytes)

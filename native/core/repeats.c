@@ -3,7 +3,7 @@
 // and is emptied when its window is over. A target can write any digests: where they belong is secret (hash.h).
 #include "repeats.h"
 #include "hash.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,7 @@
 // batch gets its part, with its packets as the value's lower half. A call with probed calls inside is not cut; the batch
 // with most of its packets has it. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 enum { ROW_STEPS = 2, BATCHES_BEHIND = 64 }; // later batches of a turn for which one that has ended waits

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See statistics.h. A histogram is a table of blocks, one per power of two, made when a value falls into it.
 #include "statistics.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "array.h"
 #include "arrival.h"
 #include "calltree.h"

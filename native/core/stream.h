@@ -6,7 +6,7 @@
 //   PACKET records -> event per thread -> merged over the threads by time -> packet of its batch
 #ifndef NFPROBE_STREAM_H
 #define NFPROBE_STREAM_H
-#include <nfprobe/session.h>
+#include "abi/session.h"
 #include "array.h"
 #include "buffers.h"
 #include "calltree.h"

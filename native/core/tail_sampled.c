@@ -6,7 +6,7 @@
 // packets back (a buffer for each port) may let later turns pass: while any packet has not left, batches wait for one
 // round more. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 // A batch waits while fewer have been received after it. Where packets are named by pointers none that is older than
 // NFP_LATE_POINTERS of native/probe/late.h says where it came from; where they are named by numbers a turn has full frames of

@@ -8,7 +8,7 @@
 #include "frame.h"
 #include "late.h"
 #include "queue.h"
-#include "x86_64/syscall.h"
+#include "arch/x86_64/syscall.h"
 
 // Argument numbers are checked by the monitor (adapters/base.py); a damaged one must not lead outside.
 static uint64_t argument(const struct nfp_frame *frame, uint32_t number)
@@ -54,7 +54,7 @@ static void write_freed(struct nfp_thread *thread, uint32_t function, const stru
 	uint16_t holders = 1;
 	if (!buffer)
 		return;
-	if (program->holders != 0xffff)
+	if (program->holders != NFP_NO_OFFSET)
 		__builtin_memcpy(&holders, (const uint8_t *)(uintptr_t)buffer + program->holders, 2);
 	if (holders == 1)
 		write_buffer(thread, function, buffer, index);

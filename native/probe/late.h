@@ -10,7 +10,6 @@ enum {
 	NFP_LATE_BATCHES = 256, // received last; a power of two
 	NFP_LATE_COPIES = 256, // packets of a call whose headers can be copied at its entry
 	NFP_LATE_COPY_BYTES = 192,
-	NFP_LATE_NUMBERS = 4094, // packets of one receive call that are named by numbers
 	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
 	NFP_LATE_FRAME_PACKETS = 256, // of one
 	NFP_LATE_HEADER = 64, // bytes of a frame's beginning that are looked at at once
@@ -244,7 +243,7 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 // Whether `frame` is inside the call that is looked at, which hands on the same packets.
 static inline int nfp_late_is_inside(const struct nfp_thread *thread, uint32_t frame)
 {
-	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in x86_64/thunk.S
+	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in arch/x86_64/thunk.S
 }
 
 // fast_path.c: whether the call that ends was let pass at its entry.

@@ -5,7 +5,7 @@
 //
 //   buffers_start + (number << number_shift) -> | fields ... | data_pointer: bytes, from the signed data_offset on |
 #include "late.h"
-#include "nfprobe/headers.h"
+#include "abi/headers.h"
 
 enum {
 	SEGMENTS_MAX = 64,
@@ -120,7 +120,7 @@ void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer,
 const uint32_t *nfp_numbers_of(const struct nfp_program *program, uint64_t structure, uint32_t count)
 {
 	uint16_t offset = program->pointers_offset;
-	if (program->array_offset != 0xffff) {
+	if (program->array_offset != NFP_NO_OFFSET) {
 		if (!nfp_is_readable(structure + program->array_offset, sizeof(offset)))
 			return NULL;
 		__builtin_memcpy(&offset, (const void *)(uintptr_t)(structure + program->array_offset),

@@ -16,7 +16,7 @@
 //
 // Runs on the target's threads; called by capture.c. Reads only what is known to be readable.
 #include "late.h"
-#include "nfprobe/headers.h"
+#include "abi/headers.h"
 
 enum {
 	ENTRY_BYTES = 16,

@@ -5,13 +5,13 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,tail_sampled,recent,hash,detail,calltree,batch,emit,handover,hold,outside,packet,message,turn,topics,match,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
+sources=("$core"/{drain,counters,tail_sampled,recent,hash,detail,calltree,batch,emit,handover,hold,outside,packet,message,turn,topics,match,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/arch/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
 run() { # NAME SANITIZERS TEST.c
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize="$2" \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I.. -fsanitize="$2" \
 		-fno-sanitize-recover=all -o "$build/$1" "$3" "${sources[@]}" "${encoder[@]}" -pthread
 	local said
 	said=$("$build/$1")
@@ -19,45 +19,45 @@ run() { # NAME SANITIZERS TEST.c
 }
 
 run_ring_space() { # of the probe library, with a short end of a lap to step through
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -I../probe -fsanitize=undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I.. -I../probe -fsanitize=undefined \
 		-fno-sanitize-recover=all -DNFP_RING_SLACK_BYTES=256 -o "$build/ring_space" test_ring_space.c \
 		../probe/{ring_space,rings,counter}.c "$core"/drain.c
 	echo "undefined: $("$build/ring_space")"
 }
 
 run_snapshot() { # of the probe library
-	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/snapshot" test_snapshot.c ../probe/snapshot.c
 	echo "address,undefined: $("$build/snapshot")"
 }
 
 run_owner() { # of the probe library
-	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+	gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/owner" test_owner.c ../probe/owner.c
 	echo "address,undefined: $("$build/owner")"
 }
 
 run_numbered() { # of the probe library
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/numbered" test_numbered.c ../probe/numbered.c
 	echo "address,undefined: $("$build/numbered")"
 }
 
 run_pending() { # of the probe library
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/pending" test_pending.c ../probe/{pending,numbered}.c
 	echo "address,undefined: $("$build/pending")"
 }
 
 run_queue() { # of the probe library
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I../include -I../probe -fsanitize=address,undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/queue" test_queue.c
 	echo "address,undefined: $("$build/queue")"
 }
 
 run_thread_set() { # of the core, on processes
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -o "$build/thread_set" test_thread_set.c \
-		"$core"/{thread_set,patch_process,ptrace,change,address_space}.c "$core"/x86_64/signal_frame.c -pthread
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I.. -o "$build/thread_set" test_thread_set.c \
+		"$core"/{thread_set,patch_process,ptrace,change,address_space}.c "$core"/arch/x86_64/signal_frame.c -pthread
 	echo "plain: $("$build/thread_set")"
 }
 
@@ -68,21 +68,21 @@ run_runs() {
 }
 
 run_shared() {
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize=address,undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I.. -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/shared" test_shared_fuzz.c "${sources[@]}" \
 		"$core"/{sweep,mailbox,address_space,descriptor}.c -pthread
 	echo "address,undefined: $("$build/shared")"
 }
 
 run_signal_frame() {
-	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I../include -fsanitize=address,undefined \
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I"$core" -I.. -fsanitize=address,undefined \
 		-fno-sanitize-recover=all -o "$build/signal_frame" test_signal_frame.c "$core"/change.c \
-		"$core"/x86_64/signal_frame.c
+		"$core"/arch/x86_64/signal_frame.c
 	echo "address,undefined: $("$build/signal_frame")"
 }
 
 run_worst() { # not with sanitizers: it compares times
-	gcc -std=gnu11 -O2 -Wall -Wextra -Werror -I"$core" -I../include -o "$build/worst" test_worst.c \
+	gcc -std=gnu11 -O2 -Wall -Wextra -Werror -I"$core" -I.. -o "$build/worst" test_worst.c \
 		contents_good.c attacks_{calls,batches,packets}.c "${sources[@]}"
 	echo "none: $("$build/worst")"
 }

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Span text: names of functions, threads and counters, as the bytes that the C encoder copies into each span.
-
-The dtypes are those of native/core/otlp.h.
-"""
+"""Span text: names of functions, threads and counters, as the bytes that the C encoder copies into each span."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.export.resource import encode_attribute
 
@@ -20,10 +18,10 @@ from otel_nfprobe.export.resource import encode_attribute
 NAME_BYTES_MAX = 512
 
 _INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
-_TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
-_COUNTER = np.dtype([("name", _TEXT), ("self_name", _TEXT), ("scale", "<u8")])
-_COUNTER_SET = np.dtype([("set", "<u4"), ("first", "<u4"), ("count", "<u4")])
-_FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
+_TEXT = dtype_of("nfp_otlp_text")
+_COUNTER = dtype_of("nfp_otlp_counter")
+_COUNTER_SET = dtype_of("nfp_otlp_counter_set")
+_FUNCTION = dtype_of("nfp_otlp_function")
 
 
 class SpanText:
@@ -105,7 +103,7 @@ def _encode_thread(tid: int, name: str, number: int | None) -> bytes:
 
 def _shorten_counter(key: str) -> bytes:
     encoded = key.encode("utf-8", "replace")
-    room = int(lib.NFP_OTLP_COUNTER_NAME_MAX)
+    room = lib.NFP_OTLP_COUNTER_NAME_MAX
     if len(encoded) <= room:
         return encoded
     return encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]

@@ -15,15 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.linux.perfring import HEADER
 from otel_nfprobe.profiling.samplecounts import NOT_KNOWN, Words
 
-SAMPLE_TYPE = 1 | 1 << 1 | 1 << 2 | 1 << 7 | 1 << 8  # address, thread, time, CPU, period
-READ_VALUES = 1 << 4
-READ_FORMAT = 1 | 2 | 4 | 8  # times enabled and running, ids, the whole group
-MODE, IN_KERNEL, EXACT = 7, 1, 1 << 14  # of a record's misc
+SAMPLE_TYPE = lib.PERF_SAMPLE_IP | lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU
+SAMPLE_TYPE |= lib.PERF_SAMPLE_PERIOD
+READ_FORMAT = lib.PERF_FORMAT_TOTAL_TIME_ENABLED | lib.PERF_FORMAT_TOTAL_TIME_RUNNING
+READ_FORMAT |= lib.PERF_FORMAT_ID | lib.PERF_FORMAT_GROUP
+# Of a record's misc.
+MODE, IN_KERNEL = lib.PERF_RECORD_MISC_CPUMODE_MASK, lib.PERF_RECORD_MISC_KERNEL
+EXACT = lib.PERF_RECORD_MISC_EXACT_IP
 
-_RECORD_SAMPLE, _RECORD_LOST = 9, 2
+_RECORD_SAMPLE, _RECORD_LOST = lib.PERF_RECORD_SAMPLE, lib.PERF_RECORD_LOST
 _LOST_AT = 16  # in its record: how many
 _PLACE = [
     ("type", "<u4"),

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from otel_nfprobe.linux.perfring import NO_KERNEL, SOFTWARE, USE_CLOCK, open_event
-from otel_nfprobe.profiling.samplerecords import READ_FORMAT, READ_VALUES, SAMPLE_TYPE
+from otel_nfprobe._core import lib
+from otel_nfprobe.linux.perfring import NO_KERNEL, event_attributes, open_event
+from otel_nfprobe.profiling.samplerecords import READ_FORMAT, SAMPLE_TYPE
 
-HARDWARE, CYCLES, CPU_CLOCK = 0, 0, 0
+HARDWARE, SOFTWARE = lib.PERF_TYPE_HARDWARE, lib.PERF_TYPE_SOFTWARE
 PRECISIONS = (3, 2, 1, 0)
-
-_ATTRIBUTE_BYTES = 112
-_BY_FREQUENCY, _PRECISE_AT = 1 << 10, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +52,10 @@ Open = Callable[[Source, int, Placing], int]
 
 def open_source(source: Source, hertz: int, placing: Placing) -> int:
     """Opens the event that samples a thread. Raises OSError."""
-    flags = _BY_FREQUENCY | USE_CLOCK | source.precision << _PRECISE_AT | (NO_KERNEL if source.user_only else 0)
-    config = CYCLES if source.type == HARDWARE else CPU_CLOCK
-    sample_type, read_format = (SAMPLE_TYPE | READ_VALUES, READ_FORMAT) if placing.reads else (SAMPLE_TYPE, 0)
-    attribute = bytearray(_ATTRIBUTE_BYTES)
-    words = source.type, _ATTRIBUTE_BYTES, config, hertz, sample_type, read_format, flags
-    struct.pack_into("<IIQQQQQ", attribute, 0, *words)
-    struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
-    return open_event(bytes(attribute), placing.tid, placing.leader)
+    flags = lib.NFP_EVENT_FREQ | (NO_KERNEL if source.user_only else 0)
+    config = lib.PERF_COUNT_HW_CPU_CYCLES if source.type == HARDWARE else lib.PERF_COUNT_SW_CPU_CLOCK
+    attributes = event_attributes(source.type, config, flags, sample_freq=hertz, sample_type=SAMPLE_TYPE)
+    lib.nfp_event_set_precision(attributes, source.precision)
+    if placing.reads:
+        attributes.sample_type, attributes.read_format = SAMPLE_TYPE | lib.PERF_SAMPLE_READ, READ_FORMAT
+    return open_event(attributes, placing.tid, placing.leader)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring as a probe writes it, by the layout of native/include/nfprobe/ring.h. For tests and benchmarks."""
+"""A ring as a probe writes it, by the layout of native/abi/ring.h. For tests and benchmarks."""
 
 from __future__ import annotations
 

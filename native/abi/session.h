@@ -61,7 +61,7 @@
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
-// What native/probe/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
+// What native/probe/arch/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
 #define NFP_LIBRARY_PROGRAMS 16
 #define NFP_PROGRAM_PLAIN 55
 #define NFP_PROGRAM_SHIFT 6
@@ -273,6 +273,9 @@ enum nfp_verdict {
 // headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
+#define NFP_NO_OFFSET 0xffff // instead of an offset of 16 bits
+#define NFP_REGISTER_ARGUMENTS 6
+#define NFP_LATE_NUMBERS 4094 // packets of one receive call that are named by numbers
 #define NFP_NODE_PROGRAM                                                                                     \
 	255 // instead of a program's number: the function is a node, whose third argument is a frame
 #define NFP_CAPACITY 254 // instead of requested_argument: as many as fit, packets_max
