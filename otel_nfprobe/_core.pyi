@@ -58,7 +58,6 @@ class _Lib:
     NFP_CALL_MARK: int
     NFP_CALL_RECEIVE: int
     NFP_CALL_SHARED: int
-    NFP_CALL_STOP: int
     NFP_CALL_TICKS: int
     NFP_CALL_TRANSMIT: int
     NFP_CALL_UNWOUND: int
@@ -157,7 +156,6 @@ class _Lib:
     NFP_FACTS_INNER: int
     NFP_FACTS_MALFORMED: int
     NFP_FILL: int
-    NFP_FOLLOWED_MAX: int
     NFP_FRAME_DEREFERENCED: int
     NFP_FRAME_RETURN: int
     NFP_FRAME_ROWS_MAX: int
@@ -325,7 +323,6 @@ class _Lib:
     NFP_SITE_GOT: int
     NFP_SITE_SINGLE: int
     NFP_SIZES_EXACT: int
-    NFP_SLOT_LATE: int
     NFP_SNIPPET_BYTES_MAX: int
     NFP_STATE_ARMED: int
     NFP_STATE_NEW: int
@@ -339,7 +336,6 @@ class _Lib:
     NFP_SYNC_KEEP_TRAP: int
     NFP_SYNC_MEND_TRAP: int
     NFP_SYNC_REGISTER: int
-    NFP_SYSCALL_BYTES: int
     NFP_TAIL_BARRIER: int
     NFP_TAIL_BATCHING: int
     NFP_TAIL_BURST: int
@@ -363,7 +359,6 @@ class _Lib:
     NFP_THREAD_PACKETS_ENTRY: int
     NFP_THREAD_PACKETS_EXIT: int
     NFP_THREAD_RECEIVE_EXIT: int
-    NFP_THREAD_SET_MAX: int
     NFP_THREAD_SHARED: int
     NFP_THREAD_SHARES: int
     NFP_THREAD_SLOW: int

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the C source of the extension module otel_nfprobe._core.
 
-The declarations are taken from the headers themselves: what stands between `// cdef begin` and
-`// cdef end`, and the name of every macro NFP_* that has a value. cffi compiles them against the same headers, so
-the two cannot differ, and the C compiler says what a macro's value is.
+The declarations are taken from the headers themselves: what stands between `// cdef begin` and `// cdef end`, and the
+name of every macro NFP_* that has a value. A header that has neither such a block nor the line `// cdef: macros` is no
+part of the interface. cffi compiles them against the same headers, so the two cannot differ, and the C compiler says
+what a macro's value is.
 
 Called by CMake: build_core.py OUTPUT.c HEADER...
 """
@@ -22,6 +23,8 @@ def main(output: str, headers: list[str]) -> None:
     builder = FFI()
     for header in headers:
         text = Path(header).read_text()
+        if "// cdef" not in text:
+            continue
         for name in MACRO.findall(BLOCK.sub("", text)):
             builder.cdef(f"#define {name} ...")
         for block in BLOCK.findall(text):

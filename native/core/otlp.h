@@ -141,7 +141,7 @@ struct nfp_otlp_job {
 	uint32_t is_linked; // batches are traces of their own
 	uint64_t session_id;
 	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has
-	uint64_t time_scale; // of a stretched copy (otlp_scale.h); 0 or 1: true times
+	uint64_t time_scale; // of a stretched copy (otlp_id.h); 0 or 1: true times
 	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls
 	uint64_t call_bytes_max; // set by nfp_otlp_prepare: of one call's span
 	uint8_t trace_state[64]; // Span.trace_state of packets drawn for the sample; NFP_OTLP_TRACE_STATE_MAX

@@ -172,7 +172,7 @@ static int is_taken(const struct nfp_pipeline *pipeline, const struct nfp_pendin
 
 // Its packets may have been put into queues: it waits until as many packets as had been put there were taken out, by batches
 // that have ended, and what these have said was read; and once more, for those that were put into another one then. No
-// longer than it can be found by its time (recent.c).
+// longer than it can be found by its time (batch.c).
 int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
                     struct nfp_pending *pending)
 {

@@ -8,7 +8,7 @@
 // The frame of the receive and packets templates (arch/x86_64/template_packets.S).
 struct nfp_frame {
 	uint64_t r11, rcx, rdx, rax; // what the function left there; at its entry only some of them
-	uint64_t arguments[6];
+	uint64_t arguments[NFP_REGISTER_ARGUMENTS];
 	uint64_t tsc;
 	uint64_t return_address;
 };

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 core=../core
-sources=("$core"/{drain,counters,tail_sampled,recent,hash,detail,calltree,batch,emit,handover,hold,outside,packet,message,turn,topics,match,absorb,share,overload,step,stamps,pipeline,streams,counts,statistics,framerows}.c "$core"/arch/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
+sources=("$core"/{drain,counters,tail_sampled,table,calltree,batch,emit,handover,barrier,packet,message,topics,match,share,stamps,pipeline,statistics,framerows}.c "$core"/arch/x86_64/{instruction,opcodes,vectors,codescan,realigned}.c)
 encoder=("$core"/otlp*.c "$core"/clock.c)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
@@ -45,7 +45,7 @@ run_numbered() { # of the probe library
 
 run_pending() { # of the probe library
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -I.. -I../probe -fsanitize=address,undefined \
-		-fno-sanitize-recover=all -o "$build/pending" test_pending.c ../probe/{pending,numbered}.c
+		-fno-sanitize-recover=all -o "$build/pending" test_pending.c ../probe/numbered.c
 	echo "address,undefined: $("$build/pending")"
 }
 
