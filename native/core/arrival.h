@@ -3,7 +3,7 @@
 // polls bound it (native/probe/queue.h). Pure; columns.py has the same rule for arrays.
 #ifndef NFPROBE_CORE_ARRIVAL_H
 #define NFPROBE_CORE_ARRIVAL_H
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "columns.h"
 
 // Fills in what a POLL_QUEUE record says of a batch; earliest_ticks 0: there is no such record. A bound behind the

@@ -6,6 +6,79 @@
 #include "stream.h"
 #include <string.h>
 
+// The batches that a thread has begun last, by the entry of their receive call, for packets that say which one they came
+// from. Who names a batch has received it a few hundred packets ago at most (NFP_LATE_POINTERS of native/probe/late.h); what
+// another thread has sent is looked for when that thread's records are read, too.
+
+enum {
+	LATE_STEPS = 8, // how many may have begun after one that is said to have begun before them
+};
+
+static struct nfp_recent_batch *at(const struct nfp_recent *recent, uint64_t number)
+{
+	return &recent->items[number % NFP_RECENT_BATCHES];
+}
+
+static uint64_t oldest(const struct nfp_recent *recent)
+{
+	return recent->count > NFP_RECENT_BATCHES ? recent->count - NFP_RECENT_BATCHES : 0;
+}
+
+// They stand in the order of their entries. One that is far from its place is not remembered, nor one that took its packets
+// over: none says that it came from there.
+static void recent_add(struct nfp_recent *recent, struct nfp_pending *pending)
+{
+	if (pending->batch.flags & NFP_BATCH_TAKEN_OVER)
+		return;
+	uint64_t place = recent->count, first = oldest(recent);
+	struct nfp_recent_batch batch = {pending->batch.start_ticks, pending->batch.id, pending};
+	while (place > first && at(recent, place - 1)->start_ticks > batch.start_ticks)
+		if (recent->count - --place > LATE_STEPS)
+			return;
+	for (uint64_t i = recent->count++; i > place; i--)
+		*at(recent, i) = *at(recent, i - 1);
+	*at(recent, place) = batch;
+}
+
+// A stream whose packets begin to say where they came from.
+static int begin(struct nfp_stream *stream)
+{
+	stream->recent.items = calloc(NFP_RECENT_BATCHES, sizeof(*stream->recent.items));
+	if (!stream->recent.items)
+		return 0;
+	for (struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
+		recent_add(&stream->recent, pending);
+	if (stream->batch)
+		recent_add(&stream->recent, stream->batch);
+	return 1;
+}
+
+uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks)
+{
+	uint64_t low = oldest(recent), high = recent->count;
+	while (low < high) {
+		uint64_t middle = low + (high - low) / 2;
+		if (at(recent, middle)->start_ticks < start_ticks)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks)
+{
+	struct nfp_recent *recent = &stream->recent;
+	if (!start_ticks || (!recent->items && !begin(stream)))
+		return NULL;
+	uint64_t low = nfp_recent_search(recent, start_ticks);
+	if (low == recent->count || at(recent, low)->start_ticks != start_ticks)
+		return NULL;
+	// What was delivered has no number any more, and its memory may be another batch's.
+	struct nfp_pending *pending = at(recent, low)->pending;
+	return pending->batch.id == at(recent, low)->id ? pending : NULL;
+}
+
 enum {
 	ROW_STEPS = 8, // moving a row of a log, in looks at an open call
 	CLIPPED_STEPS = 16, // and having one more in every batch, until it is exported
@@ -253,7 +326,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		if (takes_over)
 			nfp_handover_add(stream, pending);
 		if (stream->recent.items)
-			nfp_recent_add(&stream->recent, pending);
+			recent_add(&stream->recent, pending);
 	}
 	uint32_t received = takes_over ? 0 : size;
 	stream->received_total += pipeline->sees_handovers ? size : received; // those are handed on, too
@@ -361,4 +434,88 @@ void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 	nfp_batch_close(pipeline, stream, rsp);
 	if (stream->batch)
 		append_ended(pipeline, stream);
+}
+
+// Turns: of a program that nothing else is known of, a batch is what a thread runs from one call of a chosen
+// function to the next (an event loop's turn). It holds one packet without headers, which is done when the batch
+// ends.
+
+// A call inside another one of the same function ends no turn.
+static int is_nested(struct nfp_calltree *tree, uint32_t rsp)
+{
+	nfp_calltree_spend(tree, tree->count);
+	for (uint32_t i = 0; i < tree->count; i++)
+		if (tree->items[i].role == NFP_ROLE_TURN && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
+		    nfp_rsp_encloses(tree->items[i].rsp, rsp))
+			return 1;
+	return 0;
+}
+
+static void end_turn(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint64_t ticks)
+{
+	struct nfp_packet *packet = &pending->packets.items[0];
+	packet->done_ticks = ticks;
+	packet->disposition = NFP_TRANSMITTED;
+	pending->batch.end_ticks = ticks;
+	pending->batch.transmitted = 1;
+	pending->handed = 1;
+	pipeline->counts.transmitted++;
+}
+
+// Turns have no content that could tell them apart: their id is when and where they began.
+static uint64_t turn_digest(uint64_t ticks, uint32_t thread)
+{
+	uint64_t x = (ticks ^ (uint64_t)thread << 48) + 0x9e3779b97f4a7c15u;
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
+                    uint32_t function, uint32_t rsp)
+{
+	if (is_nested(&stream->tree, rsp))
+		return;
+	nfp_calltree_displace(&stream->tree, stream->log, rsp, 1);
+	struct nfp_pending *before = stream->batch;
+	struct nfp_batch batch = {
+	    .start_ticks = ticks, .thread = stream->thread, .function = function, .size = 1};
+	struct nfp_pending *pending = nfp_batch_begin_inside(pipeline, stream, &batch, NFP_NONE, rsp);
+	if (before && before->kind == NFP_PENDING_TURN && before->packets.count)
+		end_turn(pipeline, before, ticks);
+	if (!pending)
+		return;
+	pending->kind = NFP_PENDING_TURN;
+	if (!NFP_ARRAY_RESERVE(&pending->packets, 1))
+		return;
+	pending->packets.items[0] = (struct nfp_packet){
+	    .digest = turn_digest(ticks, stream->thread),
+	    .receive_ticks = ticks,
+	    .done_function = NFP_NONE,
+	};
+	pending->packets.count = 1;
+	pipeline->pending_packets++;
+}
+
+// Detail: what the pipeline does about functions whose gate was closed while they were open (native/probe/detail.c).
+// Only calls around the receive call can be: one end of theirs was recorded and the other was not. They are counted
+// apart, because nothing was lost.
+
+// A batch begins whose inner functions are not timed.
+void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
+{
+	uint64_t before = stream->tree.unpaired_entries;
+	nfp_calltree_give_up(&stream->tree, stream->log, NFP_ROLE_CALL);
+	pipeline->counts.ungated += stream->tree.unpaired_entries - before;
+	stream->tree.unpaired_entries = before;
+	stream->closes = 1;
+}
+
+// An exit without its entry. 0: it is none of those.
+int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role)
+{
+	if (!stream->closes || role != NFP_ROLE_CALL)
+		return 0;
+	pipeline->counts.ungated++;
+	return 1;
 }

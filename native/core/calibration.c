@@ -3,8 +3,8 @@
 // is executable and not writable when it runs. Nothing of a target is touched.
 #define _GNU_SOURCE
 #include "calibration.h"
-#include "nfprobe/ring.h"
-#include "nfprobe/session.h"
+#include "abi/ring.h"
+#include "abi/session.h"
 #include "trampoline.h"
 #include <errno.h>
 #include <stdlib.h>

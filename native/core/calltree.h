@@ -98,6 +98,16 @@ static inline void nfp_calltree_spend(struct nfp_calltree *tree, uint64_t steps)
 	tree->credit -= (int64_t)steps;
 }
 
+// The place of the function's innermost open call, plus 1; 0: it has none.
+static inline uint32_t nfp_calltree_innermost(struct nfp_calltree *tree, uint32_t function)
+{
+	uint32_t i = tree->count;
+	while (i && tree->items[i - 1].function != function)
+		i--;
+	nfp_calltree_spend(tree, tree->count - i);
+	return i;
+}
+
 // Whether `count` things may be done that are worth so many steps each; if so they are paid.
 static inline int nfp_calltree_affords(struct nfp_calltree *tree, uint64_t count, uint32_t steps)
 {

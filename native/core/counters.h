@@ -7,7 +7,7 @@
 // calls are open or undelivered at a time, up to NFP_COUNTED_CALLS: of more than these the oldest are not counted.
 #ifndef NFPROBE_COUNTERS_H
 #define NFPROBE_COUNTERS_H
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "array.h"
 #include "calltree.h"
 #include "columns.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls the inline functions of nfprobe/digest.h; called by tests and by otel_nfprobe/cli/ids.py.
+// Calls the inline functions of abi/digest.h; called by tests and by otel_nfprobe/cli/ids.py.
 #include "digest_check.h"
-#include "nfprobe/digest.h"
+#include "abi/digest.h"
 
 uint64_t nfp_digest_siphash(const uint8_t *bytes, uint32_t count, const uint64_t *key)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See drain.h. The copy runs in straight pieces of one lap.
 #include "drain.h"
-#include <nfprobe/ring.h>
+#include "abi/ring.h"
 
 // A hole is looked for this far: a signal handler that made one has written its records directly behind it,
 // and one probe reserves at most the slack at once, at a lap's end twice as much.

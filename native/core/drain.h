@@ -12,8 +12,8 @@
 // it now and then.
 #ifndef NFPROBE_DRAIN_H
 #define NFPROBE_DRAIN_H
-#include <nfprobe/record.h>
-#include <nfprobe/session.h>
+#include "abi/record.h"
+#include "abi/session.h"
 
 // cdef begin
 struct nfp_drain_hole {

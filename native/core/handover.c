@@ -4,7 +4,7 @@
 // delivered. A packet's row is delivered when all the batches that it was in have ended, and together with them: a
 // batch that an earlier take has given is given once more, apart. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 // It describes its packets only where it dropped some, and does not say which: those are that nobody takes over.
 void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,

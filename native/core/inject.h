@@ -3,7 +3,7 @@
 // place where it holds no lock of libc: blocked in a harmless system call, or entering one.
 #ifndef NFPROBE_INJECT_H
 #define NFPROBE_INJECT_H
-#include "boot.h"
+#include "abi/boot.h"
 
 // cdef begin
 struct nfp_inject {

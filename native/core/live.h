@@ -4,7 +4,7 @@
 #ifndef NFPROBE_LIVE_H
 #define NFPROBE_LIVE_H
 #include "change.h"
-#include <nfprobe/session.h>
+#include "abi/session.h"
 #include <stdint.h>
 
 // cdef begin

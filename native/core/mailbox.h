@@ -2,7 +2,7 @@
 // The mailbox: how the monitor asks the helper thread in the target for something.
 #ifndef NFPROBE_MAILBOX_H
 #define NFPROBE_MAILBOX_H
-#include <nfprobe/session.h>
+#include "abi/session.h"
 
 // cdef begin
 // Asks, and waits for the answer. Returns 0 and *result, -ETIMEDOUT, or -ESTALE when the target's program is not there

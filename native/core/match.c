@@ -8,6 +8,63 @@
 #include "stream.h"
 #include <string.h>
 
+// Absorbed packets: a call has taken them in, and it does not say what became of them. Reassembly keeps fragments over turns:
+// one of them comes out again as the whole packet, in the buffer of the first one, and the others are in it or behind it.
+// Fragmentation sends new packets in new buffers, and frees the one that it was given. So a packet that such a call has
+// taken in counts as absorbed until it is seen to leave. Its buffer may be used for another packet at once: the digest tells
+// whether it is the same one, except for the first fragment, which has become another.
+
+void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
+{
+	const struct nfp_open *open = &stream->tree.items[index];
+	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
+	enum nfp_event_kind kind = open->role == NFP_ROLE_KEEP ? NFP_EVENT_KEEP : NFP_EVENT_REPLACE;
+	for (uint32_t i = first; i < stream->handed.count; i++)
+		(void)nfp_event_append(pipeline, stream,
+		                       (struct nfp_event){.ticks = open->start_ticks,
+		                                          .done_ticks = stream->last_ticks,
+		                                          .buffer = stream->handed.items[i].buffer,
+		                                          .function = open->function,
+		                                          .kind = (uint16_t)kind});
+	nfp_handed_cut(stream, first);
+}
+
+static void absorb(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	struct nfp_buffer_entry *entry = nfp_buffer_here(pipeline, event->buffer);
+	if (!entry)
+		return; // one that was made here
+	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
+	struct nfp_packet *packet = &pending->packets.items[entry->index];
+	if (packet->receive_ticks > event->ticks || !nfp_packet_is_here(packet))
+		return; // a message that was sent may be sent again
+	if (packet->disposition == NFP_UNKNOWN)
+		nfp_count_done(pipeline, pending, NFP_ABSORBED, 1);
+	packet->disposition = NFP_ABSORBED;
+	packet->done_ticks = event->done_ticks;
+	packet->done_function = event->function;
+	packet->done_digest = event->kind == NFP_EVENT_REPLACE ? packet->digest : 0;
+}
+
+// Whether what is handed on can be the packet that was absorbed, and not another one in the same buffer.
+static int absorbed_may_leave(const struct nfp_packet *packet, const struct nfp_event *event)
+{
+	if (packet->disposition != NFP_ABSORBED || event->digest == packet->digest)
+		return 1;
+	return !packet->done_digest && !(packet->flags & NFP_PACKET_FRAGMENT);
+}
+
+// It is not absorbed any more.
+static void absorbed_leaves(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                            struct nfp_packet *packet)
+{
+	if (packet->disposition != NFP_ABSORBED)
+		return;
+	packet->disposition = NFP_UNKNOWN;
+	pending->absorbed--;
+	pipeline->counts.absorbed--;
+}
+
 // The packet or message that the entry belongs to will not be asked for any more.
 static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry)
 {
@@ -41,7 +98,7 @@ static void match_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_e
 
 static void match_receive(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	struct nfp_buffers *buffers = &pipeline->buffers;
+	struct nfp_table *buffers = &pipeline->buffers;
 	if (!nfp_buffers_make_room(buffers)) {
 		pipeline->slots.items[event->slot]->undone--;
 		return;
@@ -79,9 +136,9 @@ static int match_done(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 	int freed = event->kind == NFP_EVENT_FREE;
 	if (freed && packet->receive_ticks <= pipeline->lost_ticks)
 		return 0; // it may have been sent
-	if (!nfp_absorbed_may_leave(packet, event))
+	if (!absorbed_may_leave(packet, event))
 		return 0;
-	nfp_absorbed_leaves(pipeline, pending, packet);
+	absorbed_leaves(pipeline, pending, packet);
 	pipeline->counts.freed += (uint64_t)freed;
 	packet->done_ticks = event->done_ticks;
 	packet->done_function = event->function;
@@ -104,7 +161,7 @@ static int match_stay(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
 	if (pending->packets.items[entry->index].receive_ticks > event->ticks)
 		return 0;
-	nfp_absorbed_leaves(pipeline, pending, &pending->packets.items[entry->index]);
+	absorbed_leaves(pipeline, pending, &pending->packets.items[entry->index]);
 	if (event->kind == NFP_EVENT_REFUSED)
 		nfp_handover_refuse(pending, entry->index, event);
 	else
@@ -129,7 +186,7 @@ static int match_send(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 	struct nfp_packet *packet = &pending->packets.items[entry->index];
 	if (packet->receive_ticks > event->ticks)
 		return 0;
-	nfp_absorbed_leaves(pipeline, pending, packet);
+	absorbed_leaves(pipeline, pending, packet);
 	if (packet->disposition == NFP_UNKNOWN) {
 		pending->undone--;
 		pending->batch.transmitted++;
@@ -166,7 +223,7 @@ static void match_event(struct nfp_pipeline *pipeline, const struct nfp_event *e
 		return;
 	}
 	if (event->kind == NFP_EVENT_KEEP || event->kind == NFP_EVENT_REPLACE) {
-		nfp_absorb(pipeline, event);
+		absorb(pipeline, event);
 		return;
 	}
 	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
@@ -225,12 +282,11 @@ static void sink(struct source **heap, uint32_t from, uint32_t count)
 }
 
 // The table is larger than a cache when many packets wait: the entry that comes next but some is fetched meanwhile.
-static void ask_for(const struct nfp_buffers *buffers, const struct source *source)
+static void ask_for(const struct nfp_table *buffers, const struct source *source)
 {
 	const uint32_t ahead = 8;
 	if (source->end - source->next > ahead && buffers->capacity)
-		__builtin_prefetch(&buffers->items[nfp_buffers_home(
-		    buffers, source->events->items[source->next + ahead].buffer)]);
+		nfp_buffers_fetch(buffers, source->events->items[source->next + ahead].buffer);
 }
 
 // Matches all events in the order of time, those of one source up to the earliest of the others.

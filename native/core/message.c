@@ -5,7 +5,7 @@
 // described outside of AROUND was made by the program itself: its sendings are not those of a received one.
 // See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 _Static_assert(NFP_TOPIC_RECORDS *NFP_TEXT_BYTES == NFP_TOPIC_TEXT_BYTES, "a text is what its records hold");
@@ -69,29 +69,6 @@ static struct nfp_pending *batch_of(struct nfp_pipeline *pipeline, struct nfp_st
 	return pending;
 }
 
-static int receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_pending *pending,
-                   uint64_t ticks, uint64_t buffer)
-{
-	uint32_t index = pending->packets.count;
-	struct nfp_event event = {.ticks = ticks,
-	                          .buffer = buffer,
-	                          .slot = pending->slot,
-	                          .index = index,
-	                          .kind = NFP_EVENT_RECEIVE};
-	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !nfp_event_append(pipeline, stream, event))
-		return 0;
-	pending->packets.items[index] = (struct nfp_packet){
-	    .buffer = buffer,
-	    .index = index,
-	    .receive_ticks = ticks,
-	    .done_function = NFP_NONE,
-	};
-	pending->packets.count++;
-	pending->undone++;
-	pipeline->pending_packets++;
-	return 1;
-}
-
 void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record)
 {
@@ -110,7 +87,11 @@ void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	}
 	struct nfp_pending *pending = batch_of(pipeline, stream, around);
-	if (pending && receive(pipeline, stream, pending, ticks, buffer))
+	const struct nfp_packet packet = {.buffer = buffer,
+	                                  .index = pending ? pending->packets.count : 0,
+	                                  .receive_ticks = ticks,
+	                                  .done_function = NFP_NONE};
+	if (pending && nfp_packet_receive(pipeline, stream, pending, &packet))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
 	else
 		pipeline->counts.discarded++;

@@ -6,6 +6,7 @@
 //
 // The spans are written first; their sizes are only then known, so what stands before them is written backwards.
 #include "otlp_span.h"
+#include "otlp_id.h"
 #include "otlp_wire.h"
 
 // Spans of calls that were written last: the other packets of their batch have the same, but for the ids.
@@ -279,4 +280,21 @@ void nfp_otlp_encode(const struct nfp_otlp_job *job, uint32_t first, uint8_t *ou
 	*--start = 0x0a; // ExportTraceServiceRequest.resource_spans
 	result->offset = (uint64_t)(start - out);
 	result->bytes = (uint64_t)(p - start);
+}
+
+// Trace ids of many packets at once, for sampling.py, which compares their low 56 bits with its threshold.
+
+void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                        uint64_t *ids)
+{
+	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
+	for (uint32_t i = 0; i < count; i++) {
+		struct nfp_trace_id id = {0, 0};
+		const struct nfp_packet *packet =
+		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
+		if (packet && packet->batch < job->batch_count)
+			nfp_id_trace(job, packet, job->batches[packet->batch].id, &clock, &id);
+		ids[2 * (size_t)i] = id.high;
+		ids[2 * (size_t)i + 1] = id.low;
+	}
 }

@@ -34,12 +34,12 @@ enum nfp_reason {
 
 enum nfp_tail_kind {
 	NFP_TAIL_NONE = 0, // not examined
-	NFP_TAIL_OWN = 1,
-	NFP_TAIL_BATCHING = 2,
+	NFP_TAIL_UNKNOWN = 1,
+	NFP_TAIL_OWN = 2,
 	NFP_TAIL_QUEUE = 3,
-	NFP_TAIL_BURST = 4,
-	NFP_TAIL_PREEMPTION = 5,
-	NFP_TAIL_UNKNOWN = 6,
+	NFP_TAIL_BATCHING = 4,
+	NFP_TAIL_BURST = 5,
+	NFP_TAIL_PREEMPTION = 6,
 	NFP_TAIL_BARRIER = 7, // another thread of the target had this one stand still
 };
 
@@ -141,7 +141,7 @@ struct nfp_otlp_job {
 	uint32_t is_linked; // batches are traces of their own
 	uint64_t session_id;
 	uint64_t correlate_window_ns; // of trace ids that equal packets of other NFs have, too; 0: none has
-	uint64_t time_scale; // of a stretched copy (otlp_scale.h); 0 or 1: true times
+	uint64_t time_scale; // of a stretched copy (otlp_id.h); 0 or 1: true times
 	uint64_t fixed_bytes_max; // set by nfp_otlp_prepare: of a packet's trace without its calls
 	uint64_t call_bytes_max; // set by nfp_otlp_prepare: of one call's span
 	uint8_t trace_state[64]; // Span.trace_state of packets drawn for the sample; NFP_OTLP_TRACE_STATE_MAX

@@ -1,10 +1,192 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the spans that only packets have: the packet itself, the root of its trace (its wait is in otlp_arrival.c)
+// Writes the spans that only packets have: the packet itself, the root of its trace (its wait is in otlp_packet.c)
 // (otlp_span.h). A field that is not known is not written. The caller has checked the room.
 #include "arrival.h"
+#include "abi/record.h"
 #include "otlp_address.h"
 #include "otlp_span.h"
 #include "otlp_wire.h"
+
+// Writes when a packet came, and the span of its wait (otlp_span.h). Arrivals are stamped, from a capture file, or
+// bounds that the polls give; `nf.arrival.source` says which. The caller has checked the room.
+
+static const struct nfp_key DURATION = NFP_KEY("nf.duration_ns");
+static const struct nfp_key SOURCE = NFP_KEY("nf.arrival.source");
+static const struct nfp_key EARLIEST = NFP_KEY("nf.arrival.earliest");
+static const struct nfp_key LATEST = NFP_KEY("nf.arrival.latest");
+
+// In step with arrival.py. NULL: nothing is known.
+static const char *find_source(const struct nfp_trace *trace)
+{
+	static const char *const words[NFP_ORIGINS] = {"mbuf stamp", "capture", "poll", "saturated"};
+	enum nfp_origin origin = nfp_life_origin(trace->packet, trace->batch);
+	return origin == NFP_FROM_RECEIVE && !trace->batch->earliest_ticks ? NULL : words[origin];
+}
+
+// What is known of the packet's arrival, attributes of its span (otlp_packet.c).
+static uint8_t *span_write_arrival(uint8_t *p, struct nfp_trace *trace)
+{
+	const struct nfp_packet *packet = trace->packet;
+	const char *source = find_source(trace);
+	if (!source)
+		return p;
+	p = nfp_wire_string(p, &SOURCE, source, strlen(source));
+	if (nfp_arrival_known(packet, trace->batch->start_ticks))
+		return p;
+	if (!(trace->batch->flags & NFP_BATCH_SATURATED))
+		p = nfp_wire_int(p, &EARLIEST,
+		                 nfp_clock_unix_ns(&trace->clock, trace->batch->earliest_ticks));
+	return nfp_wire_int(p, &LATEST, nfp_clock_unix_ns(&trace->clock, packet->receive_ticks));
+}
+
+static uint8_t *write_waited_links(uint8_t *p, struct nfp_trace *trace)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	for (uint32_t i = 0; i < trace->waited_count && trace->waited[i] < job->packet_count; i++) {
+		struct nfp_trace_id id;
+		uint64_t span;
+		if (!nfp_id_batch_span(job, &job->packets[trace->waited[i]], &trace->clock, &id, &span))
+			break;
+		p = nfp_span_link_to(p, trace, id.high, id.low, span);
+	}
+	return p;
+}
+
+// Writes the span of a packet's wait.
+static uint8_t *span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start_ns, uint64_t batch_ns)
+{
+	static const char head[] = "\x2a\x0a"
+	                           "queue wait\x30\x01";
+	const char *source = find_source(trace);
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
+	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
+	p = nfp_span_times(p, trace, start_ns, batch_ns);
+	p = nfp_wire_int(p, &DURATION, batch_ns - start_ns);
+	if (source)
+		p = nfp_wire_string(p, &SOURCE, source, strlen(source));
+	p = write_waited_links(p, trace);
+	return nfp_span_end(start, p);
+}
+
+// Writes the wait of a packet between two batches (otlp_span.h): from the end of the batch that it was in to the start
+// of the one that took it over. Where they overlap, the first went on with other packets: then the wait is not known,
+// and its span has no length. The caller has checked the room.
+
+static const struct nfp_key HANDOVER = NFP_KEY("nf.handover");
+
+void nfp_span_find_handovers(struct nfp_trace *trace, uint32_t packet)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t low = 0, high = job->handovers ? job->handover_count : 0;
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		if (job->handovers[middle].packet < packet)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	trace->handovers = job->handovers + low;
+	trace->handover_count = 0;
+	while (low < job->handover_count && job->handovers && trace->handover_count < NFP_HANDOVERS_MAX &&
+	       job->handovers[low].packet == packet && job->handovers[low].batch < job->batch_count) {
+		trace->handover_count++;
+		low++;
+	}
+}
+
+int nfp_span_find_taker(const struct nfp_otlp_job *job, uint32_t packet, uint32_t number,
+                        struct nfp_trace_id *trace, uint64_t *span)
+{
+	struct nfp_trace found = {.job = job};
+	nfp_span_find_handovers(&found, packet);
+	if (number > found.handover_count)
+		return 0;
+	struct nfp_trace_id unique;
+	const struct nfp_packet *row = &job->packets[packet];
+	if (job->is_linked) {
+		nfp_id_batch(job->session_id, job->batches[found.handovers[number - 1].batch].id, trace);
+		*span = nfp_id_span(trace, NFP_SPAN_BATCH);
+	} else {
+		nfp_id_unique(job->session_id, row, job->batches[row->batch].id, &unique);
+		*span = nfp_id_span(&unique, nfp_id_handover(number) + NFP_SPAN_BATCH);
+	}
+	return 1;
+}
+
+uint8_t *nfp_span_write_handover_number(uint8_t *p, const struct nfp_trace *trace)
+{
+	return trace->handover ? nfp_wire_int(p, &HANDOVER, trace->handover) : p;
+}
+
+uint8_t *nfp_span_write_handover(uint8_t *p, struct nfp_trace *trace, uint64_t since_ticks)
+{
+	static const char head[] = "\x2a\x0a"
+	                           "queue wait\x30\x01";
+	const struct nfp_otlp_job *job = trace->job;
+	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, trace->batch->start_ticks);
+	uint64_t start_ns = nfp_clock_unix_ns(&trace->clock, since_ticks);
+	if (start_ns > end_ns)
+		start_ns = end_ns;
+	uint8_t *start = p;
+	p = nfp_span_begin(p, trace, trace->ordinal + NFP_SPAN_QUEUE, NFP_SPAN_PACKET);
+	p = nfp_wire_bytes(p, head, sizeof(head) - 1);
+	p = nfp_span_times(p, trace, start_ns, end_ns);
+	p = nfp_wire_int(p, &DURATION, end_ns - start_ns);
+	p = nfp_span_write_handover_number(p, trace);
+	if (job->is_linked) {
+		struct nfp_trace_id id;
+		nfp_id_batch(job->session_id, trace->batch->id, &id);
+		p = nfp_span_link_to(p, trace, id.high, id.low, nfp_id_span(&id, NFP_SPAN_BATCH));
+	}
+	return nfp_span_end(start, p);
+}
+
+// Writes what the span of a broker's message has instead of a flow: topic, message id, length (OpenTelemetry's names
+// for messaging).
+
+static const struct nfp_key TOPIC = NFP_KEY("messaging.destination.name");
+static const struct nfp_key MESSAGE_ID = NFP_KEY("messaging.message.id");
+static const struct nfp_key BODY_BYTES = NFP_KEY("messaging.message.body.size");
+
+// No length in an attribute needs a second byte: what surrounds key and text are 6 bytes.
+_Static_assert(26 + NFP_TOPIC_TEXT_BYTES + 6 < 128, "nfp_wire_key writes lengths of one byte");
+
+static uint64_t digest_at(const void *rows, uint32_t place)
+{
+	return ((const struct nfp_topic *)rows)[place].digest;
+}
+
+// A string by OpenTelemetry's conventions.
+static uint8_t *write_id(uint8_t *p, uint32_t number)
+{
+	char digits[5], text[5];
+	uint32_t count = 0;
+	do
+		digits[count++] = (char)('0' + number % 10);
+	while ((number /= 10) && count < sizeof(digits));
+	for (uint32_t i = 0; i < count; i++)
+		text[i] = digits[count - 1 - i];
+	return nfp_wire_string(p, &MESSAGE_ID, text, count);
+}
+
+// Writes what a message's span has instead of a flow; nothing for other packets.
+static uint8_t *span_write_message(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_packet *packet = trace->packet;
+	if (packet->ip_version != NFP_VERSION_MESSAGE)
+		return p;
+	struct nfp_message message;
+	memcpy(&message, packet->source, sizeof(message));
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t place = nfp_span_find(job->topics, job->topic_count, packet->digest, digest_at);
+	if (place != NFP_NONE && job->topics[place].size <= NFP_TOPIC_TEXT_BYTES)
+		p = nfp_wire_string(p, &TOPIC, (const char *)job->topics[place].text,
+		                    job->topics[place].size);
+	if (packet->ip_id)
+		p = write_id(p, packet->ip_id);
+	return nfp_wire_int(p, &BODY_BYTES, message.body_bytes);
+}
 
 static const struct nfp_key PACKET_ID = NFP_KEY("nf.packet.id");
 static const struct nfp_key PACKET_DONE_ID = NFP_KEY("nf.packet.done_id");
@@ -239,9 +421,12 @@ static uint8_t *write_command(uint8_t *p, const struct nfp_trace *trace)
 
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 {
-	static const struct word kinds[] = {WORD("none"),    WORD("own"),    WORD("batching"),
-	                                    WORD("queue"),   WORD("burst"),  WORD("preemption"),
-	                                    WORD("unknown"), WORD("barrier")};
+	static const struct word kinds[] = {
+	    [NFP_TAIL_UNKNOWN] = WORD("unknown"), [NFP_TAIL_OWN] = WORD("own"),
+	    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
+	    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
+	    [NFP_TAIL_BARRIER] = WORD("barrier"),
+	};
 	const struct nfp_tail *tail = trace->tail;
 	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_BARRIER)
 		return p;
@@ -293,7 +478,7 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 	p = write_marks(p, trace);
 	p = nfp_wire_int(p, &PACKET_LENGTH, packet->length);
 	p = write_flow(p, packet);
-	p = nfp_span_write_message(p, trace);
+	p = span_write_message(p, trace);
 	if (trace->job->is_linked)
 		p = nfp_span_write_place(p, trace);
 	p = write_word(p, &DISPOSITION,
@@ -303,7 +488,7 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 		p = write_word(p, &BUCKET, find_bucket(latency_ns));
 	}
 	p = write_numbers(p, trace);
-	p = nfp_span_write_arrival(p, trace);
+	p = span_write_arrival(p, trace);
 	p = write_reason(p, trace->reasons);
 	return write_tail(p, trace);
 }
@@ -344,7 +529,7 @@ uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *sp
 	p = nfp_span_end(start, p);
 	*spans = 1;
 	if (start_ns < batch_ns) {
-		p = nfp_span_write_wait(p, trace, start_ns, batch_ns);
+		p = span_write_wait(p, trace, start_ns, batch_ns);
 		*spans = 2;
 	}
 	return p;

@@ -4,6 +4,61 @@
 #include "otlp_span.h"
 #include "otlp_wire.h"
 
+// Writes what was counted in a call as attributes of its span: nf.counter.NAME, of what the call did alone
+// nf.counter.NAME.self, or that its counters could not be compared. The caller has checked the room (otlp.c).
+
+static const struct nfp_key INVALID = NFP_KEY("nf.counter.invalid");
+
+// Rows are in the order of their calls.
+static uint64_t call_at(const void *rows, uint32_t place)
+{
+	return ((const struct nfp_call_counters *)rows)[place].call;
+}
+
+// NULL: its names are forgotten.
+static const struct nfp_otlp_counter_set *set_of(const struct nfp_otlp_job *job, uint32_t number)
+{
+	for (uint32_t i = job->counter_set_count; i-- > 0;)
+		if (job->counter_sets[i].set == number)
+			return &job->counter_sets[i];
+	return NULL;
+}
+
+static uint8_t *write_count(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text name,
+                            uint64_t value)
+{
+	uint32_t value_size = 1 + nfp_wire_varint_size(value);
+	p[0] = 0x4a; // as nfp_wire_key, with a longer name
+	p[1] = (uint8_t)(name.size + 4 + value_size);
+	p[2] = 0x0a;
+	p[3] = (uint8_t)name.size;
+	p = nfp_span_text(p + 4, trace, name);
+	p[0] = 0x12;
+	p[1] = (uint8_t)value_size;
+	p[2] = 0x18;
+	return nfp_wire_varint(p + 3, value);
+}
+
+// Writes the counters of a call of the columns; nothing when it was not counted.
+static uint8_t *span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	uint32_t place = nfp_span_find(job->counters, job->counters_count, call, call_at);
+	if (place == NFP_NONE)
+		return p;
+	const struct nfp_call_counters *row = &job->counters[place];
+	if (!(row->flags & NFP_COUNTERS_VALID))
+		return nfp_wire_true(p, &INVALID);
+	const struct nfp_otlp_counter_set *set = set_of(job, row->set);
+	for (uint32_t i = 0; set && i < set->count; i++) {
+		const struct nfp_otlp_counter *counter = &job->counter_names[set->first + i];
+		p = write_count(p, trace, counter->name, row->inclusive[i] * counter->scale);
+		if (row->flags & NFP_COUNTERS_SELF_VALID)
+			p = write_count(p, trace, counter->self_name, row->self[i] * counter->scale);
+	}
+	return p;
+}
+
 enum {
 	LENGTH_BYTES = 2, // room for the length of a span of 128 to 16,383 bytes: nearly every one
 	FLAGS = 0x103,    // sampled, random trace id, parent is known to be local
@@ -118,13 +173,13 @@ uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otl
 	return nfp_wire_bytes(p, trace->job->text + text.offset, text.size);
 }
 
-const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job, uint32_t id)
+static const struct nfp_otlp_function *span_function(const struct nfp_otlp_job *job, uint32_t id)
 {
 	uint32_t last = job->function_count - 1;
 	return &job->functions[id < last ? id : last];
 }
 
-struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index)
+static struct nfp_otlp_text span_thread(const struct nfp_otlp_job *job, uint32_t index)
 {
 	uint32_t last = job->thread_count - 1;
 	return job->threads[index < last ? index : last];
@@ -161,7 +216,7 @@ uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace)
 		p = nfp_wire_int(p, &CALLS_CUT, trace->calls_cut);
 	if (!is_linked)
 		p = nfp_span_write_handover_number(p, trace);
-	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, batch->thread));
+	p = nfp_span_text(p, trace, span_thread(trace->job, batch->thread));
 	return nfp_span_end(start, p);
 }
 
@@ -183,7 +238,7 @@ static uint64_t find_parent(const struct nfp_trace *trace, const struct nfp_call
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index)
 {
 	const struct nfp_call *call = &trace->job->calls[trace->batch->first_call + index];
-	const struct nfp_otlp_function *function = nfp_span_function(trace->job, call->function);
+	const struct nfp_otlp_function *function = span_function(trace->job, call->function);
 	uint64_t start_ns = nfp_clock_unix_ns(&trace->clock, call->start_ticks);
 	uint64_t end_ns = nfp_clock_unix_ns(&trace->clock, call->end_ticks);
 	if (end_ns < start_ns)
@@ -206,8 +261,8 @@ uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index
 			p = nfp_wire_int(p, &VALUE, call->value);
 	}
 	if (trace->job->counters_count)
-		p = nfp_span_write_counters(p, trace, trace->batch->first_call + index);
-	p = nfp_span_text(p, trace, nfp_span_thread(trace->job, call->thread));
+		p = span_write_counters(p, trace, trace->batch->first_call + index);
+	p = nfp_span_text(p, trace, span_thread(trace->job, call->thread));
 	return nfp_span_end(start, p);
 }
 

@@ -4,7 +4,6 @@
 #ifndef NFPROBE_OTLP_SPAN_H
 #define NFPROBE_OTLP_SPAN_H
 #include "otlp_id.h"
-#include "otlp_scale.h"
 
 // Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 33
 // attributes of at most 4 + 32 + 2 + 2 + 47 bytes, and one of 84 instead of 47; the parts around them are less than 256.
@@ -66,21 +65,13 @@ uint8_t *nfp_span_times(uint8_t *p, const struct nfp_trace *trace, uint64_t star
 
 uint8_t *nfp_span_text(uint8_t *p, const struct nfp_trace *trace, struct nfp_otlp_text text);
 
-const struct nfp_otlp_function *nfp_span_function(const struct nfp_otlp_job *job, uint32_t id);
-struct nfp_otlp_text nfp_span_thread(const struct nfp_otlp_job *job, uint32_t index);
-
 // Span.links: one, to the culprit batch.
 uint8_t *nfp_span_link(uint8_t *p, const struct nfp_trace *trace);
 // Span.links: one, to the span with these two words of a trace id and this span id.
 uint8_t *nfp_span_link_to(uint8_t *p, const struct nfp_trace *trace, uint64_t high, uint64_t low,
                           uint64_t span);
 
-// What is known of the packet's arrival, attributes of its span (otlp_arrival.c).
-uint8_t *nfp_span_write_arrival(uint8_t *p, struct nfp_trace *trace);
-// Writes the span of a packet's wait.
-uint8_t *nfp_span_write_wait(uint8_t *p, struct nfp_trace *trace, uint64_t start_ns, uint64_t batch_ns);
-
-// Writes the span of the wait between the last batch's end, or receipt, and a handover's batch (otlp_handover.c).
+// Writes the span of the wait between the last batch's end, or receipt, and a handover's batch (otlp_packet.c).
 uint8_t *nfp_span_write_handover(uint8_t *p, struct nfp_trace *trace, uint64_t since_ticks);
 // nf.handover, where the trace is at one.
 uint8_t *nfp_span_write_handover_number(uint8_t *p, const struct nfp_trace *trace);
@@ -91,13 +82,9 @@ int nfp_span_find_taker(const struct nfp_otlp_job *job, uint32_t packet, uint32_
 void nfp_span_find_handovers(struct nfp_trace *trace, uint32_t packet);
 // Writes the packet's span and, when it waited, or can have waited, before its batch, the span of its wait.
 uint8_t *nfp_span_write_packet(uint8_t *p, struct nfp_trace *trace, uint32_t *spans);
-// Writes what a message's span has instead of a flow; nothing for other packets.
-uint8_t *nfp_span_write_message(uint8_t *p, const struct nfp_trace *trace);
 uint8_t *nfp_span_write_batch(uint8_t *p, struct nfp_trace *trace);
 // Which batch, and where in it: attributes of a packet whose batch is another trace.
 uint8_t *nfp_span_write_place(uint8_t *p, const struct nfp_trace *trace);
-// Writes the counters of a call of the columns; nothing when it was not counted.
-uint8_t *nfp_span_write_counters(uint8_t *p, const struct nfp_trace *trace, uint32_t call);
 // Writes the call at `index` of the trace's batch.
 uint8_t *nfp_span_write_call(uint8_t *p, struct nfp_trace *trace, uint32_t index);
 // Writes the first `count` calls of the trace's batch again, with this trace's ids: `from` holds them as they were

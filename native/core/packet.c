@@ -3,7 +3,7 @@
 // once: the next record of the thread may not come for long. match.c matches the events of all threads.
 // See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 static void put_address(uint8_t *field, uint64_t value, int bytes)
@@ -111,39 +111,41 @@ int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, s
 	return 1;
 }
 
-static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
+int nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_pending *pending,
+                       const struct nfp_packet *packet)
 {
-	struct nfp_pending *pending = stream->batch;
-	if (!pending || pending->batch.function != nfp_record_function(record) ||
-	    pending->packets.count >= pending->batch.size)
-		return 0;
 	uint32_t index = pending->packets.count;
-	struct nfp_event event = {.ticks = pending->receive_ticks,
-	                          .buffer = record->word,
+	struct nfp_event event = {.ticks = packet->receive_ticks,
+	                          .buffer = packet->buffer,
 	                          .slot = pending->slot,
 	                          .index = index,
 	                          .kind = NFP_EVENT_RECEIVE};
 	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !nfp_event_append(pipeline, stream, event))
 		return 0;
-	pending->packets.items[index] = (struct nfp_packet){
-	    .buffer = record->word,
-	    .length = (uint16_t)record->rsp,
-	    .index = record->rsp >> 16,
-	    .receive_ticks = pending->receive_ticks,
-	    .done_function = NFP_NONE,
-	};
+	pending->packets.items[index] = *packet;
 	pending->packets.count++;
 	pending->undone++;
 	pipeline->pending_packets++;
 	return 1;
 }
 
+static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
+{
+	struct nfp_pending *pending = stream->batch;
+	if (!pending || pending->batch.function != nfp_record_function(record) ||
+	    pending->packets.count >= pending->batch.size)
+		return 0;
+	const struct nfp_packet packet = {.buffer = record->word,
+	                                  .length = (uint16_t)record->rsp,
+	                                  .index = record->rsp >> 16,
+	                                  .receive_ticks = pending->receive_ticks,
+	                                  .done_function = NFP_NONE};
+	return nfp_packet_receive(pipeline, stream, pending, &packet);
+}
+
 static int handed(struct nfp_stream *stream, const struct nfp_record *record)
 {
-	uint32_t i = stream->tree.count;
-	while (i && stream->tree.items[i - 1].function != nfp_record_function(record))
-		i--;
-	nfp_calltree_spend(&stream->tree, stream->tree.count - i);
+	uint32_t i = nfp_calltree_innermost(&stream->tree, nfp_record_function(record));
 	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
 	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
 		return 0;

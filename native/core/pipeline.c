@@ -1,10 +1,274 @@
 // SPDX-License-Identifier: Apache-2.0
-// See pipeline.h. This file reads the records one by one and leaves the work to calltree.h and, by way of
-// stream.h, to batch.c, packet.c, match.c, emit.c and outside.c.
+// See pipeline.h. Makes a pipeline and the streams of its threads, reads the records one by one, and bounds what is pending.
+// The work is done in calltree.c and, by way of stream.h, where that says.
 #include "pipeline.h"
 #include "stream.h"
 #include "sweep.h"
 #include <string.h>
+
+// A pipeline and the streams of its threads: made, told about functions, given back.
+
+struct nfp_pipeline *nfp_pipeline_create(const uint8_t *roles, uint32_t functions)
+{
+	struct nfp_pipeline *pipeline = calloc(1, sizeof(*pipeline));
+	if (!pipeline)
+		return NULL;
+	pipeline->next_batch_id = 1;
+	nfp_hash_init(&pipeline->buffers.hash);
+	nfp_topics_init(&pipeline->topics);
+	if (nfp_pipeline_roles(pipeline, roles, functions) == 0)
+		return pipeline;
+	free(pipeline);
+	return NULL;
+}
+
+static void stream_destroy(struct nfp_stream *stream)
+{
+	nfp_calltree_deinit(&stream->tree);
+	free(stream->outside.items);
+	free(stream->handed.items);
+	free(stream->chosen.items);
+	free(stream->recent.items);
+	free(stream->takes.items);
+	free(stream->events.items);
+	free(stream);
+}
+
+void nfp_pipeline_destroy(struct nfp_pipeline *pipeline)
+{
+	if (!pipeline)
+		return;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++)
+		if (pipeline->streams[i])
+			stream_destroy(pipeline->streams[i]);
+	for (uint32_t i = 0; i < pipeline->slots.count; i++) {
+		free(pipeline->slots.items[i]->log.items);
+		free(pipeline->slots.items[i]->packets.items);
+		free(pipeline->slots.items[i]->handovers.items);
+		free(pipeline->slots.items[i]);
+	}
+	free(pipeline->slots.items);
+	free(pipeline->roles.items);
+	free(pipeline->costs.items);
+	nfp_table_deinit(&pipeline->buffers);
+	free(pipeline->unmatched.items);
+	free(pipeline->still_unmatched.items);
+	free(pipeline->calls.items);
+	free(pipeline->batches.items);
+	free(pipeline->packets.items);
+	free(pipeline->given_topics.items);
+	free(pipeline->handovers.items);
+	free(pipeline->reemitted_batches.items);
+	free(pipeline->reemitted_calls.items);
+	nfp_topics_deinit(&pipeline->topics);
+	free(pipeline->remap.items);
+	nfp_counted_deinit(&pipeline->counted);
+	free(pipeline->travellers.items);
+	free(pipeline->moved.items);
+	free(pipeline);
+}
+
+int nfp_pipeline_roles(struct nfp_pipeline *pipeline, const uint8_t *roles, uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->roles, functions + 1))
+		return -1;
+	if (functions > pipeline->roles.count)
+		pipeline->roles.count = functions;
+	for (uint32_t i = 0; i < functions; i++) {
+		int pooled = roles[i] == NFP_ROLE_RECEIVE_POOLED;
+		pipeline->pooled |= pooled;
+		pipeline->sees_handovers |= roles[i] == NFP_ROLE_HAND_OVER;
+		pipeline->roles.items[i] = pooled                      ? NFP_ROLE_RECEIVE
+		                           : roles[i] <= NFP_ROLE_LAST ? roles[i]
+		                                                       : NFP_ROLE_CALL;
+	}
+	return 0;
+}
+
+int nfp_pipeline_costs(struct nfp_pipeline *pipeline, const struct nfp_cost *costs, uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->costs, functions + 1))
+		return -1;
+	memcpy(pipeline->costs.items, costs, functions * sizeof(*costs));
+	pipeline->costs.count = functions;
+	return 0;
+}
+
+int nfp_pipeline_counter_costs(struct nfp_pipeline *pipeline, const struct nfp_counter_cost *costs,
+                               uint32_t functions)
+{
+	if (functions > NFP_FUNCTION_MASK + 1 || !NFP_ARRAY_RESERVE(&pipeline->counted.costs, functions + 1))
+		return -1;
+	memcpy(pipeline->counted.costs.items, costs, functions * sizeof(*costs));
+	pipeline->counted.costs.count = functions;
+	return 0;
+}
+
+void nfp_pipeline_count_anew(struct nfp_pipeline *pipeline, uint32_t set)
+{
+	pipeline->counted.set = set;
+	pipeline->counted.costs.count = 0;
+}
+
+// The stream of a thread table entry, made when it is not there. NULL: there is no such entry, or no memory.
+static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
+{
+	if (thread >= NFP_THREAD_COUNT)
+		return NULL;
+	struct nfp_stream *stream = pipeline->streams[thread];
+	if (stream)
+		return stream;
+	stream = calloc(1, sizeof(*stream));
+	if (!stream)
+		return NULL;
+	stream->thread = thread;
+	stream->tree.costs = &pipeline->costs;
+	stream->log = &stream->outside;
+	stream->outside_limit = NFP_OUTSIDE_CALLS;
+	stream->tree.credit = NFP_STEPS_SAVED;
+	stream->ended_last = &stream->ended;
+	stream->last_ticks = 1; // 0 means open in a row
+	pipeline->streams[thread] = stream;
+	pipeline->stream_count++;
+	pipeline->newest_round = pipeline->round;
+	return stream;
+}
+
+// How much may be pending between two takes, of all threads together. What is over a bound is delivered before its time, or
+// given up.
+
+// Matches what happened up to then and delivers what is complete; all: every batch that has ended.
+static void pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
+{
+	nfp_packets_match(pipeline, until_ticks);
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_stream *stream = pipeline->streams[i];
+		if (stream)
+			stream->ended_matched =
+			    until_ticks == UINT64_MAX ? stream->ended_total : stream->ended_taken;
+	}
+	nfp_queues_look(pipeline, until_ticks == UINT64_MAX);
+	nfp_batches_deliver(pipeline, all);
+}
+
+// Whether more is pending than all but `less` parts of what may be.
+static int too_much_pending(const struct nfp_pipeline *pipeline, uint32_t less)
+{
+	uint64_t parts = NFP_PENDING_PARTS - less;
+	return pipeline->pending_batches > NFP_PENDING_BATCHES_MAX / NFP_PENDING_PARTS * parts ||
+	       pipeline->pending_calls > NFP_PENDING_CALLS_MAX / NFP_PENDING_PARTS * parts ||
+	       pipeline->pending_packets > NFP_PENDING_PACKETS_MAX / NFP_PENDING_PARTS * parts ||
+	       pipeline->events > NFP_EVENTS_MAX / NFP_PENDING_PARTS * parts;
+}
+
+// As if each thread's next records were not of its batch.
+static void end_batches(struct nfp_pipeline *pipeline)
+{
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream || !stream->batch)
+			continue;
+		if (stream->describing == NFP_DESCRIBING_RECEIVED)
+			stream->describing = NFP_DESCRIBING_STRAY;
+		const struct nfp_calltree *tree = &stream->tree;
+		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
+	}
+}
+
+// All that is pending is looked at here: unless that makes enough room for a while, more is given up, down to the batches
+// that have not ended; those that took their packets over are held by packets, hence twice.
+static void pending_bound(struct nfp_pipeline *pipeline)
+{
+	if (!too_much_pending(pipeline, 0))
+		return;
+	pending_collect(pipeline, UINT64_MAX, 0);
+	if (too_much_pending(pipeline, 1))
+		pending_collect(pipeline, UINT64_MAX, 1);
+	if (!too_much_pending(pipeline, 1))
+		return;
+	end_batches(pipeline);
+	pending_collect(pipeline, UINT64_MAX, 1);
+	pending_collect(pipeline, UINT64_MAX, 1);
+}
+
+// Steps in a thread's records: time steps back, or records are missing whose stamps could not be. What is open is given up
+// and the batch ends, since either may be true of calls of before and of after; what follows is read as ever.
+
+// So many records are missing, of whatever kind: nothing open can be trusted.
+static void stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records)
+{
+	pipeline->counts.mistimed += records;
+	pipeline->lossy = stream->poll.lossy = 1;
+	if (stream->batch)
+		stream->batch->batch.flags |= NFP_BATCH_LOSSY;
+	nfp_calltree_clear(&stream->tree, stream->log);
+	nfp_handed_cut(stream, 0);
+	nfp_batch_end(pipeline, stream, 0);
+}
+
+// The counter was set back, as when a machine goes on elsewhere, or a stamp before was wrong.
+static void stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks)
+{
+	stream_interrupt(pipeline, stream, 1);
+	nfp_stream_match(pipeline, stream);
+	nfp_outside_deliver(pipeline, stream, 1);
+	stream->last_ticks = stream->gone_ticks = ticks ? ticks : 1; // 0 means open in a row
+	if (pipeline->lost_ticks > stream->last_ticks)
+		pipeline->lost_ticks = stream->last_ticks; // found anew: records were lost
+	if (pipeline->made_ticks > stream->last_ticks)
+		pipeline->made_ticks = stream->last_ticks;
+}
+
+// What became of the records and packets, over all threads of a pipeline.
+
+static uint64_t not_done(const struct nfp_pending *pending)
+{
+	const struct nfp_batch *batch = &pending->batch;
+	if (batch->flags & NFP_BATCH_TAKEN_OVER)
+		return 0; // they are counted where they were received
+	uint64_t done = (uint64_t)batch->transmitted + batch->dropped + pending->punted + pending->absorbed;
+	return done < batch->size ? batch->size - done : 0;
+}
+
+void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
+                    enum nfp_disposition disposition, uint64_t packets)
+{
+	struct nfp_pipeline_counts *counts = &pipeline->counts;
+	*(disposition == NFP_PUNTED     ? &counts->punted
+	  : disposition == NFP_DROPPED  ? &counts->dropped
+	  : disposition == NFP_ABSORBED ? &counts->absorbed
+	                                : &counts->transmitted) += packets;
+	if (!pending)
+		return;
+	if (disposition == NFP_PUNTED)
+		pending->punted += packets;
+	else if (disposition == NFP_ABSORBED)
+		pending->absorbed += packets;
+	else if (disposition == NFP_DROPPED)
+		pending->batch.dropped += (uint32_t)packets;
+	else
+		pending->batch.transmitted += (uint32_t)packets;
+}
+
+void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline_counts *counts)
+{
+	*counts = pipeline->counts;
+	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
+		const struct nfp_stream *stream = pipeline->streams[i];
+		if (!stream)
+			continue;
+		counts->calls += stream->tree.paired;
+		counts->unpaired_entries += stream->tree.unpaired_entries + stream->tree.doubtful;
+		counts->unpaired_exits += stream->tree.unpaired_exits;
+		counts->open += stream->tree.count - stream->tree.doubtful;
+		counts->pending += stream->batch ? not_done(stream->batch) : 0;
+		for (const struct nfp_pending *pending = stream->ended; pending; pending = pending->next)
+			counts->pending += not_done(pending);
+	}
+	uint64_t known = counts->transmitted - counts->resent + counts->dropped + counts->punted +
+	                 counts->absorbed + counts->pending;
+	counts->unknown = counts->received > known ? counts->received - known : 0;
+}
 
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
@@ -16,7 +280,7 @@ static uint64_t ticks_of(struct nfp_pipeline *pipeline, struct nfp_stream *strea
 	if (record->word > stream->last_ticks)
 		stream->last_ticks = record->word;
 	else if (UNLIKELY(stream->last_ticks - record->word > NFP_STEP_TICKS))
-		nfp_stream_step_back(pipeline, stream, record->word);
+		stream_step_back(pipeline, stream, record->word);
 	return stream->last_ticks;
 }
 
@@ -66,7 +330,7 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_message_sent(pipeline, stream, index);
 	else if (UNLIKELY(nfp_role_hands_on(tree->items[index].role)))
 		nfp_packet_call_end(pipeline, stream, index);
-	else if (UNLIKELY(tree->items[index].role >= NFP_ROLE_COMMAND))
+	else if (UNLIKELY(nfp_role_is_of_barrier(tree->items[index].role)))
 		nfp_hold_call_end(pipeline, stream, &tree->items[index], ticks);
 	int enclosing = index < tree->enclosing;
 	uint32_t row = tree->items[index].row;
@@ -162,7 +426,7 @@ static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	stream->poll.lossy = 0;
 	if (UNLIKELY(stream->outside.count >= stream->outside_limit && stream->log == &stream->outside))
 		nfp_outside_deliver(pipeline, stream, 1); // polls that return nothing have rows there, too
-	nfp_pending_bound(pipeline);
+	pending_bound(pipeline);
 }
 
 static void read_poll_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -177,7 +441,7 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 {
 	struct nfp_calltree *tree = &stream->tree;
 	if (record->rsp == NFP_LOST_MISTIMED) {
-		nfp_stream_interrupt(pipeline, stream, record->word);
+		stream_interrupt(pipeline, stream, record->word);
 		return;
 	}
 	if (record->rsp >= NFP_LOST_CLASSES) {
@@ -309,7 +573,7 @@ static void deliver_early(struct nfp_pipeline *pipeline, struct nfp_stream *stre
 int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const struct nfp_record *records,
                       uint64_t count)
 {
-	struct nfp_stream *stream = nfp_stream_of(pipeline, thread);
+	struct nfp_stream *stream = stream_of(pipeline, thread);
 	if (!stream)
 		return -1;
 	begin_feed(pipeline);
@@ -319,7 +583,7 @@ int nfp_pipeline_feed(struct nfp_pipeline *pipeline, uint32_t thread, const stru
 		nfp_calltree_earn(&stream->tree, left < NFP_EARLY_RECORDS ? left : NFP_EARLY_RECORDS);
 		read_records(pipeline, stream, records + done,
 		             left < NFP_EARLY_RECORDS ? left : NFP_EARLY_RECORDS);
-		nfp_pending_bound(pipeline); // not only receive calls make something pending
+		pending_bound(pipeline); // not only receive calls make something pending
 		deliver_early(pipeline, stream, left <= NFP_EARLY_RECORDS);
 	}
 	return 0;
@@ -370,7 +634,7 @@ void nfp_pipeline_finish(struct nfp_pipeline *pipeline)
 		if (pipeline->streams[i])
 			end_stream(pipeline, pipeline->streams[i]);
 	pipeline->finishing = 1;
-	nfp_pending_collect(pipeline, UINT64_MAX, 1);
+	pending_collect(pipeline, UINT64_MAX, 1);
 }
 
 static void give(struct nfp_pipeline *pipeline, struct nfp_columns *columns)
@@ -405,7 +669,7 @@ void nfp_pipeline_take_part(struct nfp_pipeline *pipeline, struct nfp_columns *c
 	// Where one thread describes packets nobody else can have handed them on.
 	pipeline->taking_part = 1;
 	if (nfp_packets_horizon(pipeline) == UINT64_MAX)
-		nfp_pending_collect(pipeline, UINT64_MAX, 0);
+		pending_collect(pipeline, UINT64_MAX, 0);
 	pipeline->taking_part = 0;
 	give(pipeline, columns);
 }
@@ -415,7 +679,7 @@ void nfp_pipeline_take(struct nfp_pipeline *pipeline, struct nfp_columns *column
 	begin_feed(pipeline);
 	uint64_t horizon = nfp_packets_horizon(pipeline);
 	pipeline->taken_ticks = 0;
-	nfp_pending_collect(pipeline, horizon, pipeline->finishing);
+	pending_collect(pipeline, horizon, pipeline->finishing);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
 		struct nfp_stream *stream = pipeline->streams[i];
 		if (!stream)

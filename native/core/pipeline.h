@@ -4,7 +4,7 @@
 // global; it accepts any bytes as records and its memory is bounded by what is fed between two takes.
 #ifndef NFPROBE_PIPELINE_H
 #define NFPROBE_PIPELINE_H
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "columns.h"
 
 // cdef begin

@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks packets whose digest was seen before (repeats.h). A set is an open hash table of bare digests; it grows by doubling
-// and is emptied when its window is over. A target can write any digests: where they belong is secret (hash.h).
+// Marks packets whose digest was seen before (repeats.h). A set is a table of bare digests (table.h), which is emptied when its
+// window is over.
 #include "repeats.h"
-#include "hash.h"
-#include <nfprobe/record.h>
+#include "table.h"
+#include "abi/record.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-	SLOTS_FIRST = 4096,
-	SPARE_SHARE = 2, // a table is at most half full
-};
+enum { SLOTS_FIRST = 4096 };
 
 struct set {
-	uint64_t *slots; // 0: free
+	struct nfp_table digests; // 0: free
 	uint64_t window;
-	uint32_t room; // slots, a power of two
-	uint32_t used;
 	uint8_t incomplete; // digests were left out
 };
 
@@ -24,7 +19,6 @@ struct nfp_repeats {
 	struct set sets[2]; // of a window and the one before it, at window % 2
 	uint64_t window_ns;
 	uint32_t digests_max;
-	struct nfp_hash hash;
 	struct nfp_repeats_counts counts;
 };
 
@@ -36,7 +30,8 @@ struct nfp_repeats *nfp_repeats_create(uint64_t window_ns, uint32_t digests_max)
 	repeats->window_ns = window_ns ? window_ns : 1;
 	repeats->digests_max = digests_max;
 	repeats->sets[1].window = 1;
-	nfp_hash_init(&repeats->hash);
+	nfp_hash_init(&repeats->sets[0].digests.hash);
+	repeats->sets[1].digests.hash = repeats->sets[0].digests.hash;
 	return repeats;
 }
 
@@ -44,69 +39,49 @@ void nfp_repeats_destroy(struct nfp_repeats *repeats)
 {
 	if (!repeats)
 		return;
-	free(repeats->sets[0].slots);
-	free(repeats->sets[1].slots);
+	nfp_table_deinit(&repeats->sets[0].digests);
+	nfp_table_deinit(&repeats->sets[1].digests);
 	free(repeats);
 }
 
-// The slot that holds the digest, or the free one where it belongs.
-static uint64_t *find(const struct set *set, const struct nfp_hash *hash, uint64_t digest)
+static int is_free(const void *row)
 {
-	uint32_t i = nfp_hash_of(hash, digest) & (set->room - 1);
-	while (set->slots[i] && set->slots[i] != digest)
-		i = (i + 1) & (set->room - 1);
-	return &set->slots[i];
+	return !*(const uint64_t *)row;
 }
 
-static int has(const struct set *set, const struct nfp_hash *hash, uint64_t digest)
+static const struct nfp_rows digest_rows = {
+    .bytes = sizeof(uint64_t), .first = SLOTS_FIRST, .is_free = is_free};
+
+static int has(const struct set *set, uint64_t digest)
 {
-	return set->used && *find(set, hash, digest);
+	return set->digests.count && *(uint64_t *)nfp_table_find(&set->digests, &digest_rows, digest);
 }
 
-static int grow(struct set *set, const struct nfp_hash *hash)
+static void add(struct set *set, uint64_t digest, uint32_t digests_max)
 {
-	struct set larger = *set;
-	larger.room = set->room ? 2 * set->room : SLOTS_FIRST;
-	larger.slots = calloc(larger.room, sizeof(*larger.slots));
-	if (!larger.slots)
-		return 0;
-	for (uint32_t i = 0; i < set->room; i++)
-		if (set->slots[i])
-			*find(&larger, hash, set->slots[i]) = set->slots[i];
-	free(set->slots);
-	*set = larger;
-	return 1;
-}
-
-static void add(struct set *set, const struct nfp_hash *hash, uint64_t digest, uint32_t digests_max)
-{
-	int fits = set->used < digests_max;
-	if (!fits || (set->used >= set->room / SPARE_SHARE && !grow(set, hash))) {
+	if (set->digests.count >= digests_max || !nfp_table_make_room(&set->digests, &digest_rows)) {
 		set->incomplete = 1;
 		return;
 	}
-	*find(set, hash, digest) = digest;
-	set->used++;
+	*(uint64_t *)nfp_table_find(&set->digests, &digest_rows, digest) = digest;
+	set->digests.count++;
 }
 
 // The table of an earlier window serves a new one; one that was hardly used is given back.
 static void begin_window(struct set *set, uint64_t window)
 {
-	if (set->used < set->room / 8) {
-		free(set->slots);
-		set->slots = NULL;
-		set->room = 0;
-	} else {
-		memset(set->slots, 0, set->room * sizeof(*set->slots));
-	}
+	struct nfp_table *digests = &set->digests;
+	if (digests->count < digests->capacity / 8)
+		nfp_table_deinit(digests);
+	else if (digests->capacity)
+		memset(digests->rows, 0, digests->capacity * sizeof(uint64_t));
+	digests->count = 0;
 	set->window = window;
-	set->used = 0;
 	set->incomplete = 0;
 }
 
 static uint8_t look(struct nfp_repeats *repeats, uint64_t digest, uint64_t unix_ns)
 {
-	const struct nfp_hash *hash = &repeats->hash;
 	uint64_t window = unix_ns / repeats->window_ns;
 	struct set *own = &repeats->sets[window & 1], *other = &repeats->sets[~window & 1];
 	if (!digest) // not described
@@ -116,10 +91,10 @@ static uint8_t look(struct nfp_repeats *repeats, uint64_t digest, uint64_t unix_
 	else if (own->window > window) // too late: its window is forgotten
 		return NFP_PACKET_UNSURE;
 	int adjacent = other->window + 1 == window || other->window == window + 1;
-	if (has(own, hash, digest) || (adjacent && has(other, hash, digest)))
+	if (has(own, digest) || (adjacent && has(other, digest)))
 		return NFP_PACKET_REPEATED;
 	int unsure = own->incomplete || (other->window + 1 == window && other->incomplete);
-	add(own, hash, digest, repeats->digests_max);
+	add(own, digest, repeats->digests_max);
 	return unsure || own->incomplete ? NFP_PACKET_UNSURE : 0;
 }
 

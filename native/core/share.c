@@ -5,7 +5,7 @@
 // batch gets its part, with its packets as the value's lower half. A call with probed calls inside is not cut; the batch
 // with most of its packets has it. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include <string.h>
 
 enum { ROW_STEPS = 2, BATCHES_BEHIND = 64 }; // later batches of a turn for which one that has ended waits
@@ -18,6 +18,7 @@ void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record)
 	shares->rsp = record->rsp;
 	shares->function = nfp_record_function(record);
 	shares->seen = 1;
+	shares->found = 0;
 	if (shares->count == NFP_SHARES_MAX)
 		return;
 	shares->items[shares->count++] =
@@ -35,16 +36,26 @@ static int is_last(const struct nfp_stream *stream, const struct nfp_pending *pe
 	return !pending || pending == stream->batch;
 }
 
-// Finds the batches of the call's shares. What is not here any more is left with the last one. Returns the packets.
-static uint32_t find_batches(struct nfp_stream *stream, uint64_t start_ticks)
+// Finds the batches of the call's shares, once. What is not here any more is left with the last one.
+static void find_batches(struct nfp_stream *stream)
 {
 	struct nfp_shares *shares = &stream->shares;
+	for (uint32_t i = 0; i < shares->count && !shares->found; i++) {
+		struct nfp_share *share = &shares->items[i];
+		share->pending = nfp_recent_find(stream, nfp_whole_ticks(stream, share->ticks));
+		if (share->pending && share->pending->given_take)
+			share->pending = NULL;
+	}
+	shares->found = 1;
+}
+
+// Leaves with the last batch what cannot stand behind the calls of its own one. Returns the packets.
+static uint32_t leave_earlier(struct nfp_shares *shares, uint64_t start_ticks)
+{
 	uint32_t packets = 0;
 	for (uint32_t i = 0; i < shares->count; i++) {
 		struct nfp_share *share = &shares->items[i];
-		share->pending = nfp_recent_find(stream, nfp_whole_ticks(stream, share->ticks));
-		if (share->pending &&
-		    (share->pending->given_take || !takes(&share->pending->log, start_ticks)))
+		if (share->pending && !takes(&share->pending->log, start_ticks))
 			share->pending = NULL;
 		packets += share->packets;
 	}
@@ -151,7 +162,8 @@ void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 	if (row != NFP_NONE && stream->log != &stream->outside && row < stream->log->count &&
 	    is_whole(stream, row) &&
 	    nfp_calltree_affords(&stream->tree, stream->log->count - row + shares->count, ROW_STEPS)) {
-		uint32_t all = find_batches(stream, stream->log->items[row].start_ticks);
+		find_batches(stream);
+		uint32_t all = leave_earlier(shares, stream->log->items[row].start_ticks);
 		struct nfp_pending *most = largest(shares)->pending;
 		if (shares->count > 1 && all && stream->log->count == row + 1)
 			cut_row(pipeline, stream, row, all);
@@ -168,7 +180,7 @@ void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, c
 	const uint32_t count = nfp_share_is_of(stream, open->function, open->rsp) ? shares->count : 0;
 	uint64_t left = packets;
 	if (count)
-		find_batches(stream, stream->last_ticks);
+		find_batches(stream);
 	for (uint32_t i = 0; i < count && left; i++) {
 		const struct nfp_share *share = &shares->items[i];
 		uint64_t part = share->packets < left ? share->packets : left;

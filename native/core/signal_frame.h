@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signal frames: a thread that runs a signal handler has the program counter to which it will return on its
-// stack. x86_64/signal_frame.c knows the layout.
+// stack. arch/x86_64/signal_frame.c knows the layout.
 #ifndef NFPROBE_SIGNAL_FRAME_H
 #define NFPROBE_SIGNAL_FRAME_H
 #include "change.h"

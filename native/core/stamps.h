@@ -4,7 +4,7 @@
 // cannot be trusted, what follows can. No I/O, reads no clock.
 #ifndef NFPROBE_STAMPS_H
 #define NFPROBE_STAMPS_H
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 // cdef begin
 // Replaces the records that are stamped earlier or later than these ticks. Returns how many they were. When a queue was

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See statistics.h. A histogram is a table of blocks, one per power of two, made when a value falls into it.
 #include "statistics.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 #include "array.h"
 #include "arrival.h"
 #include "calltree.h"
-#include "sizes.h"
+#include <stdlib.h>
 #include <string.h>
 
 enum { SUB_BITS = 5, SUBS = 1 << SUB_BITS, BLOCKS = 64 - SUB_BITS + 1, OTHERS = 4 };
@@ -28,13 +28,47 @@ struct nfp_statistics {
 	uint32_t count;
 	uint32_t capacity;
 	struct histogram others[OTHERS]; // NFP_BATCH_SIZE and after
-	uint64_t *sizes; // of batches (sizes.h)
+	uint64_t *sizes; // of batches
 	uint64_t origins[NFP_ORIGINS]; // of NFP_PACKET_TICKS
 	struct {
 		uint16_t *items; // of a batch's calls: the roles of those around it
 		uint32_t capacity;
 	} around;
 };
+
+// How many batches had how many packets: a count for each size up to NFP_SIZES_EXACT - 1, and none beyond, where the
+// buckets tell. Made when the first batch is counted.
+
+// 0, or -1 when there is no memory.
+static int put_size(uint64_t **sizes, uint64_t size, uint64_t count)
+{
+	if (!*sizes)
+		*sizes = calloc(NFP_SIZES_EXACT, sizeof(**sizes));
+	if (!*sizes)
+		return -1;
+	if (size < NFP_SIZES_EXACT)
+		(*sizes)[size] += count;
+	return 0;
+}
+
+static int merge_sizes(uint64_t **sizes, const uint64_t *other)
+{
+	int result = 0;
+	for (uint32_t size = 0; other && size < NFP_SIZES_EXACT; size++)
+		if (other[size])
+			result |= put_size(sizes, size, other[size]);
+	return result;
+}
+
+// The sizes that occur, as buckets of one value each; returns their number, at most `room`.
+static uint32_t list_sizes(const uint64_t *sizes, struct nfp_bucket *buckets, uint32_t room)
+{
+	uint32_t found = 0;
+	for (uint32_t size = 0; sizes && size < NFP_SIZES_EXACT && found < room; size++)
+		if (sizes[size])
+			buckets[found++] = (struct nfp_bucket){size, sizes[size]};
+	return found;
+}
 
 // Values below 32 have their own bucket; block b > 0 holds 2^(b+4) <= value < 2^(b+5).
 static uint32_t block_of(uint64_t value)
@@ -227,7 +261,7 @@ uint64_t nfp_statistics_self_cost(const struct nfp_statistics *statistics, uint3
 static int add_batch(struct nfp_statistics *statistics, const struct nfp_batch *batch)
 {
 	struct histogram *others = statistics->others;
-	return nfp_sizes_put(&statistics->sizes, batch->size, 1) |
+	return put_size(&statistics->sizes, batch->size, 1) |
 	       histogram_put(&others[NFP_BATCH_SIZE - NFP_BATCH_SIZE], batch->size) |
 	       histogram_put(&others[NFP_BATCH_TICKS - NFP_BATCH_SIZE],
 	                     batch->end_ticks - batch->start_ticks);
@@ -316,7 +350,7 @@ int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_sta
 	}
 	for (uint32_t i = 0; i < OTHERS; i++)
 		result |= histogram_merge(&statistics->others[i], &other->others[i]);
-	result |= nfp_sizes_merge(&statistics->sizes, other->sizes);
+	result |= merge_sizes(&statistics->sizes, other->sizes);
 	for (uint32_t i = 0; i < NFP_ORIGINS; i++)
 		statistics->origins[i] += other->origins[i];
 	return result;
@@ -402,7 +436,7 @@ uint32_t nfp_statistics_histogram(const struct nfp_statistics *statistics, uint3
 {
 	const struct histogram *histogram = find(statistics, distribution, function);
 	int exact = distribution == NFP_BATCH_SIZE;
-	uint32_t found = exact ? nfp_sizes_list(statistics->sizes, buckets, room) : 0;
+	uint32_t found = exact ? list_sizes(statistics->sizes, buckets, room) : 0;
 	for (uint32_t block = exact ? block_of(NFP_SIZES_EXACT) : 0; block < BLOCKS; block++)
 		for (uint32_t sub = 0; histogram->blocks[block] && sub < SUBS && found < room; sub++)
 			if (histogram->blocks[block][sub])

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the pipeline holds: one stream per thread, the batches that have begun and are not delivered, and
-// the columns that are. Only structures; batch.c, packet.c and pipeline.c work on them. Never in cffi.
+// the columns that are. Only structures; the files named below work on them. Never in cffi.
 //
 //   record -> calltree -> log (of the batch, or outside any) -> [batch ended, packets done] -> columns
 //   PACKET records -> event per thread -> merged over the threads by time -> packet of its batch
 #ifndef NFPROBE_STREAM_H
 #define NFPROBE_STREAM_H
-#include <nfprobe/session.h>
+#include "abi/session.h"
 #include "array.h"
 #include "buffers.h"
 #include "calltree.h"
@@ -41,7 +41,7 @@ enum {
 enum nfp_pending_kind {
 	NFP_PENDING_BURST, // what a receive call returned
 	NFP_PENDING_AROUND, // messages inside a call (message.c): ends with it
-	NFP_PENDING_TURN, // from one call to the next (turn.c)
+	NFP_PENDING_TURN, // from one call to the next (batch.c)
 };
 
 // A packet of a batch went on in another one.
@@ -159,7 +159,7 @@ struct nfp_traveller {
 };
 
 enum { NFP_HOLDS_MAX = 256 }; // that are kept
-// What a thread's packets may name (recent.c).
+// What a thread's packets may name (batch.c).
 enum { NFP_RECENT_BATCHES = 1 << 16 }; // of one packet each they are what is read at once
 
 struct nfp_recent_batch {
@@ -186,6 +186,7 @@ struct nfp_shares {
 	struct nfp_share items[NFP_SHARES_MAX];
 	uint32_t count;
 	uint32_t function, rsp;
+	uint32_t found; // the batches of its items were looked up
 	uint32_t seen; // any call of the thread has said so
 };
 
@@ -195,7 +196,7 @@ enum nfp_describing {
 	NFP_DESCRIBING_RECEIVED,
 	NFP_DESCRIBING_HANDED,
 	NFP_DESCRIBING_CHOSEN,
-	NFP_DESCRIBING_TEXT, // no packet: what a call is handed (hold.c)
+	NFP_DESCRIBING_TEXT, // no packet: what a call is handed (barrier.c)
 	NFP_DESCRIBING_STRAY,
 };
 
@@ -257,7 +258,7 @@ struct nfp_stream {
 	struct nfp_readings readings; // that stand before the next entry or exit
 	struct nfp_events events;
 	uint32_t describes; // it has had events
-	uint32_t closes; // its inner gate was closed in some batch (detail.c)
+	uint32_t closes; // its inner gate was closed in some batch (batch.c)
 	struct nfp_pending *ended, **ended_last;
 	uint64_t ended_total;
 	uint64_t ended_taken; // the same at the last take
@@ -285,7 +286,7 @@ struct nfp_pipeline {
 		uint32_t capacity;
 	} slots;
 	struct nfp_pending *idle; // for reuse
-	struct nfp_buffers buffers;
+	struct nfp_table buffers; // of struct nfp_buffer_entry
 	uint32_t late; // entries of it with NFP_SLOT_LATE
 	struct nfp_topics topics;
 	struct nfp_events unmatched; // handed on, their receive was not seen yet
@@ -391,23 +392,10 @@ static inline int nfp_packet_is_here(const struct nfp_packet *packet)
 	return packet->disposition == NFP_UNKNOWN || packet->disposition == NFP_ABSORBED;
 }
 
-// absorb.c
-// A call that may keep packets, or replace them, ends now.
-void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
-void nfp_absorb(struct nfp_pipeline *pipeline, const struct nfp_event *event);
-// Whether what is handed on can be the packet that was absorbed, and not another one in the same buffer.
-int nfp_absorbed_may_leave(const struct nfp_packet *packet, const struct nfp_event *event);
-// It is not absorbed any more.
-void nfp_absorbed_leaves(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
-                         struct nfp_packet *packet);
-// counts.c
+// pipeline.c
 // So many packets have this disposition. `pending`: the batch that they are counted with, or NULL.
 void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
                     enum nfp_disposition disposition, uint64_t packets);
-// streams.c
-// The stream of a thread table entry, made when it is not there. NULL: there is no such entry, or no memory.
-struct nfp_stream *nfp_stream_of(struct nfp_pipeline *pipeline, uint32_t thread);
-
 // batch.c
 // Begins the batch that a receive call returned. `size` 0: the call is recorded outside any batch.
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
@@ -420,19 +408,36 @@ struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct
 void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
 // Nothing that follows belongs to the batch.
 void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
-// outside.c
-// Delivers calls outside batches; all: also those below calls that are open for the first time.
-void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
-// emit.c
-// Delivers the batches that are complete; all: every one that has ended.
-void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
-// The same for those of one thread.
-uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
-// One batch that has ended, into the columns. Not again: its packets, too.
-void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
-void nfp_batch_deliver_again(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
-uint32_t *nfp_remap_reserve(struct nfp_pipeline *pipeline, uint32_t count);
+// The number of the first one that was not entered before then; `count`: there is none.
+uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks);
+// A time of which a record has the lower 48 bits.
+static inline uint64_t nfp_whole_ticks(const struct nfp_stream *stream, uint64_t ticks)
+{
+	const uint64_t span = 1ull << 48;
+	uint64_t whole = (stream->last_ticks & ~(span - 1)) | (ticks & (span - 1));
+	return whole > stream->last_ticks && whole >= span ? whole - span : whole;
+}
+// The batch whose receive call was entered then, and which has not been delivered; or NULL.
+struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
+// A call of role TURN begins.
+void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
+                    uint32_t function, uint32_t rsp);
+void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
+int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
+// share.c
+void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
+int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
+// The call that has said its shares has ended; `row` is its row, or NFP_NONE.
+void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
+// The open call handed on so many packets that it did not describe: they are counted with the batches whose they were.
+void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                     enum nfp_disposition disposition, uint64_t packets);
+// Whether calls of the turn may still belong to a batch that has ended.
+int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // packet.c
+// Adds a packet that was received to its batch. 0: no memory.
+int nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_pending *pending,
+                       const struct nfp_packet *packet);
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record);
 int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -442,6 +447,18 @@ int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, s
 // The transmit or drop call `open` ends now.
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record);
+// message.c
+void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                       const struct nfp_record *record);
+void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_packet *packet,
+                      const struct nfp_record *record);
+// A text of so many bytes follows, whose records come one by one; the last one adds it to the topics.
+uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes);
+void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
+                      const struct nfp_record *record);
+int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
+// The call `index` of role SEND ends now.
+void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
 // tail_sampled.c
 // What is handed on is a chosen packet. 0: no memory.
 int nfp_tail_sampled_begin(struct nfp_stream *stream, const struct nfp_record *record);
@@ -469,45 +486,6 @@ int nfp_tail_sampled_place(struct nfp_pipeline *pipeline, struct nfp_pending *pe
                            const struct nfp_packet *packet);
 // The packets that were handed to open calls, from `first` on, are forgotten.
 void nfp_handed_cut(struct nfp_stream *stream, uint32_t first);
-// recent.c
-void nfp_recent_add(struct nfp_recent *recent, struct nfp_pending *pending);
-// The number of the first one that was not entered before then; `count`: there is none.
-uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks);
-// A time of which a record has the lower 48 bits.
-static inline uint64_t nfp_whole_ticks(const struct nfp_stream *stream, uint64_t ticks)
-{
-	const uint64_t span = 1ull << 48;
-	uint64_t whole = (stream->last_ticks & ~(span - 1)) | (ticks & (span - 1));
-	return whole > stream->last_ticks && whole >= span ? whole - span : whole;
-}
-// The batch whose receive call was entered then, and which has not been delivered; or NULL.
-struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
-// message.c
-void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                       const struct nfp_record *record);
-void nfp_message_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_packet *packet,
-                      const struct nfp_record *record);
-// A text of so many bytes follows, whose records come one by one; the last one adds it to the topics.
-uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes);
-void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t digest,
-                      const struct nfp_record *record);
-int nfp_message_value(struct nfp_stream *stream, uint32_t role, uint64_t value);
-// The call `index` of role SEND ends now.
-void nfp_message_sent(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
-// share.c
-void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
-int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
-// The call that has said its shares has ended; `row` is its row, or NFP_NONE.
-void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
-// The open call handed on so many packets that it did not describe: they are counted with the batches whose they were.
-void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
-                     enum nfp_disposition disposition, uint64_t packets);
-// Whether calls of the turn may still belong to a batch that has ended.
-int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
-// turn.c
-// A call of role TURN begins.
-void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
-                    uint32_t function, uint32_t rsp);
 // handover.c
 // A packet is described by a call that takes packets over. 0: it belongs to no batch, or there is no memory.
 int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -542,7 +520,7 @@ int nfp_handovers_wait(const struct nfp_pipeline *pipeline, struct nfp_pending *
 // Those of a batch whose packets stand in the columns from `first_packet` on.
 void nfp_handovers_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t first_packet);
 void nfp_handovers_release(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
-// hold.c
+// barrier.c
 void nfp_hold_begin_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                          const struct nfp_record *record);
 void nfp_hold_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record);
@@ -550,19 +528,9 @@ void nfp_hold_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        uint64_t ticks);
 // Puts them together. Returns how many they are.
 uint32_t nfp_holds_give(struct nfp_pipeline *pipeline);
-// detail.c
-void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
-int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
-// overload.c
-// Matches what happened up to then and delivers what is complete; all: every batch that has ended.
-void nfp_pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all);
-// Does so when too much is pending.
-void nfp_pending_bound(struct nfp_pipeline *pipeline);
-// step.c
-// So many records are missing, of whatever kind: nothing open can be trusted.
-void nfp_stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records);
-void nfp_stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks);
 // match.c
+// A call that may keep packets, or replace them, ends now.
+void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_match(struct nfp_pipeline *pipeline, uint64_t until_ticks);
 void nfp_stream_match(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
@@ -570,4 +538,14 @@ uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline);
 void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
 // The message's batch is delivered; it may be sent once more.
 void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index);
+// emit.c
+// Delivers calls outside batches; all: also those below calls that are open for the first time.
+void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
+// Delivers the batches that are complete; all: every one that has ended.
+void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
+// The same for those of one thread.
+uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
+// One batch that has ended, into the columns. Not again: its packets, too.
+void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
+void nfp_batch_deliver_again(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 #endif

@@ -2,7 +2,7 @@
 // See sweep.h. Nothing that the target writes is used as an index or as a length.
 #include "sweep.h"
 #include <errno.h>
-#include <nfprobe/ring.h>
+#include "abi/ring.h"
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -6,7 +6,7 @@
 // packets back (a buffer for each port) may let later turns pass: while any packet has not left, batches wait for one
 // round more. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 // A batch waits while fewer have been received after it. Where packets are named by pointers none that is older than
 // NFP_LATE_POINTERS of native/probe/late.h says where it came from; where they are named by numbers a turn has full frames of
@@ -172,7 +172,7 @@ static int is_taken(const struct nfp_pipeline *pipeline, const struct nfp_pendin
 
 // Its packets may have been put into queues: it waits until as many packets as had been put there were taken out, by batches
 // that have ended, and what these have said was read; and once more, for those that were put into another one then. No
-// longer than it can be found by its time (recent.c).
+// longer than it can be found by its time (batch.c).
 int nfp_queues_wait(const struct nfp_pipeline *pipeline, const struct nfp_stream *stream,
                     struct nfp_pending *pending)
 {

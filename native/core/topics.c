@@ -1,34 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// See topics.h. Two tables with linear probing: when the newer one is full it becomes the older one.
+// See topics.h. Two tables: when the newer one is full it becomes the older one.
 #include "topics.h"
-#include <stdlib.h>
 #include <string.h>
 
 enum { TOPICS_FIRST = 64, DOTS = 3 };
 
-static struct nfp_topic_entry *find_in(const struct nfp_topics *topics, const struct nfp_topic_table *table,
-                                       uint64_t digest)
+static int is_free(const void *row)
 {
-	uint32_t mask = table->capacity - 1;
-	uint32_t i = nfp_hash_of(&topics->hash, digest) & mask;
-	while (table->items[i].used && table->items[i].topic.digest != digest)
-		i = (i + 1) & mask;
-	return &table->items[i];
+	return !((const struct nfp_topic_entry *)row)->used;
 }
 
-static int make_larger(const struct nfp_topics *topics, struct nfp_topic_table *table)
+static const struct nfp_rows topic_rows = {
+    .bytes = sizeof(struct nfp_topic_entry), .first = TOPICS_FIRST, .is_free = is_free};
+
+static struct nfp_topic_entry *find_in(const struct nfp_table *table, uint64_t digest)
 {
-	struct nfp_topic_table larger = {.count = table->count,
-	                                 .capacity = table->capacity ? 2 * table->capacity : TOPICS_FIRST};
-	larger.items = calloc(larger.capacity, sizeof(*larger.items));
-	if (!larger.items)
-		return 0;
-	for (uint32_t i = 0; i < table->capacity; i++)
-		if (table->items[i].used)
-			*find_in(topics, &larger, table->items[i].topic.digest) = table->items[i];
-	free(table->items);
-	*table = larger;
-	return 1;
+	return nfp_table_find(table, &topic_rows, digest);
 }
 
 // Bytes of the UTF-8 character at `text`, or 0 when it is none that is whole and valid.
@@ -71,26 +58,31 @@ static void write_text(struct nfp_topic *topic, const struct nfp_topic_reader *r
 	topic->size = size + (cut ? DOTS : 0);
 }
 
+void nfp_topics_init(struct nfp_topics *topics)
+{
+	nfp_hash_init(&topics->newest.hash);
+	topics->older.hash = topics->newest.hash;
+}
+
 void nfp_topics_deinit(struct nfp_topics *topics)
 {
-	free(topics->newest.items);
-	free(topics->older.items);
-	*topics = (struct nfp_topics){0};
+	nfp_table_deinit(&topics->newest);
+	nfp_table_deinit(&topics->older);
 }
 
 void nfp_topics_add(struct nfp_topics *topics, uint64_t digest, const struct nfp_topic_reader *reader)
 {
-	struct nfp_topic_table *newest = &topics->newest;
-	if (newest->capacity && find_in(topics, newest, digest)->used)
+	struct nfp_table *newest = &topics->newest;
+	if (newest->capacity && find_in(newest, digest)->used)
 		return;
 	if (newest->count >= NFP_TOPICS_MAX) {
-		free(topics->older.items);
+		nfp_table_deinit(&topics->older);
 		topics->older = *newest;
-		*newest = (struct nfp_topic_table){0};
+		*newest = (struct nfp_table){.hash = newest->hash};
 	}
-	if (2 * newest->count >= newest->capacity && !make_larger(topics, newest))
+	if (!nfp_table_make_room(newest, &topic_rows))
 		return;
-	struct nfp_topic_entry *entry = find_in(topics, newest, digest);
+	struct nfp_topic_entry *entry = find_in(newest, digest);
 	*entry = (struct nfp_topic_entry){.topic = {.digest = digest}, .used = 1, .given = UINT64_MAX};
 	write_text(&entry->topic, reader);
 	newest->count++;
@@ -98,10 +90,9 @@ void nfp_topics_add(struct nfp_topics *topics, uint64_t digest, const struct nfp
 
 struct nfp_topic_entry *nfp_topics_find(struct nfp_topics *topics, uint64_t digest)
 {
-	struct nfp_topic_table *tables[] = {&topics->newest, &topics->older};
+	struct nfp_table *tables[] = {&topics->newest, &topics->older};
 	for (int i = 0; i < 2; i++) {
-		struct nfp_topic_entry *entry =
-		    tables[i]->capacity ? find_in(topics, tables[i], digest) : NULL;
+		struct nfp_topic_entry *entry = tables[i]->capacity ? find_in(tables[i], digest) : NULL;
 		if (entry && entry->used)
 			return entry;
 	}

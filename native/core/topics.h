@@ -4,7 +4,7 @@
 #ifndef NFPROBE_TOPICS_H
 #define NFPROBE_TOPICS_H
 #include "columns.h"
-#include "hash.h"
+#include "table.h"
 
 enum { NFP_TOPICS_MAX = 32768 };
 
@@ -15,16 +15,8 @@ struct nfp_topic_entry {
 	uint32_t reserved;
 };
 
-// At most half full.
-struct nfp_topic_table {
-	struct nfp_topic_entry *items;
-	uint32_t count;
-	uint32_t capacity; // power of two, or 0
-};
-
 struct nfp_topics {
-	struct nfp_topic_table newest, older;
-	struct nfp_hash hash; // secret: digests are the target's
+	struct nfp_table newest, older; // of struct nfp_topic_entry
 };
 
 // A topic while its records are read.
@@ -35,6 +27,7 @@ struct nfp_topic_reader {
 	uint8_t text[NFP_TOPIC_TEXT_BYTES];
 };
 
+void nfp_topics_init(struct nfp_topics *topics);
 void nfp_topics_deinit(struct nfp_topics *topics);
 // Remembers the text of a digest. What finds no memory is not remembered.
 void nfp_topics_add(struct nfp_topics *topics, uint64_t digest, const struct nfp_topic_reader *reader);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills templates and writes the unwind rows of trampolines (DWARF 5 section 6.4, .eh_frame form).
 #include "trampoline.h"
-#include "nfprobe/session.h"
+#include "abi/session.h"
 #include <string.h>
 
 struct field {
@@ -10,7 +10,7 @@ struct field {
 struct row {
 	uint16_t offset, cfa, kind;
 };
-// In step with ROW_STACK and its neighbours in x86_64/template.S, which says what they mean.
+// In step with ROW_STACK and its neighbours in arch/x86_64/template.S, which says what they mean.
 enum nfp_row { ROW_STACK, ROW_PUSHED, ROW_FRAME, ROW_LEFT };
 
 #define DECLARE(name)                                                                                        \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trampoline: a template (x86_64/template.S) with its fields filled in, followed by the displaced
+// The trampoline: a template (arch/x86_64/template.S) with its fields filled in, followed by the displaced
 // instructions of the function, and the unwind rows that describe it. Pure: writes only the caller's
 // buffers. Called by otel_nfprobe/probes/trampoline.py, which maps those buffers executable in the target.
 #ifndef NFPROBE_TRAMPOLINE_H

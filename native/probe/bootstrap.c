@@ -3,8 +3,8 @@
 // block (bootstrap.lds) with nfp_boot_start first; it has no data and no relocations. nfp_boot_start runs on
 // the stopped thread and only makes the helper thread; dlopen runs on the helper thread, because a stopped
 // thread may hold the loader's or the allocator's lock.
-#include "boot.h"
-#include "x86_64/syscall.h"
+#include "abi/boot.h"
+#include "arch/x86_64/syscall.h"
 #include <stddef.h>
 #include <sys/syscall.h>
 

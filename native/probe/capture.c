@@ -8,12 +8,12 @@
 #include "frame.h"
 #include "late.h"
 #include "queue.h"
-#include "x86_64/syscall.h"
+#include "arch/x86_64/syscall.h"
 
 // Argument numbers are checked by the monitor (adapters/base.py); a damaged one must not lead outside.
 static uint64_t argument(const struct nfp_frame *frame, uint32_t number)
 {
-	return number < 6 ? frame->arguments[number] : 0;
+	return number < NFP_REGISTER_ARGUMENTS ? frame->arguments[number] : 0;
 }
 
 static uint32_t requested(const struct nfp_program *program, const struct nfp_frame *frame)
@@ -54,7 +54,7 @@ static void write_freed(struct nfp_thread *thread, uint32_t function, const stru
 	uint16_t holders = 1;
 	if (!buffer)
 		return;
-	if (program->holders != 0xffff)
+	if (program->holders != NFP_NO_OFFSET)
 		__builtin_memcpy(&holders, (const uint8_t *)(uintptr_t)buffer + program->holders, 2);
 	if (holders == 1)
 		write_buffer(thread, function, buffer, index);
@@ -408,6 +408,27 @@ static void put_exit(struct nfp_thread *thread, uint32_t function, const struct 
 		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
+static void put_handed(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
+                       uint64_t tsc, uint32_t count, uint32_t asked)
+{
+	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
+	if (slot)
+		nfp_put_handed(slot, function, frame, tsc, count, asked);
+}
+
+static void count_handed(struct nfp_thread_shared *shared, uint32_t role, uint32_t count, uint32_t asked)
+{
+	if (role == NFP_ROLE_DROP) {
+		shared->dropped_packets += count;
+	} else if (role == NFP_ROLE_PUNT) {
+		shared->punted_packets += count;
+	} else if (role == NFP_ROLE_TRANSMIT) {
+		shared->transmit_calls++;
+		shared->transmitted_packets += count;
+		shared->refused_packets += asked > count ? asked - count : 0;
+	}
+}
+
 // Packets were put into queues of other threads. The call frees what does not fit, and does not say which these are: that is
 // told by who takes them over.
 static void hand_over(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
@@ -440,35 +461,28 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	thread = nfp_thread_ready(thread, NFP_LOST_CALL);
 	if (!thread)
 		return;
-	if (program->role >= NFP_ROLE_COMMAND) {
+	if (nfp_role_is_of_barrier(program->role)) {
 		put_exit(thread, function, frame, tsc);
 		return;
 	}
 	thread->handed_ticks = tsc;
 	if (program->number_shift)
 		nfp_late_of(thread)->worked = 1; // what stands in frames later is of another turn
-	if (program->role == NFP_ROLE_HAND_OVER) {
+	if (program->role == NFP_ROLE_HAND_OVER) { // whose its packets are is told where they are taken over
 		hand_over(thread, function, program, frame, count, asked);
-	} else if (program->role == NFP_ROLE_DROP) {
-		thread->shared->dropped_packets += count;
-	} else if (program->role == NFP_ROLE_PUNT) {
-		thread->shared->punted_packets += count;
-	} else if (program->role == NFP_ROLE_TRANSMIT) {
-		thread->shared->transmit_calls++;
-		thread->shared->transmitted_packets += count;
-		thread->shared->refused_packets += asked > count ? asked - count : 0;
+		if (thread->counted)
+			nfp_counters_write(thread, nfp_low_rsp(frame));
+		put_handed(thread, function, frame, tsc, count, asked);
+		return;
 	}
+	count_handed(thread->shared, program->role, count, asked);
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_rsp(frame));
-	if (program->number_shift && thread->shares && program->role != NFP_ROLE_HAND_OVER)
+	if (program->number_shift && thread->shares)
 		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
 		               nfp_low_rsp(frame));
 	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_rsp(frame), tsc) &&
 	    nfp_late_sends_away(program))
 		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
-	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
-	if (slot)
-		nfp_put_handed(slot, function, frame, tsc, count,
-		               program->number_shift && program->role != NFP_ROLE_HAND_OVER ? node_of(frame)
-		                                                                            : asked);
+	put_handed(thread, function, frame, tsc, count, program->number_shift ? node_of(frame) : asked);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packet records: reads a packet's headers and writes what identifies it. See describe.h.
 #include "describe.h"
-#include "nfprobe/digest.h"
+#include "abi/digest.h"
 
 static uint64_t load_be64(const uint8_t *bytes)
 {

@@ -85,7 +85,7 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	uint16_t offset = 0;
 	view->buffer = buffer;
 	__builtin_memcpy(&view->data, bytes + program->data_pointer, sizeof(view->data));
-	if (program->data_offset != 0xffff)
+	if (program->data_offset != NFP_NO_OFFSET)
 		__builtin_memcpy(&offset, bytes + program->data_offset, 2);
 	view->data += offset;
 	view->length = nfp_load_length(bytes, program->length, program->length_width);
@@ -95,9 +95,9 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	view->arrival = 0;
 	view->numbers = view->next = 0;
 	view->stamped = 0;
-	if (program->arrival == 0xffff)
+	if (program->arrival == NFP_NO_OFFSET)
 		return;
-	if (program->arrival_flags != 0xffff)
+	if (program->arrival_flags != NFP_NO_OFFSET)
 		__builtin_memcpy(&flags, bytes + program->arrival_flags, 8);
 	view->stamped = flags >> (program->arrival_bit & 63) & 1;
 	__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);

@@ -2,7 +2,7 @@
 // The end of a session while packets are on their way: probes are taken out one after the other, and until then each thread
 // ends what it works on. Its next receive call that returns packets after something else was recorded begins a turn: that one
 // is not recorded any more, nor is what follows. Several receive calls may belong to one turn (VPP's input nodes), with
-// nothing recorded in between. Called by helper.c, and by the probes of receive functions by way of x86_64/thunk.S.
+// nothing recorded in between. Called by helper.c, and by the probes of receive functions by way of arch/x86_64/thunk.S.
 #include "ending.h"
 #include "frame.h"
 #include "library.h"

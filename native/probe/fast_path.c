@@ -72,8 +72,8 @@ static __attribute__((noinline)) void enter_numbered(struct nfp_thread *thread, 
 	const struct nfp_program *program = program_of(selector);
 	const uint32_t *numbers = NULL;
 	uint32_t count = 0;
-	if (thread->limit && program->count_width && !program->verdict && program->pointers_argument < 6 &&
-	    nfp_is_proven(program))
+	if (thread->limit && program->count_width && !program->verdict &&
+	    program->pointers_argument < NFP_REGISTER_ARGUMENTS && nfp_is_proven(program))
 		numbers =
 		    nfp_late_numbers_in_page(program, frame->arguments[program->pointers_argument], &count);
 	if (numbers && count && count <= nfp_smaller(program->packets_max, NFP_LATE_POINTERS) &&

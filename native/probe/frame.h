@@ -5,10 +5,10 @@
 #include "counter.h"
 #include "library.h"
 
-// The frame of the receive and packets templates (x86_64/template_packets.S).
+// The frame of the receive and packets templates (arch/x86_64/template_packets.S).
 struct nfp_frame {
 	uint64_t r11, rcx, rdx, rax; // what the function left there; at its entry only some of them
-	uint64_t arguments[6];
+	uint64_t arguments[NFP_REGISTER_ARGUMENTS];
 	uint64_t tsc;
 	uint64_t return_address;
 };
@@ -82,7 +82,7 @@ static inline void nfp_put_handed(struct nfp_record *slot, uint32_t function, co
 	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
 }
 
-// x86_64/thunk.S calls these. `selector` is function id | program index << 24.
+// arch/x86_64/thunk.S calls these. `selector` is function id | program index << 24.
 void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
                       uint32_t selector);
 void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame);

@@ -5,14 +5,14 @@
 // there is another, blocks all signals, and is the only place where libc is called.
 #define _GNU_SOURCE
 #include "arena.h"
-#include "boot.h"
+#include "abi/boot.h"
 #include "ending.h"
 #include "jit.h"
 #include "late.h"
 #include "library.h"
 #include "queue.h"
 #include "ring_space.h"
-#include "x86_64/syscall.h"
+#include "arch/x86_64/syscall.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

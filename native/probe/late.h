@@ -10,7 +10,6 @@ enum {
 	NFP_LATE_BATCHES = 256, // received last; a power of two
 	NFP_LATE_COPIES = 256, // packets of a call whose headers can be copied at its entry
 	NFP_LATE_COPY_BYTES = 192,
-	NFP_LATE_NUMBERS = 4094, // packets of one receive call that are named by numbers
 	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
 	NFP_LATE_FRAME_PACKETS = 256, // of one
 	NFP_LATE_HEADER = 64, // bytes of a frame's beginning that are looked at at once
@@ -45,7 +44,7 @@ struct nfp_late_batch {
 	uint32_t gone; // of numbered buffers: all have been handed on
 };
 
-// A frame that was pending, and its packets then (pending.c).
+// A frame that was pending, and its packets then (numbered.c).
 struct nfp_late_frame {
 	uint64_t frame;
 	uint32_t packets;
@@ -119,7 +118,7 @@ struct nfp_late {
 	// What few batches need.
 	uint64_t place; // of the array of a call that is checked
 	// One line that each batch of numbered buffers needs.
-	_Alignas(64) uint32_t worked; // packets have been handed on since the last receive call (pending.c)
+	_Alignas(64) uint32_t worked; // packets have been handed on since the last receive call (numbered.c)
 	uint32_t frames_known; // after it
 	uint32_t is_untagged; // the newest batch's numbers are in `numbers` alone (owner.c)
 	uint32_t left; // packets of that batch that have left, from its first one on
@@ -130,11 +129,11 @@ struct nfp_late {
 	uint64_t
 	    taken_queue; // of its last call that took packets over; UINT64_MAX: packets were received since
 	// The next ones are in the page of the lines above, as long as frames and numbers are few. Two addresses that were found to
-	// be readable: of what says where the frames of receive calls are, and of the first of them with its number (pending.c).
+	// be readable: of what says where the frames of receive calls are, and of the first of them with its number (numbered.c).
 	_Alignas(64) uint64_t known_place;
 	uint64_t known_entries;
 	struct nfp_late_frame frames[NFP_LATE_FRAMES];
-	_Alignas(64) uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (pending.c)
+	_Alignas(64) uint32_t numbers[NFP_LATE_NUMBERS]; // received by one call (numbered.c)
 	struct nfp_late_batch batch[NFP_LATE_BATCHES];
 	_Alignas(64) uint64_t pointers[NFP_LATE_POINTERS]; // bursts of 32 are four lines, not five
 	uint64_t held[NFP_LATE_POINTERS];
@@ -244,7 +243,7 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 // Whether `frame` is inside the call that is looked at, which hands on the same packets.
 static inline int nfp_late_is_inside(const struct nfp_thread *thread, uint32_t frame)
 {
-	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in x86_64/thunk.S
+	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in arch/x86_64/thunk.S
 }
 
 // fast_path.c: whether the call that ends was let pass at its entry.
@@ -488,7 +487,7 @@ void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct n
 // late.c, for snapshot.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX
 uint64_t nfp_late_find_below(const struct nfp_late *late, uint64_t pointer, uint64_t before, uint64_t oldest);
-// pending.c. The numbers of the buffers that a receive call which has returned `count` packets has put into frames, and how
+// numbered.c. The numbers of the buffers that a receive call which has returned `count` packets has put into frames, and how
 // many they are; NULL: they are not found.
 const uint32_t *nfp_pending_numbers(struct nfp_thread *thread, const struct nfp_program *program,
                                     uint64_t argument, uint32_t *count);

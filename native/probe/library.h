@@ -4,9 +4,9 @@
 // own threads (thread.c, capture.c) no libc call at all.
 #ifndef NFPROBE_LIBRARY_H
 #define NFPROBE_LIBRARY_H
-#include "nfprobe/ring.h"
-#include "nfprobe/session.h"
-#include "x86_64/syscall.h"
+#include "abi/ring.h"
+#include "abi/session.h"
+#include "arch/x86_64/syscall.h"
 
 #define NFP_FORMER_COUNT 8
 
@@ -30,9 +30,9 @@ struct nfp_library {
 	long pid; // that made the session: a forked child has another
 	int64_t word_offset; // of a thread's word from its thread base, the same for every thread
 };
-_Static_assert(offsetof(struct nfp_library, programs) == NFP_LIBRARY_PROGRAMS, "x86_64/thunk.S");
-_Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "x86_64/thunk.S");
-_Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "x86_64/thunk.S");
+_Static_assert(offsetof(struct nfp_library, programs) == NFP_LIBRARY_PROGRAMS, "arch/x86_64/thunk.S");
+_Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "arch/x86_64/thunk.S");
+_Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "arch/x86_64/thunk.S");
 
 extern struct nfp_library nfp_library;
 // Of threads that have written nothing yet. Its address is exported: otel_nfprobe/target/musl.py stores it.
@@ -92,7 +92,7 @@ void nfp_follow_gate(void);
 // rings.c. Maps ring `index` if it is not. Returns 0 or -errno.
 long nfp_ring_map(uint32_t index);
 
-// x86_64/thunk.S: what the templates call; they save what C does not.
+// arch/x86_64/thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
     nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[],
     nfp_shares_thunk[], nfp_ending_receive_exit_thunk[], nfp_ending_counted_exit_thunk[];

@@ -4,8 +4,8 @@
 // way or are vectors, are written in the same way. Runs on the target's threads; called by capture.c.
 #include "describe.h"
 #include "library.h"
-#include "nfprobe/headers.h"
-#include "nfprobe/siphash.h"
+#include "abi/headers.h"
+#include "abi/siphash.h"
 
 static uint32_t topic_bytes(const char *topic)
 {

@@ -13,7 +13,7 @@
 // that are looked up. Turns of one batch cost a node's call one comparison. Runs on the target's threads; called by
 // capture.c and thunk.S. Reads only what is known to be readable.
 #include "late.h"
-#include "nfprobe/headers.h"
+#include "abi/headers.h"
 
 enum {
 	SAMPLES = 16, // a smaller frame is looked up whole
@@ -140,7 +140,7 @@ void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct n
 	write(thread, function, low_rsp, &shares);
 }
 
-// x86_64/thunk.S calls this. A function whose value a person captures has a program's number that is another one.
+// arch/x86_64/thunk.S calls this. A function whose value a person captures has a program's number that is another one.
 __attribute__((used)) void nfp_node_shares(struct nfp_thread *thread, uint32_t selector, uint64_t frame,
                                            uint32_t low_rsp)
 {

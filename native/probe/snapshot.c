@@ -4,7 +4,7 @@
 // CHECK_EVERY: where they and what is read at the exit differ, the thread copies from then on; where the array has not
 // changed either, calls are looked at when they end only, up to the next check.
 #include "late.h"
-#include "nfprobe/headers.h"
+#include "abi/headers.h"
 
 enum {
 	CHECKED_AT_FIRST = 16, // calls of each thread

@@ -9,7 +9,7 @@
 // What does not fit switches the program off for the whole session, with a verdict for the monitor. Nothing here
 // can fault.
 #include "describe.h"
-#include "x86_64/syscall.h"
+#include "arch/x86_64/syscall.h"
 
 enum {
 	PROCESS_VM_READV = 310,
@@ -123,9 +123,9 @@ static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves
 	int there = copy(&data, buffer + program->data_pointer, sizeof(data)) &&
 	            copy_length(&length, buffer + program->length, program->length_width) &&
 	            copy_length(&segment, buffer + program->segment_length, program->segment_width);
-	if (there && program->data_offset != 0xffff)
+	if (there && program->data_offset != NFP_NO_OFFSET)
 		there = copy(&offset, buffer + program->data_offset, sizeof(offset));
-	if (there && program->arrival != 0xffff)
+	if (there && program->arrival != NFP_NO_OFFSET)
 		there = copy(&stamp, buffer + program->arrival, sizeof(stamp));
 	if (!there)
 		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);

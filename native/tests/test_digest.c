@@ -2,7 +2,7 @@
 // Hostile packets through the code that runs inside the target: it reads nothing beyond the bytes that it may read,
 // whatever the headers claim. Each packet lies in memory of exactly its size, under AddressSanitizer and UBSan.
 #include "check.h"
-#include <nfprobe/digest.h>
+#include "abi/digest.h"
 #include <string.h>
 
 enum { ROUNDS = 400000, BYTES_MAX = 300 };

@@ -8,8 +8,8 @@
 #include "pipeline.h"
 #include "stamps.h"
 #include "statistics.h"
-#include <nfprobe/ring.h>
-#include <nfprobe/session.h>
+#include "abi/ring.h"
+#include "abi/session.h"
 #include <pthread.h>
 #include <string.h>
 #include <time.h>

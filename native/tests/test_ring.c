@@ -3,7 +3,7 @@
 // was not refused for want of room arrives once, in order and whole. Run under ThreadSanitizer and plain.
 #include "check.h"
 #include "drain.h"
-#include <nfprobe/ring.h>
+#include "abi/ring.h"
 #include <pthread.h>
 #include <string.h>
 

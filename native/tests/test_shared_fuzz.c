@@ -13,7 +13,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <nfprobe/ring.h>
+#include "abi/ring.h"
 #include <pthread.h>
 #include <string.h>
 #include <signal.h>

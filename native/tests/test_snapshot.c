@@ -4,7 +4,7 @@
 // beside it is an error of the address sanitizer.
 #include "check.h"
 #include "late.h"
-#include "nfprobe/headers.h"
+#include "abi/headers.h"
 #include <string.h>
 
 enum { PACKETS = 32, LENGTHS = 2 * NFP_LATE_COPY_BYTES, FRAME = 0x1000 };

@@ -3,8 +3,8 @@
 // another one adds a function, and its name to the table at the end of its file.
 #ifndef NFPROBE_TESTS_WORST_H
 #define NFPROBE_TESTS_WORST_H
-#include <nfprobe/ring.h>
-#include <nfprobe/session.h>
+#include "abi/ring.h"
+#include "abi/session.h"
 
 enum { RING_RECORDS = (16 << 20) / NFP_RECORD_BYTES };
 

@@ -16,40 +16,40 @@ from otel_nfprobe.target.target import Target
 
 KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
 
-RECEIVE = int(lib.NFP_ROLE_RECEIVE)
-TRANSMIT = int(lib.NFP_ROLE_TRANSMIT)
-DROP = int(lib.NFP_ROLE_DROP)
-PUNT = int(lib.NFP_ROLE_PUNT)  # hands packets to the host
-KEEP = int(lib.NFP_ROLE_KEEP)  # takes packets in that may stay
-REPLACE = int(lib.NFP_ROLE_REPLACE)  # takes packets in and sends others in their place
-FREE = int(lib.NFP_ROLE_FREE)  # drops what was received and not handed on
-TAKE_OVER = int(lib.NFP_ROLE_TAKE_OVER)  # takes packets over that another call has received
-HAND_OVER = int(lib.NFP_ROLE_HAND_OVER)  # puts packets into queues of other threads, or drops them
-COMMAND = int(lib.NFP_ROLE_COMMAND)  # reads a text that says what is done in its calls
-HOLD = int(lib.NFP_ROLE_HOLD)  # reads a text; returns when the other threads stand still
-RELEASE = int(lib.NFP_ROLE_RELEASE)  # lets them go
+RECEIVE = lib.NFP_ROLE_RECEIVE
+TRANSMIT = lib.NFP_ROLE_TRANSMIT
+DROP = lib.NFP_ROLE_DROP
+PUNT = lib.NFP_ROLE_PUNT  # hands packets to the host
+KEEP = lib.NFP_ROLE_KEEP  # takes packets in that may stay
+REPLACE = lib.NFP_ROLE_REPLACE  # takes packets in and sends others in their place
+FREE = lib.NFP_ROLE_FREE  # drops what was received and not handed on
+TAKE_OVER = lib.NFP_ROLE_TAKE_OVER  # takes packets over that another call has received
+HAND_OVER = lib.NFP_ROLE_HAND_OVER  # puts packets into queues of other threads, or drops them
+COMMAND = lib.NFP_ROLE_COMMAND  # reads a text that says what is done in its calls
+HOLD = lib.NFP_ROLE_HOLD  # reads a text; returns when the other threads stand still
+RELEASE = lib.NFP_ROLE_RELEASE  # lets them go
 # Roles of functions whose probes read no packets; session.h says what each means.
-CALL = int(lib.NFP_ROLE_CALL)  # an inner function, for its snippet
-AROUND = int(lib.NFP_ROLE_AROUND)
-MESSAGE = int(lib.NFP_ROLE_MESSAGE)  # reads a message's topic
-SEND = int(lib.NFP_ROLE_SEND)
-LENGTH = int(lib.NFP_ROLE_LENGTH)
-NUMBER = int(lib.NFP_ROLE_NUMBER)
-TURN = int(lib.NFP_ROLE_TURN)
+CALL = lib.NFP_ROLE_CALL  # an inner function, for its snippet
+AROUND = lib.NFP_ROLE_AROUND
+MESSAGE = lib.NFP_ROLE_MESSAGE  # reads a message's topic
+SEND = lib.NFP_ROLE_SEND
+LENGTH = lib.NFP_ROLE_LENGTH
+NUMBER = lib.NFP_ROLE_NUMBER
+TURN = lib.NFP_ROLE_TURN
 READ_NO_PACKETS = (CALL, AROUND, SEND, LENGTH, NUMBER, TURN, RELEASE)
-COUNT_RETURN = int(lib.NFP_COUNT_RETURN)
-COUNT_ARGUMENT = int(lib.NFP_COUNT_ARGUMENT)
-COUNT_FIXED = int(lib.NFP_COUNT_FIXED)
-COUNT_MEMORY = int(lib.NFP_COUNT_MEMORY)
-WHEN_NONZERO = int(lib.NFP_WHEN_NONZERO)
-WHEN_ZERO = int(lib.NFP_WHEN_ZERO)
-WHEN_ALWAYS = int(lib.NFP_WHEN_ALWAYS)
+COUNT_RETURN = lib.NFP_COUNT_RETURN
+COUNT_ARGUMENT = lib.NFP_COUNT_ARGUMENT
+COUNT_FIXED = lib.NFP_COUNT_FIXED
+COUNT_MEMORY = lib.NFP_COUNT_MEMORY
+WHEN_NONZERO = lib.NFP_WHEN_NONZERO
+WHEN_ZERO = lib.NFP_WHEN_ZERO
+WHEN_ALWAYS = lib.NFP_WHEN_ALWAYS
 
 VECTORS = "vectors"  # what the calls of a VPP graph node count
-NO_OFFSET = 0xFFFF
-ABSENT = 255  # NFP_ABSENT: an argument that is not there
-CAPACITY = 254  # NFP_CAPACITY: as many as fit are asked for
-ARGUMENTS = 6  # passed in registers
+NO_OFFSET = lib.NFP_NO_OFFSET
+ABSENT = lib.NFP_ABSENT  # an argument that is not there
+CAPACITY = lib.NFP_CAPACITY  # as many as fit are asked for
+ARGUMENTS = lib.NFP_REGISTER_ARGUMENTS
 PACKETS_MAX = 512  # described in one call; more are counted only
 
 
@@ -61,7 +61,7 @@ class RoleFunction:
         address: of the function in the target.
         name: "module+0xoffset" or "module:name".
         role: RECEIVE, TRANSMIT, DROP, PUNT or FREE, or another one above (enum nfp_role).
-        program: fields of struct nfp_program (native/include/nfprobe/session.h), by name.
+        program: fields of struct nfp_program (native/abi/session.h), by name.
         label: for people, such as "net_pcap receive, port 0".
         snippet: of a role that reads no packets: code that captures the value which the role asks for.
         unit: VECTORS where that is what its calls count.
@@ -82,7 +82,7 @@ class RoleFunction:
         """What the pipeline is told. Buffers that are counted by their holders come from a pool and go back to it."""
         pooled = self.role == RECEIVE and self.program.get("holders", NO_OFFSET) != NO_OFFSET
         pooled = pooled and not self.program.get("number_shift", 0)
-        return int(lib.NFP_ROLE_RECEIVE_POOLED) if pooled else self.role
+        return lib.NFP_ROLE_RECEIVE_POOLED if pooled else self.role
 
 
 class Adapter(Protocol):

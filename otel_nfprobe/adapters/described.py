@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import (
     ABSENT,
     ARGUMENTS,
@@ -44,8 +45,8 @@ from otel_nfprobe.target.target import Target
 
 ROLES = {"receive": RECEIVE, "take_over": TAKE_OVER, "transmit": TRANSMIT, "drop": DROP}
 POLLING = ("receive", "take_over")  # their calls return packets
-ARRIVAL_UNITS = {"ticks": 0, "unix_ns": 1}  # NFP_ARRIVAL_*
-LINK_LAYERS = {"ethernet": 0, "ip": 1}
+ARRIVAL_UNITS = {"ticks": lib.NFP_ARRIVAL_TICKS, "unix_ns": lib.NFP_ARRIVAL_UNIX_NS}
+LINK_LAYERS = {"ethernet": lib.NFP_LINK_ETHERNET, "ip": lib.NFP_LINK_IP}
 RECEIVED_WHEN = {"zero": WHEN_ZERO, "nonzero": WHEN_NONZERO, "always": WHEN_ALWAYS}
 OFFSET_MAX = 4095
 FIXED_MAX = 254

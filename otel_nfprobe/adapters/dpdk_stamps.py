@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import NO_OFFSET, Buffer
 from otel_nfprobe.adapters.ethdev import data_of
 from otel_nfprobe.base.errors import NfprobeError
@@ -27,7 +28,7 @@ HEAD_NAME_AT = 16  # in struct rte_tailq_head
 ENTRIES_MAX = 128
 MBUF_BYTES, FLAG_BITS = 128, 64
 OL_FLAGS = 24
-EITHER = 2  # NFP_ARRIVAL_EITHER
+EITHER = lib.NFP_ARRIVAL_EITHER
 STAMP_BYTES = 8
 
 

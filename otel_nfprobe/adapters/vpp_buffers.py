@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import (
     ABSENT,
     COUNT_RETURN,
@@ -31,8 +32,8 @@ PAGE_BYTES = 4096
 MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped
 MAIN_ARGUMENT, FRAME_ARGUMENT = 0, 2  # rdi, rdx
 FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
-RECEIVED_MAX = 4094  # NFP_LATE_NUMBERS: more of one call of an input node are only counted
-LINK_EITHER = 2  # NFP_LINK_EITHER: nodes move a packet's beginning over its headers
+RECEIVED_MAX = lib.NFP_LATE_NUMBERS  # more of one call of an input node are only counted
+LINK_EITHER = lib.NFP_LINK_EITHER  # nodes move a packet's beginning over its headers
 # vlib_buffer_t: current_data 0 (signed), current_length 2, flags 4, error 14, next_buffer 16, sw_if_index of receive 24
 # and of transmit 28, data 256. The first buffer's length is all that is stored of a chain; flag 1 says that there is a
 # next buffer.

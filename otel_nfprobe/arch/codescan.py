@@ -14,32 +14,16 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.elf.ehframe import ENTRY_BYTES, Frame
 from otel_nfprobe.elf.elf import ElfImage
 
-FUNCTION = np.dtype(
-    [
-        ("start", "<u8"),
-        ("code", "<u8"),
-        ("bytes", "<u8"),
-        ("program", "<u8"),
-        ("program_bytes", "<u4"),
-        ("cfa_register", "<i4"),
-        ("cfa_offset", "<i4"),
-        ("trouble", "<u4"),
-        ("flags", "<u4"),
-        ("events", "<u4"),
-        ("first_event", "<u8"),
-        ("first_row", "<u8"),
-        ("rows", "<u4"),
-        ("head", "<u4"),
-    ]
-)
-EVENT = np.dtype([("value", "<u8"), ("offset", "<u4"), ("kind", "<u2"), ("frame_is_gone", "<u2")])
+FUNCTION = dtype_of("nfp_code_function")
+EVENT = dtype_of("nfp_code_event")
 EVENTS_MIN = 1 << 20  # there is room for
 ROWS_ROOM = 1 << 18
 MARKS_ROOM = 1 << 20
-ROW_WORDS = int(lib.NFP_FRAME_ROW_WORDS)
+ROW_WORDS = lib.NFP_FRAME_ROW_WORDS
 
 
 class CodeScan(NamedTuple):

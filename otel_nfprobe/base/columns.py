@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns as NumPy sees them: the dtypes of records, calls, batches, packets and the thread table.
 
-They are the structures of native/core/columns.h and native/include/nfprobe/{record,session}.h, byte for
-byte; tests/unit/base/test_columns.py compares every field. Pure: arrays in, arrays out. Used by everything after
-the drain.
+They are the structures of native/core/columns.h and native/abi/{record,session}.h, which say what the fields mean.
+Pure: arrays in, arrays out. Used by everything after the drain.
 """
 
 from __future__ import annotations
@@ -16,190 +15,84 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.holdrows import HOLD, join_holds
+from otel_nfprobe.base.layouts import dtype_of
 
 Rows = NDArray[np.void]
 """A structured array of one of the dtypes below."""
 
-NONE = 0xFFFFFFFF
+NONE = lib.NFP_NONE
 """No parent, no batch, no function."""
 
-RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
-
-CALL = np.dtype(
-    [
-        ("start_ticks", "<u8"),
-        ("end_ticks", "<u8"),
-        ("self_ticks", "<u8"),
-        ("value", "<u8"),
-        ("function", "<u4"),
-        ("thread", "<u4"),
-        ("parent", "<u4"),
-        ("batch", "<u4"),
-        ("depth", "<u2"),
-        ("flags", "<u2"),
-        ("cost_ticks", "<u4"),
-    ]
-)
-
-COST = np.dtype([("inside_ticks", "<u2"), ("whole_ticks", "<u2")])
+RECORD = dtype_of("nfp_record")
+CALL = dtype_of("nfp_call")
+COST = dtype_of("nfp_cost")
 """What one probed call costs by itself: between its two time stamps, and in all."""
-
-BATCH = np.dtype(
-    [
-        ("id", "<u8"),
-        ("start_ticks", "<u8"),
-        ("end_ticks", "<u8"),
-        ("thread", "<u4"),
-        ("function", "<u4"),
-        ("size", "<u4"),
-        ("requested", "<u4"),
-        ("transmitted", "<u4"),
-        ("dropped", "<u4"),
-        ("first_call", "<u4"),
-        ("calls", "<u4"),
-        ("first_packet", "<u4"),
-        ("packets", "<u4"),
-        ("flags", "<u4"),
-        ("queue", "<u4"),
-        ("earliest_ticks", "<u8"),
-        ("arrival_ticks", "<u8"),
-    ]
-)
-
-PACKET = np.dtype(
-    [
-        ("digest", "<u8"),
-        ("buffer", "<u8"),
-        ("arrival_ticks", "<u8"),
-        ("receive_ticks", "<u8"),
-        ("done_ticks", "<u8"),
-        ("source", "u1", (16,)),
-        ("destination", "u1", (16,)),
-        ("source_port", "<u2"),
-        ("destination_port", "<u2"),
-        ("length", "<u2"),
-        ("ip_id", "<u2"),
-        ("protocol", "u1"),
-        ("ip_version", "u1"),
-        ("disposition", "u1"),
-        ("flags", "u1"),
-        ("batch", "<u4"),
-        ("index", "<u4"),
-        ("done_function", "<u4"),
-        ("done_digest", "<u8"),
-        ("receive_interface", "<u4"),
-        ("done_number", "<u4"),
-    ]
-)
-
-HANDOVER = np.dtype([("packet", "<u4"), ("batch", "<u4"), ("index", "<u4"), ("flags", "<u4")])
+BATCH = dtype_of("nfp_batch")
+PACKET = dtype_of("nfp_packet")
+HANDOVER = dtype_of("nfp_handover")
 """A packet went on in another batch than that which received it: at `index` of that batch's burst."""
-
-TOPIC = np.dtype([("digest", "<u8"), ("size", "<u4"), ("text", "u1", (84,))])
+TOPIC = dtype_of("nfp_topic")
 """The topic of those messages whose digest is equal; `text` is UTF-8, a long topic's ends in three dots."""
-
-CALL_COUNTERS = np.dtype(
-    [
-        ("call", "<u4"),
-        ("flags", "<u4"),
-        ("inclusive", "<u8", (6,)),
-        ("self", "<u8", (6,)),
-        ("inside", "<u4"),
-        ("set", "<u4"),
-    ]
-)
+CALL_COUNTERS = dtype_of("nfp_call_counters")
 """What was counted in a call, without its probes; calls without a row were not counted. `set`: of which counters."""
-
-COUNTER_COST = np.dtype([("inside", "<i4", (6,)), ("whole", "<i4", (6,))])
+COUNTER_COST = dtype_of("nfp_counter_cost")
 """What one probed call counts by itself, by counter: of its own counts, and of those around it."""
-
-MESSAGE = np.dtype([("body_bytes", "<u4"), ("topic_bytes", "<u4")])
+MESSAGE = dtype_of("nfp_message")
 """What a message, a packet of `ip_version` MESSAGE_VERSION, holds in the first bytes of `source`."""
-
-MESSAGE_VERSION = 15
-
-LATE_WISH = np.dtype([("late_ticks", "<u8"), ("sample", "<u8")])
-"""Which packets of a thread deserve to be identified."""
-
-THREAD = np.dtype(
-    [
-        ("state", "<u4"),
-        ("tid", "<u4"),
-        ("start_ticks", "<u8"),
-        ("lost", "<u8", (3,)),
-        ("name", "S16"),
-        ("handed_over_packets", "<u8"),
-        ("empty_polls", "<u8"),
-        ("empty_ticks", "<u8"),
-        ("batches", "<u8"),
-        ("received_packets", "<u8"),
-        ("transmit_calls", "<u8"),
-        ("transmitted_packets", "<u8"),
-        ("refused_packets", "<u8"),
-        ("dropped_packets", "<u8"),
-        ("tail", "<u8"),
-        ("late", LATE_WISH),
-        ("taken_over_packets", "<u8"),
-        ("punted_packets", "<u8"),
-        ("reserved1", "<u8", (3,)),
-        ("position", "<u8"),
-        ("identified_packets", "<u8"),
-        ("unplaced_packets", "<u8"),
-        ("unheld_packets", "<u8"),
-        ("checked_packets", "<u8"),
-        ("differing_packets", "<u8"),
-        ("copying", "<u8"),
-        ("checked_calls", "<u8"),
-    ]
-)
+MESSAGE_VERSION = lib.NFP_VERSION_MESSAGE
+THREAD = dtype_of("nfp_thread_shared")
 
 
 class CallFlag(IntFlag):
-    CLIPPED = 1
-    UNWOUND = 2
-    VALUE = 4
-    RECEIVE = 8
-    TRANSMIT = 16
-    DROP = 32
-    MARK = 64
-    SHARED = 128
-    CONTINUED = 256
+    CLIPPED = lib.NFP_CALL_CLIPPED
+    UNWOUND = lib.NFP_CALL_UNWOUND
+    VALUE = lib.NFP_CALL_VALUE
+    RECEIVE = lib.NFP_CALL_RECEIVE
+    TRANSMIT = lib.NFP_CALL_TRANSMIT
+    DROP = lib.NFP_CALL_DROP
+    MARK = lib.NFP_CALL_MARK
+    SHARED = lib.NFP_CALL_SHARED
+    CONTINUED = lib.NFP_CALL_CONTINUED
 
 
 class CountersFlag(IntFlag):
-    VALID = 1
-    SELF_VALID = 2
+    VALID = lib.NFP_COUNTERS_VALID
+    SELF_VALID = lib.NFP_COUNTERS_SELF_VALID
 
 
 class BatchFlag(IntFlag):
-    FULL = 1
-    LOSSY = 2
-    UNFINISHED = 4
-    SATURATED = 8
-    UNDETAILED = 16
-    CHOSEN = 32
-    DRAWN = 64
-    TAKEN_OVER = 128
+    FULL = lib.NFP_BATCH_FULL
+    LOSSY = lib.NFP_BATCH_LOSSY
+    UNFINISHED = lib.NFP_BATCH_UNFINISHED
+    SATURATED = lib.NFP_BATCH_SATURATED
+    UNDETAILED = lib.NFP_BATCH_UNDETAILED
+    CHOSEN = lib.NFP_BATCH_CHOSEN
+    DRAWN = lib.NFP_BATCH_DRAWN
+    TAKEN_OVER = lib.NFP_BATCH_TAKEN_OVER
 
 
 class HandoverFlag(IntFlag):
-    AGAIN = 1
+    AGAIN = lib.NFP_HANDOVER_AGAIN
 
 
 class PacketFlag(IntFlag):
-    ARRIVAL_KNOWN = 1
-    REPEATED = 2
-    ARRIVAL_UNIX_NS = 4
-    UNSURE = 8
-    FRAGMENT = 16
-    CUT = 32
-    MALFORMED = 64
-    INNER = 128
+    ARRIVAL_KNOWN = lib.NFP_PACKET_ARRIVAL_KNOWN
+    REPEATED = lib.NFP_PACKET_REPEATED
+    ARRIVAL_UNIX_NS = lib.NFP_PACKET_ARRIVAL_UNIX_NS
+    UNSURE = lib.NFP_PACKET_UNSURE
+    FRAGMENT = lib.NFP_PACKET_FRAGMENT
+    CUT = lib.NFP_PACKET_CUT
+    MALFORMED = lib.NFP_PACKET_MALFORMED
+    INNER = lib.NFP_PACKET_INNER
 
 
-UNKNOWN, TRANSMITTED, DROPPED, PUNTED, ABSORBED = range(5)
-"""Dispositions of a packet."""
+UNKNOWN = lib.NFP_UNKNOWN  # dispositions of a packet
+TRANSMITTED = lib.NFP_TRANSMITTED
+DROPPED = lib.NFP_DROPPED
+PUNTED = lib.NFP_PUNTED
+ABSORBED = lib.NFP_ABSORBED
 
 
 def _empty(dtype: np.dtype[Any]) -> Callable[[], Rows]:

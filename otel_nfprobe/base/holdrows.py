@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of holds, as columns.py has them (holds.py). Pure; imports nothing of the project."""
+"""The rows of holds, as columns.py has them (holds.py). Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-HOLD = np.dtype(
-    [
-        ("start_ticks", "<u8"),
-        ("held_ticks", "<u8"),
-        ("end_ticks", "<u8"),
-        ("thread", "<u4"),
-        ("function", "<u4"),
-        ("size", "<u4"),
-        ("text", "u1", (84,)),
-    ]
-)
-"""As struct nfp_hold. thread: of the one that held the others, its index in the thread table; text: what for."""
+from otel_nfprobe.base.layouts import dtype_of
+
+HOLD = dtype_of("nfp_hold")
+"""thread: of the one that held the others, its index in the thread table; text: what for."""
 
 
 def join_holds(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:

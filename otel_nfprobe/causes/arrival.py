@@ -2,7 +2,7 @@
 """Arrival: how it is known when a packet came, and what ran while it waited. Pure: columns in, arrays out.
 
 Where a packet's life begins is `columns.life_start_ticks`; native/core/arrival.h has the same rule, and
-native/core/otlp_arrival.c writes the same words.
+native/core/otlp_packet.c writes the same words.
 """
 
 from __future__ import annotations

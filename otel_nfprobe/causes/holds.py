@@ -2,7 +2,7 @@
 """Holds: when one thread of the target kept all others from running (VPP's barrier), as rows. Pure.
 
 A thread stands still from the end of what it did last before all of them did, and goes on when it is let go: that time
-is as little the fault of what it ran as a preemption is. Rows come from the pipeline (native/core/hold.c).
+is as little the fault of what it ran as a preemption is. Rows come from the pipeline (native/core/barrier.c).
 """
 
 from __future__ import annotations

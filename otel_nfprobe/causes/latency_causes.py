@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.causes.baseline import Typical
 from otel_nfprobe.causes.burst import find_flow
@@ -44,13 +45,13 @@ WORTH_SHARE = 0.004  # of the wait: what a batch must have taken beyond its usua
 
 
 class CauseKind(IntEnum):
-    UNKNOWN = 0
-    OWN = 1
-    QUEUE = 2
-    BATCHING = 3
-    BURST = 4
-    PREEMPTION = 5
-    BARRIER = 6
+    UNKNOWN = lib.NFP_TAIL_UNKNOWN
+    OWN = lib.NFP_TAIL_OWN
+    QUEUE = lib.NFP_TAIL_QUEUE
+    BATCHING = lib.NFP_TAIL_BATCHING
+    BURST = lib.NFP_TAIL_BURST
+    PREEMPTION = lib.NFP_TAIL_PREEMPTION
+    BARRIER = lib.NFP_TAIL_BARRIER
 
 
 CAUSE = np.dtype(
@@ -121,6 +122,7 @@ def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical
         array of dtype CAUSE, in the order of `packets`.
     """
     causes = np.zeros(len(packets), CAUSE)
+    causes["kind"] = CauseKind.UNKNOWN
     for name in _INDEXES:
         causes[name] = NONE
     if not len(packets) or not typical.is_known:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import struct
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +24,7 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Rows, copy_rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.linux.perfring import NO_KERNEL, SOFTWARE, find_ended, map_largest_ring, open_event
+from otel_nfprobe.linux.perfring import NO_KERNEL, event_attributes, find_ended, map_largest_ring, open_event
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.context_switches import SWITCH, no_switches
 
@@ -34,11 +32,9 @@ THREADS_MAX = 256  # each has a file descriptor and a buffer
 PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
-_ATTRIBUTE_BYTES = 112
-_DUMMY = 9
-_SAMPLE_TYPE = 1 << 1 | 1 << 2 | 1 << 7  # thread, time, CPU: 24 bytes behind each record
+_SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU  # 24 bytes behind each record
 # NO_KERNEL: nothing is counted, and without it more rights are needed.
-_FLAGS = NO_KERNEL | 1 << 18 | 1 << 25 | 1 << 26  # ..., sample_id_all, use_clockid, context_switch
+_FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
 
 _ROOM_ROWS = 4096  # more than the largest buffer holds
 
@@ -166,10 +162,8 @@ class SwitchWatch:
 
 
 def _open_event(tid: int) -> int:
-    attribute = bytearray(_ATTRIBUTE_BYTES)
-    struct.pack_into("<IIQQQQQ", attribute, 0, SOFTWARE, _ATTRIBUTE_BYTES, _DUMMY, 0, _SAMPLE_TYPE, 0, _FLAGS)
-    struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
-    return open_event(bytes(attribute), tid)
+    kind, config = lib.PERF_TYPE_SOFTWARE, lib.PERF_COUNT_SW_DUMMY
+    return open_event(event_attributes(kind, config, _FLAGS, sample_type=_SAMPLE_TYPE), tid)
 
 
 def _refuse(error: OSError) -> NfprobeError:

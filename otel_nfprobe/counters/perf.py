@@ -7,20 +7,15 @@ import fcntl
 import mmap
 import os
 import struct
-import time
 from contextlib import suppress
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
-from otel_nfprobe.linux.perfring import USE_CLOCK, open_event
+from otel_nfprobe.linux.perfring import event_attributes, open_event
 
-ATTRIBUTE_BYTES = 112
-DISABLED, PINNED, EXCLUDE_USER, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1, 1 << 2, 1 << 4, 1 << 5, 1 << 6
-TIMES = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING
-ENABLE, DISABLE = 0x2400, 0x2401
-IDENTIFY = 0x80082407
-IOC_GROUP = 1
-CAPABILITIES = 40  # offset in the page: cap_user_rdpmc is bit 2
+TIMES = lib.PERF_FORMAT_TOTAL_TIME_ENABLED | lib.PERF_FORMAT_TOTAL_TIME_RUNNING
+CAPABILITIES = ffi.offsetof("struct perf_event_mmap_page", "capabilities")
 CAP_USER_RDPMC = 1 << 2
 
 
@@ -40,24 +35,20 @@ class Kernel:
             group: descriptor of the leader, or -1. A leader is pinned: it is never multiplexed, and is in an error
                 state when it does not get its counters.
         """
-        flags = USE_CLOCK | EXCLUDE_HYPERVISOR | (DISABLED if disabled and group < 0 else 0)
-        flags |= PINNED if group < 0 and not counter.is_software else 0
-        flags |= 0 if counter.user else EXCLUDE_USER
-        flags |= 0 if counter.kernel else EXCLUDE_KERNEL
-        attribute = bytearray(ATTRIBUTE_BYTES)
-        struct.pack_into("<IIQ", attribute, 0, event.type, ATTRIBUTE_BYTES, event.config)
-        struct.pack_into("<QQ", attribute, 32, TIMES, flags)
-        struct.pack_into("<QQ", attribute, 56, event.config1, event.config2)
-        struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)  # of samples, which may join the group
-        return open_event(bytes(attribute), tid, group)
+        flags = lib.NFP_EVENT_EXCLUDE_HV | (lib.NFP_EVENT_DISABLED if disabled and group < 0 else 0)
+        flags |= lib.NFP_EVENT_PINNED if group < 0 and not counter.is_software else 0
+        flags |= 0 if counter.user else lib.NFP_EVENT_EXCLUDE_USER
+        flags |= 0 if counter.kernel else lib.NFP_EVENT_EXCLUDE_KERNEL
+        words = {"read_format": TIMES, "config1": event.config1, "config2": event.config2}
+        return open_event(event_attributes(event.type, event.config, flags, **words), tid, group)
 
     def enable(self, leader: int) -> None:
         """Starts a group."""
-        fcntl.ioctl(leader, ENABLE, IOC_GROUP)
+        fcntl.ioctl(leader, lib.PERF_EVENT_IOC_ENABLE, lib.PERF_IOC_FLAG_GROUP)
 
     def disable(self, leader: int) -> None:
         """Stops a group: its counters are free for others."""
-        fcntl.ioctl(leader, DISABLE, IOC_GROUP)
+        fcntl.ioctl(leader, lib.PERF_EVENT_IOC_DISABLE, lib.PERF_IOC_FLAG_GROUP)
 
     def read(self, descriptor: int) -> tuple[int, int, int] | None:
         """Value, ns enabled, ns running; None for a pinned counter in its error state."""
@@ -66,7 +57,7 @@ class Kernel:
 
     def identify(self, descriptor: int) -> int:
         """The number by which samples name it."""
-        number: int = struct.unpack("<Q", fcntl.ioctl(descriptor, IDENTIFY, bytes(8)))[0]
+        number: int = struct.unpack("<Q", fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(8)))[0]
         return number
 
     def may_rdpmc(self, descriptor: int) -> bool:

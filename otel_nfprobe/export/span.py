@@ -21,6 +21,7 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CALL_COUNTERS, HANDOVER, NONE, Columns, Rows, with_again
 from otel_nfprobe.base.holdrows import HOLD
+from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.numbernames import NAMES_MAX, NumberNames
 from otel_nfprobe.causes.arrival import find_waited
 from otel_nfprobe.causes.latency_causes import CauseKind
@@ -28,33 +29,8 @@ from otel_nfprobe.export.resource import SCHEMA_URL, encode_attribute, encode_re
 from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 from otel_nfprobe.pipeline.sampling import RANDOMNESS
 
-TAIL = np.dtype(
-    [
-        ("excess_ns", "<i8"),
-        ("batch_id", "<u8"),
-        ("link_high", "<u8"),
-        ("link_low", "<u8"),
-        ("link_span", "<u8"),
-        ("share", "<f8"),
-        ("function", "<u4"),
-        ("kind", "<u4"),
-        ("flags", "<u4"),
-        ("flow_packet", "<u4"),
-        ("flow_share", "<f8"),
-        ("hold", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
-TAIL_KINDS = ("none", "own", "batching", "queue", "burst", "preemption", "unknown", "barrier")
-_KIND_OF_CAUSE = {
-    CauseKind.UNKNOWN: TAIL_KINDS.index("unknown"),
-    CauseKind.OWN: TAIL_KINDS.index("own"),
-    CauseKind.QUEUE: TAIL_KINDS.index("queue"),
-    CauseKind.BATCHING: TAIL_KINDS.index("batching"),
-    CauseKind.BURST: TAIL_KINDS.index("burst"),
-    CauseKind.PREEMPTION: TAIL_KINDS.index("preemption"),
-    CauseKind.BARRIER: TAIL_KINDS.index("barrier"),
-}
+TAIL = dtype_of("nfp_tail")
+TAIL_KINDS = ("none", *(kind.name.lower() for kind in CauseKind))
 
 TEXT_STRUCT = "struct nfp_otlp_text"
 SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
@@ -70,9 +46,8 @@ class EncodedRequest(NamedTuple):
 
 def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
     """What `tail.find_causes` found, dtype CAUSE, as dtype TAIL for `SpanEncoder.encode`."""
-    kinds = np.array([_KIND_OF_CAUSE[kind] for kind in sorted(CauseKind)], dtype=np.uint32)
     tails = np.zeros(len(causes), dtype=TAIL)
-    tails["kind"] = kinds[causes["kind"]]
+    tails["kind"] = causes["kind"]
     tails["function"] = causes["function"]
     tails["batch_id"] = causes["batch_id"]
     tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
@@ -364,10 +339,10 @@ def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
 NAME_BYTES_MAX = 512
 
 _INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
-_TEXT = np.dtype([("offset", "<u4"), ("size", "<u4")])
-_COUNTER = np.dtype([("name", _TEXT), ("self_name", _TEXT), ("scale", "<u8")])
-_COUNTER_SET = np.dtype([("set", "<u4"), ("first", "<u4"), ("count", "<u4")])
-_FUNCTION = np.dtype([("head", _TEXT), ("attribute", _TEXT), ("late_head", _TEXT), ("tail", _TEXT)])
+_TEXT = dtype_of("nfp_otlp_text")
+_COUNTER = dtype_of("nfp_otlp_counter")
+_COUNTER_SET = dtype_of("nfp_otlp_counter_set")
+_FUNCTION = dtype_of("nfp_otlp_function")
 
 
 class SpanText:
@@ -449,7 +424,7 @@ def _encode_thread(tid: int, name: str, number: int | None) -> bytes:
 
 def _shorten_counter(key: str) -> bytes:
     encoded = key.encode("utf-8", "replace")
-    room = int(lib.NFP_OTLP_COUNTER_NAME_MAX)
+    room = lib.NFP_OTLP_COUNTER_NAME_MAX
     if len(encoded) <= room:
         return encoded
     return encoded[: room - 8].decode("utf-8", "ignore").encode() + b"..." + encoded[-5:]

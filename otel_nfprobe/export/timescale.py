@@ -3,7 +3,7 @@
 
 Jaeger's pages cut times to whole microseconds; stretched a thousand times, a ns is drawn as a us. The copies have
 trace ids of their own, stand in a service of their own, and say `nf.time_scale` on every span
-(native/core/otlp_scale.h).
+(native/core/otlp_id.h).
 """
 
 from __future__ import annotations

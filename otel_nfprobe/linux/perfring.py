@@ -2,30 +2,27 @@
 """Perf rings: opens perf events of one thread, and reads what the kernel writes into their buffers.
 
 A buffer is one page of struct perf_event_mmap_page, then a ring of records, each with a HEADER. The kernel moves the
-head, the reader the tail. Called by preemption.py, profiler.py, hot_code.py and counters/perf.py,
-which know their records.
+head, the reader the tail. What the records mean is for the caller.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import select
 import struct
+import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-SOFTWARE = 1  # PERF_TYPE_SOFTWARE
+from otel_nfprobe._core import ffi, lib
+
 RATE_MAX = "/proc/sys/kernel/perf_event_max_sample_rate"
-USE_CLOCK = 1 << 25  # use_clockid: the kernel takes into a group only events of one clock
-NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: flags of the attributes that need fewer rights
+NO_KERNEL = lib.NFP_EVENT_EXCLUDE_KERNEL | lib.NFP_EVENT_EXCLUDE_HV  # needs fewer rights
 HEADER = struct.Struct("<IHH")  # struct perf_event_header: type, misc, size
 
-_PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
-_CLOEXEC = 8
-_DATA_HEAD = 1024  # offsets in the first page of a buffer
-_DATA_TAIL = 1032
-_libc = ctypes.CDLL(None, use_errno=True)
+_DATA_HEAD = ffi.offsetof("struct perf_event_mmap_page", "data_head")
+_DATA_TAIL = ffi.offsetof("struct perf_event_mmap_page", "data_tail")
 
 
 def max_hertz() -> int:
@@ -37,11 +34,29 @@ def max_hertz() -> int:
         return 100_000
 
 
-def open_event(attributes: bytes, tid: int, group: int = -1) -> int:
+def event_attributes(kind: int, config: int, flags: int, **fields: int) -> Any:
+    """struct perf_event_attr of an event whose samples have times of CLOCK_MONOTONIC_RAW.
+
+    The kernel takes into a group only events of one clock.
+
+    Args:
+        kind: its `type`.
+        flags: of enum nfp_event_flag, for its bits.
+        fields: others of its fields.
+    """
+    attributes = ffi.new("struct perf_event_attr *")
+    attributes.type, attributes.config, attributes.clockid = kind, config, time.CLOCK_MONOTONIC_RAW
+    for name, value in fields.items():
+        setattr(attributes, name, value)
+    lib.nfp_event_set_flags(attributes, flags | lib.NFP_EVENT_USE_CLOCKID)
+    return attributes
+
+
+def open_event(attributes: Any, tid: int, group: int = -1) -> int:
     """Opens an event of one thread on whatever CPU it runs.
 
     Args:
-        attributes: struct perf_event_attr.
+        attributes: struct perf_event_attr *.
         tid: as the monitor sees it.
         group: descriptor of the leader of the group that it joins; -1: none.
 
@@ -51,11 +66,9 @@ def open_event(attributes: bytes, tid: int, group: int = -1) -> int:
     Raises:
         OSError: the kernel does not allow it; ProcessLookupError: the thread has ended.
     """
-    pointer = ctypes.create_string_buffer(attributes, len(attributes))
-    descriptor: int = _libc.syscall(_PERF_EVENT_OPEN, pointer, tid, -1, group, ctypes.c_ulong(_CLOEXEC))
+    descriptor = lib.nfp_event_open(attributes, tid, group)
     if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(-descriptor, os.strerror(-descriptor))
     return descriptor
 
 

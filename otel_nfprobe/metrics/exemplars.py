@@ -134,7 +134,7 @@ class ExemplarEncoder(SpanEncoder):
         return [(write(high) << 64 | low, write(span)) for (high, low), span in zip(traces, spans, strict=True)]
 
     def _write_id(self, word: int) -> int:
-        """A word of an id as native/core/otlp_scale.h writes it in the first of the passes."""
+        """A word of an id as native/core/otlp_id.h writes it in the first of the passes."""
         factor = self._scale.passes[0]
         return word if factor == 1 else _mix(word ^ factor * 0x9E3779B97F4A7C15 & _BITS_64) or 1
 

@@ -42,7 +42,7 @@ FACTS = np.dtype(
         "itemsize": FACTS_BYTES,
     }
 )
-"""What is read of struct nfp_packet_facts (native/include/nfprobe/headers.h)."""
+"""What is read of struct nfp_packet_facts (native/abi/headers.h)."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes
     layers |= np.uint64(link_flags)
     count = len(offsets)
     facts = ffi.new("uint8_t[]", count * FACTS_BYTES)
-    words = [ffi.from_buffer("uint64_t[]", array) for array in (offsets, readable, lengths, layers)]
-    lib.nfp_digest_describe_all(ffi.from_buffer("uint8_t[]", piece.data), *words, count, key, facts)
+    data = ffi.from_buffer("uint8_t[]", piece.data)
+    at, there, whole, kinds = (ffi.from_buffer("uint64_t[]", array) for array in (offsets, readable, lengths, layers))
+    lib.nfp_digest_describe_all(data, at, there, whole, kinds, count, key, facts)
     return bytes(ffi.buffer(facts))
 
 

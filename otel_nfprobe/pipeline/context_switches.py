@@ -15,6 +15,7 @@ from enum import IntFlag
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import Rows
 
 SWITCH = np.dtype(
@@ -33,9 +34,9 @@ SWITCHES_MAX = 1 << 20  # kept of a whole recording
 
 
 class SwitchFlag(IntFlag):
-    PREEMPTED = 1
-    HELD = 4  # another thread of the target kept it from running (holds.py)
-    INCOMPLETE = 2  # records of the scheduler were lost before this row
+    PREEMPTED = lib.NFP_SWITCH_PREEMPTED
+    HELD = lib.NFP_SWITCH_HELD  # another thread of the target kept it from running (holds.py)
+    INCOMPLETE = lib.NFP_SWITCH_INCOMPLETE  # records of the scheduler were lost before this row
 
 
 def no_switches() -> Rows:

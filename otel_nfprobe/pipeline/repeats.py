@@ -82,9 +82,9 @@ class Repeats:
     def look(self, digests: NDArray[np.uint64], unix_ns: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """PacketFlag.REPEATED, UNSURE or 0 of each digest, seen at these times."""
         marks = np.zeros(len(digests), np.uint8)
-        words = [np.ascontiguousarray(array, np.uint64) for array in (digests, unix_ns)]
-        pointers = [ffi.from_buffer("uint64_t[]", array) for array in words]
-        lib.nfp_repeats_look(self._repeats, *pointers, len(marks), ffi.from_buffer("uint8_t[]", marks))
+        looked_up = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(digests, np.uint64))
+        times = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(unix_ns, np.uint64))
+        lib.nfp_repeats_look(self._repeats, looked_up, times, len(marks), ffi.from_buffer("uint8_t[]", marks))
         return marks
 
     def counts(self) -> RepeatsCounts:

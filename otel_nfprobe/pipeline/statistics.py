@@ -39,16 +39,16 @@ SUMMARY_FIELDS = ("count", "clipped", "total", "min", "max")
 
 
 class Distribution(IntEnum):
-    CALL_TICKS = 0
-    SELF_TICKS = 1
-    BATCH_SIZE = 2
-    BATCH_TICKS = 3
-    PACKET_TICKS = 4
-    PACKET_OWN_TICKS = 5
-    RAW_TICKS = 6
+    CALL_TICKS = lib.NFP_CALL_TICKS
+    SELF_TICKS = lib.NFP_SELF_TICKS
+    BATCH_SIZE = lib.NFP_BATCH_SIZE
+    BATCH_TICKS = lib.NFP_BATCH_TICKS
+    PACKET_TICKS = lib.NFP_PACKET_TICKS
+    PACKET_OWN_TICKS = lib.NFP_PACKET_OWN_TICKS
+    RAW_TICKS = lib.NFP_RAW_TICKS
 
 
-SIZES_EXACT = int(lib.NFP_SIZES_EXACT)
+SIZES_EXACT = lib.NFP_SIZES_EXACT
 """Batches of fewer packets are counted by their exact size."""
 ORIGINS = ("stamp", "capture", "poll", "receive")
 """What a packet's latency counts from, as enum nfp_origin: its stamp, its generator's capture, the last poll that had

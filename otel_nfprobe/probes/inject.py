@@ -3,7 +3,7 @@
 
 One thread of the target, blocked in a harmless system call or else stopped at the entry of its next one,
 makes the helper thread; it is stopped once, for a millisecond. The helper thread then loads the library
-from a memory file that the monitor fills. native/probe/boot.h has the conversation between the two.
+from a memory file that the monitor fills. native/abi/boot.h has the conversation between the two.
 """
 
 from __future__ import annotations

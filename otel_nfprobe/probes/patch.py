@@ -177,7 +177,7 @@ class Patcher:
         return int(self.session.probe(index).kind)
 
     def _is_single(self, index: int) -> bool:
-        return self._kind(index) == int(lib.NFP_SITE_SINGLE)
+        return self._kind(index) == lib.NFP_SITE_SINGLE
 
     def _stands(self, index: int, armed: bool) -> bool:
         entry = self.session.probe(index)

@@ -9,7 +9,7 @@ from typing import Any
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.shm.session import GATE_OUTER, Session
 
-NO_ARGUMENT = 255  # NFP_ABSENT of session.h
+NO_ARGUMENT = lib.NFP_ABSENT
 _BYTES = ffi.typeof("uint8_t[]")
 
 

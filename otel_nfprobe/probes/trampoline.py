@@ -228,13 +228,13 @@ class ProbeRequest:
         if self.snippet:
             return int(lib.NFP_SHAPE_ENTER_VALUE if _is_relocated(self) else lib.NFP_SHAPE_CALL_VALUE)
         if self.plan.strategy == RELOCATED_BODY:
-            return int(lib.NFP_SHAPE_ENTER)
+            return lib.NFP_SHAPE_ENTER
         if self.plan.strategy == ENTRY_ONLY:
-            return int(lib.NFP_SHAPE_MARK)
+            return lib.NFP_SHAPE_MARK
         if self.plan.argument_words:
             return int(next(shape for words, shape in COPY_SHAPES.items() if words >= self.plan.argument_words))
         if self.plan.has_frame_pointer:
-            return int(lib.NFP_SHAPE_COPY_0)
+            return lib.NFP_SHAPE_COPY_0
         return self.shape
 
 

@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import struct
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
@@ -33,8 +33,7 @@ from otel_nfprobe.counters.threads import ThreadGroup
 from otel_nfprobe.linux.perfring import (
     HEADER,
     NO_KERNEL,
-    SOFTWARE,
-    USE_CLOCK,
+    event_attributes,
     find_ended,
     map_largest_ring,
     open_event,
@@ -47,11 +46,8 @@ from otel_nfprobe.profiling.samples import NOT_KNOWN, SAMPLE, CountedSamples, Sa
 # What makes the kernel look where a thread is: events, the most precise first.
 
 
-HARDWARE, CYCLES, CPU_CLOCK = 0, 0, 0
+HARDWARE, SOFTWARE = lib.PERF_TYPE_HARDWARE, lib.PERF_TYPE_SOFTWARE
 PRECISIONS = (3, 2, 1, 0)
-
-_ATTRIBUTE_BYTES = 112
-_BY_FREQUENCY, _PRECISE_AT = 1 << 10, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +87,13 @@ Open = Callable[[Source, int, Placing], int]
 
 def open_source(source: Source, hertz: int, placing: Placing) -> int:
     """Opens the event that samples a thread. Raises OSError."""
-    flags = _BY_FREQUENCY | USE_CLOCK | source.precision << _PRECISE_AT | (NO_KERNEL if source.user_only else 0)
-    config = CYCLES if source.type == HARDWARE else CPU_CLOCK
-    sample_type, read_format = (SAMPLE_TYPE | READ_VALUES, READ_FORMAT) if placing.reads else (SAMPLE_TYPE, 0)
-    attribute = bytearray(_ATTRIBUTE_BYTES)
-    words = source.type, _ATTRIBUTE_BYTES, config, hertz, sample_type, read_format, flags
-    struct.pack_into("<IIQQQQQ", attribute, 0, *words)
-    struct.pack_into("<i", attribute, 92, time.CLOCK_MONOTONIC_RAW)
-    return open_event(bytes(attribute), placing.tid, placing.leader)
+    flags = lib.NFP_EVENT_FREQ | (NO_KERNEL if source.user_only else 0)
+    config = lib.PERF_COUNT_HW_CPU_CYCLES if source.type == HARDWARE else lib.PERF_COUNT_SW_CPU_CLOCK
+    attributes = event_attributes(source.type, config, flags, sample_freq=hertz, sample_type=SAMPLE_TYPE)
+    lib.nfp_event_set_precision(attributes, source.precision)
+    if placing.reads:
+        attributes.sample_type, attributes.read_format = SAMPLE_TYPE | lib.PERF_SAMPLE_READ, READ_FORMAT
+    return open_event(attributes, placing.tid, placing.leader)
 
 
 # ---- records of the kernel ------------------------------------------------------------------------------------------
@@ -109,12 +104,15 @@ def open_source(source: Source, hertz: int, placing: Placing) -> int:
 # The part behind the line is there where the samples hold values; the event that samples is one of them.
 
 
-SAMPLE_TYPE = 1 | 1 << 1 | 1 << 2 | 1 << 7 | 1 << 8  # address, thread, time, CPU, period
-READ_VALUES = 1 << 4
-READ_FORMAT = 1 | 2 | 4 | 8  # times enabled and running, ids, the whole group
-MODE, IN_KERNEL, EXACT = 7, 1, 1 << 14  # of a record's misc
+SAMPLE_TYPE = lib.PERF_SAMPLE_IP | lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU
+SAMPLE_TYPE |= lib.PERF_SAMPLE_PERIOD
+READ_FORMAT = lib.PERF_FORMAT_TOTAL_TIME_ENABLED | lib.PERF_FORMAT_TOTAL_TIME_RUNNING
+READ_FORMAT |= lib.PERF_FORMAT_ID | lib.PERF_FORMAT_GROUP
+# Of a record's misc.
+MODE, IN_KERNEL = lib.PERF_RECORD_MISC_CPUMODE_MASK, lib.PERF_RECORD_MISC_KERNEL
+EXACT = lib.PERF_RECORD_MISC_EXACT_IP
 
-_RECORD_SAMPLE, _RECORD_LOST = 9, 2
+_RECORD_SAMPLE, _RECORD_LOST = lib.PERF_RECORD_SAMPLE, lib.PERF_RECORD_LOST
 _LOST_AT = 16  # in its record: how many
 _PLACE = [
     ("type", "<u4"),

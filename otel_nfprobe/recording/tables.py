@@ -322,7 +322,9 @@ class TableMaker:
         values = {
             **self._packet(columns, packets),
             "latency_ns": self._ns(latency_ticks(columns)[packets]),
-            "cause": name_text([kind.name.lower() for kind in sorted(CauseKind)], causes["kind"]),
+            "cause": name_text(
+                [kind.name.lower() for kind in CauseKind], causes["kind"].astype(np.int64) - CauseKind.UNKNOWN
+            ),
             "function": name_text(self._names, causes["function"]),
             "excess_ns": self._ns(causes["excess_ticks"]),
             "share": causes["share"].astype(np.float64),

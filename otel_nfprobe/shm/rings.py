@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD
+from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.shm.stamps import StampBounds
 
 ROOM_RECORDS = 1 << 16
-PART = np.dtype([("thread", "<u4"), ("reserved", "<u4"), ("count", "<u8")])
+PART = dtype_of("nfp_sweep_part")
 
 
 @dataclass(frozen=True)

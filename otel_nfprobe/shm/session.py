@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitor's view of the memory that it shares with a target (native/include/nfprobe/session.h).
+"""The monitor's view of the memory that it shares with a target (native/abi/session.h).
 
 Maps the session's memory file, holds the lock that tells the target that a monitor is there, sends commands
 to the helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this
@@ -32,32 +32,32 @@ from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
 from otel_nfprobe.shm.threadids import ThreadIds
 from otel_nfprobe.shm.threadtable import Claim, Claims, ThreadTable
 
-FIXED_BYTES = 40 << 20  # header and tables: NFP_ARENA_OFFSET
-THREAD_TABLE_OFFSET = 8192
-THREAD_COUNT = 1024
-PROBE_TABLE_OFFSET = 1 << 20
-PROBE_COUNT = 262144
-PROGRAM_OFFSET = 4096
-PROGRAM_COUNT = 64
-NODE_PROGRAM = 255  # NFP_NODE_PROGRAM of session.h
-ARENA_OFFSET = 40 << 20
-ARENA_BYTES = 216 << 20
-RING_OFFSET = 256 << 20
-RING_BYTES_MIN = 64 << 10
-RING_BYTES_MAX = 256 << 20
-MAGIC = 0x31764250464E0001
-VERSION = 10
+FIXED_BYTES = lib.NFP_ARENA_OFFSET  # header and tables
+THREAD_TABLE_OFFSET = lib.NFP_THREAD_TABLE_OFFSET
+THREAD_COUNT = lib.NFP_THREAD_COUNT
+PROBE_TABLE_OFFSET = lib.NFP_PROBE_TABLE_OFFSET
+PROBE_COUNT = lib.NFP_PROBE_COUNT
+PROGRAM_OFFSET = lib.NFP_PROGRAM_OFFSET
+PROGRAM_COUNT = lib.NFP_PROGRAM_COUNT
+NODE_PROGRAM = lib.NFP_NODE_PROGRAM
+ARENA_OFFSET = lib.NFP_ARENA_OFFSET
+ARENA_BYTES = lib.NFP_ARENA_BYTES
+RING_OFFSET = lib.NFP_RING_OFFSET
+RING_BYTES_MIN = lib.NFP_RING_BYTES_MIN
+RING_BYTES_MAX = lib.NFP_RING_BYTES_MAX
+MAGIC = lib.NFP_SESSION_MAGIC
+VERSION = lib.NFP_SESSION_VERSION
 
-GATE_OUTER = 1
-GATE_INNER = 2
-GATE_AUTO = 16
-GATE_PACKETS = 4
-GATE_LATE = 8
+GATE_OUTER = lib.NFP_GATE_OUTER
+GATE_INNER = lib.NFP_GATE_INNER
+GATE_AUTO = lib.NFP_GATE_AUTO
+GATE_PACKETS = lib.NFP_GATE_PACKETS
+GATE_LATE = lib.NFP_GATE_LATE
 
-LATE_NEVER = 0xFFFFFFFFFFFFFFFF
-SAMPLE_ALL = 0x100000000
+LATE_NEVER = lib.NFP_LATE_NEVER
+SAMPLE_ALL = lib.NFP_SAMPLE_ALL
 
-LOST_CLASSES = ("call", "packet", "poll")
+LOST_CLASSES = ("call", "packet", "poll")  # by NFP_LOST_CALL and the others
 
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux
 

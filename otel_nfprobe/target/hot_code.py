@@ -15,20 +15,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.linux.perfring import HEADER, SOFTWARE, map_ring, open_event, take_records
+from otel_nfprobe._core import lib
+from otel_nfprobe.linux.perfring import HEADER, event_attributes, map_ring, open_event, take_records
 from otel_nfprobe.target.target import Target
 
-ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")  # struct perf_event_attr up to PERF_ATTR_SIZE_VER5
-CPU_CLOCK = 0
-REGISTERS, STACK = 1 << 12, 1 << 13  # PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER
 WANTED_REGISTERS = 1 << 7 | 1 << 8  # stack pointer and program counter
-BY_FREQUENCY, NOT_IN_KERNEL = 1 << 10, 1 << 5  # bits of the attributes
-SAMPLE_RECORD = 9
 FREQUENCY_HZ = 997  # in step with nothing
 STACK_BYTES = 4096
 BUFFER_PAGES = 32
@@ -111,7 +106,7 @@ class _Watch:
         try:
             self._fd = _open_event(tid, 0)
         except PermissionError:  # an ordinary user sees its own code only
-            self._fd = _open_event(tid, NOT_IN_KERNEL)
+            self._fd = _open_event(tid, lib.NFP_EVENT_EXCLUDE_KERNEL)
         try:
             self._memory = map_ring(self._fd, BUFFER_PAGES)
         except OSError:
@@ -124,7 +119,7 @@ class _Watch:
         position = 0
         while position + HEADER.size <= len(content):
             kind, _, size = HEADER.unpack_from(content, position)
-            if kind == SAMPLE_RECORD:
+            if kind == lib.PERF_RECORD_SAMPLE:
                 self._take_sample(content[position + HEADER.size : position + size])
             position += max(size, HEADER.size)
 
@@ -144,6 +139,13 @@ class _Watch:
 
 
 def _open_event(tid: int, flags: int) -> int:
-    words: list[Any] = [SOFTWARE, ATTRIBUTES.size, CPU_CLOCK, FREQUENCY_HZ, REGISTERS | STACK, 0, BY_FREQUENCY | flags]
-    words += [0, 0, 0, 0, 0, WANTED_REGISTERS, STACK_BYTES, 0, 0, 0, 0, 0]
-    return open_event(ATTRIBUTES.pack(*words), tid)
+    attributes = event_attributes(
+        lib.PERF_TYPE_SOFTWARE,
+        lib.PERF_COUNT_SW_CPU_CLOCK,
+        lib.NFP_EVENT_FREQ | flags,
+        sample_freq=FREQUENCY_HZ,
+        sample_type=lib.PERF_SAMPLE_REGS_USER | lib.PERF_SAMPLE_STACK_USER,
+        sample_regs_user=WANTED_REGISTERS,
+        sample_stack_user=STACK_BYTES,
+    )
+    return open_event(attributes, tid)

@@ -19,10 +19,9 @@ from pathlib import Path
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.kernel import bpfcall
 from otel_nfprobe.kernel.programs import NOW_NS, Assembler
-from otel_nfprobe.linux.perfring import open_event
+from otel_nfprobe.linux.perfring import event_attributes, open_event
 
 SOURCE = Path("/sys/bus/event_source/devices/uprobe")
-ATTRIBUTE_BYTES = 112
 AT_EXIT = 1  # of config
 SET_PROGRAM = 0x40042408  # ioctl PERF_EVENT_IOC_SET_BPF
 KPROBE = 2  # type of programs
@@ -68,10 +67,8 @@ def uprobes(pid: int, binary: Path, offsets: list[int]) -> Iterator[None]:
         program = _load_program(stop)
         for offset in offsets:
             for config in (0, AT_EXIT):
-                attribute = bytearray(ATTRIBUTE_BYTES)
-                struct.pack_into("<IIQ", attribute, 0, kind, ATTRIBUTE_BYTES, config)
-                struct.pack_into("<QQ", attribute, 56, ctypes.addressof(path), offset)
-                descriptor = open_event(bytes(attribute), pid)
+                attributes = event_attributes(kind, config, 0, config1=ctypes.addressof(path), config2=offset)
+                descriptor = open_event(attributes, pid)
                 stop.callback(os.close, descriptor)
                 fcntl.ioctl(descriptor, SET_PROGRAM, program)
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packet facts and the packet digest in Python: the readable twin of native/include/nfprobe/{headers,digest}.h.
+"""Packet facts and the packet digest in Python: the readable twin of native/abi/{headers,digest}.h.
 
 docs/identity.md defines the bytes that the digest covers; the C code is compared with this. It reads nothing beyond the
 bytes it is given.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring as a probe writes it, by the layout of native/include/nfprobe/ring.h. For tests and benchmarks."""
+"""A ring as a probe writes it, by the layout of native/abi/ring.h. For tests and benchmarks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD, Rows
 from tests.support.synthetic_records import Row
 

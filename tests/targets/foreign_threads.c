@@ -8,7 +8,7 @@
 #include <x86intrin.h>
 
 #define NOINLINE __attribute__((noinline, noclone, used))
-#define THREADS_USED 48 // offsets of native/include/nfprobe/session.h, which a hostile target knows as well
+#define THREADS_USED 48 // offsets of native/abi/session.h, which a hostile target knows as well
 #define TABLE 8192
 #define ENTRY_BYTES 256
 #define EMPTY_ENTRIES_FROM 8

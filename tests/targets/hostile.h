@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a hostile target has at hand: its own half of the conversation with the monitor (native/probe/boot.h), and a
+// What a hostile target has at hand: its own half of the conversation with the monitor (native/abi/boot.h), and a
 // session's memory that it has made itself.
 #ifndef NFPROBE_TEST_HOSTILE_H
 #define NFPROBE_TEST_HOSTILE_H
 #define _GNU_SOURCE
-#include <boot.h>
+#include "abi/boot.h"
 #include <fcntl.h>
-#include <nfprobe/session.h>
+#include "abi/session.h"
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,74 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtypes are the C structures, field by field; several takes become one."""
+"""Several takes become one; where a packet's life begins."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from otel_nfprobe._core import ffi, lib
 
-from otel_nfprobe.arch import codescan
 from otel_nfprobe.base import columns
 from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, Columns, PacketFlag
-
-
-@pytest.mark.parametrize(
-    ("struct", "dtype"),
-    [
-        ("nfp_record", columns.RECORD),
-        ("nfp_call", CALL),
-        ("nfp_batch", BATCH),
-        ("nfp_packet", PACKET),
-        ("nfp_topic", columns.TOPIC),
-        ("nfp_handover", columns.HANDOVER),
-        ("nfp_call_counters", columns.CALL_COUNTERS),
-        ("nfp_message", columns.MESSAGE),
-        ("nfp_thread_shared", columns.THREAD),
-        ("nfp_capture_policy", columns.LATE_WISH),
-    ],
-)
-def test_layout(struct: str, dtype: np.dtype) -> None:
-    fields = ffi.typeof(f"struct {struct}").fields
-    assert [name for name, _ in fields] == list(dtype.names)
-    for name, field in fields:
-        kind, offset = dtype.fields[name][:2]
-        assert (name, offset) == (name, ffi.offsetof(f"struct {struct}", name))
-        assert (name, kind.itemsize) == (name, ffi.sizeof(field.type))
-        if field.type.kind == "struct":
-            continue
-        scalar = field.type.item if field.type.kind == "array" else field.type
-        if scalar.cname != "char":
-            assert (name, kind.base.kind, kind.base.itemsize) == (name, "u", ffi.sizeof(scalar))
-    assert dtype.itemsize == ffi.sizeof(f"struct {struct}")
-
-
-@pytest.mark.parametrize(
-    ("struct", "dtype"), [("nfp_code_function", codescan.FUNCTION), ("nfp_code_event", codescan.EVENT)]
-)
-def test_layout_of_scans(struct: str, dtype: np.dtype) -> None:
-    found = [(name, field.offset, ffi.sizeof(field.type)) for name, field in ffi.typeof(f"struct {struct}").fields]
-    assert found == [(name, dtype.fields[name][1], dtype[name].itemsize) for name in dtype.names]
-    assert dtype.itemsize == ffi.sizeof(f"struct {struct}")
-
-
-@pytest.mark.parametrize(
-    ("flags", "prefix"),
-    [
-        (columns.CallFlag, "NFP_CALL_"),
-        (columns.BatchFlag, "NFP_BATCH_"),
-        (columns.PacketFlag, "NFP_PACKET_"),
-        (columns.HandoverFlag, "NFP_HANDOVER_"),
-        (columns.CountersFlag, "NFP_COUNTERS_"),
-    ],
-)
-def test_flags(flags: type, prefix: str) -> None:
-    for flag in flags:
-        assert flag.value == getattr(lib, prefix + flag.name)
-
-
-def test_dispositions() -> None:
-    for name in ("UNKNOWN", "TRANSMITTED", "DROPPED", "PUNTED", "ABSORBED"):
-        assert getattr(columns, name) == getattr(lib, f"NFP_{name}")
 
 
 def part(batch_id: int) -> Columns:

@@ -24,6 +24,11 @@ def test_the_packages_are_as_they_import_each_other() -> None:
     assert subprocess.run(words, check=False).returncode == 0, "run scripts/package-picture"
 
 
+def test_the_stub_is_of_the_core_that_is_built() -> None:
+    words = [sys.executable, str(ROOT / "scripts" / "core-stub"), "--check"]
+    assert subprocess.run(words, check=False).returncode == 0, "run scripts/core-stub"
+
+
 def test_every_file_that_is_named_is_there() -> None:
     assert len(FILES) > 150
     named = [name for text in FILES for name in spread(text)]

@@ -21,6 +21,7 @@
 // A slot was last touched a whole lap ago and by another CPU: a store to it would wait for memory, and all later stores
 // of the NF behind it. So each record asks for the cache line that lies NFP_RING_AHEAD_BYTES ahead (prefetchw, which
 // never faults, behind the ring's end either).
+// cdef: macros
 #ifndef NFPROBE_RING_H
 #define NFPROBE_RING_H
 

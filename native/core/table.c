@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See hash.h.
-#include "hash.h"
+// See table.h.
+#include "table.h"
 #include <sys/random.h>
 
 void nfp_hash_init(struct nfp_hash *hash)

@@ -2,6 +2,7 @@
 // A packet's headers, from the link layer to the end of IP's, and through tunnels where that is wanted: addresses,
 // IP id, fragments. Runs inside the target: no libc call, no memory of its own, no vector register, no read beyond
 // `readable` whatever the headers claim, a bounded number of steps.
+// cdef: macros
 #ifndef NFPROBE_HEADERS_H
 #define NFPROBE_HEADERS_H
 #include <stddef.h>

@@ -3,6 +3,7 @@
 // Runs inside the target: no libc call, no memory of its own, no vector register, no read beyond `readable`
 // whatever the headers claim. docs/identity.md defines the digest's bytes; otel_nfprobe/pipeline/digest.py is the
 // same in Python, and tests compare the two.
+// cdef: macros
 #ifndef NFPROBE_DIGEST_H
 #define NFPROBE_DIGEST_H
 #include "headers.h"

@@ -4,7 +4,7 @@
 // says the text of the innermost call of role COMMAND that is open then, or the call's own. The last ones are given with
 // each take: what waited for them may come later. See stream.h.
 #include "stream.h"
-#include <nfprobe/record.h>
+#include "abi/record.h"
 
 enum { GIVEN_AGAIN = 32 }; // of those that earlier takes have
 enum { COMMAND_REACH_BYTES = 1 << 18 }; // of the stack: a coroutine that waits has another one
@@ -12,10 +12,7 @@ enum { COMMAND_REACH_BYTES = 1 << 18 }; // of the stack: a coroutine that waits 
 void nfp_hold_begin_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                          const struct nfp_record *record)
 {
-	uint32_t i = stream->tree.count;
-	while (i && stream->tree.items[i - 1].function != nfp_record_function(record))
-		i--;
-	nfp_calltree_spend(&stream->tree, stream->tree.count - i);
+	uint32_t i = nfp_calltree_innermost(&stream->tree, nfp_record_function(record));
 	stream->describing = i ? NFP_DESCRIBING_TEXT : NFP_DESCRIBING_STRAY;
 	pipeline->counts.stray_packets += !i;
 	stream->hold.described = i - 1;

@@ -6,7 +6,7 @@
 //   176  rip
 //   192  cs
 #define _GNU_SOURCE
-#include "../signal_frame.h"
+#include "signal_frame.h"
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>

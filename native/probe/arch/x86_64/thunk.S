@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between a template and C: saves the caller-saved general registers that the template has not saved.
 // The C side is compiled for general registers only, so vector and x87 state is never touched.
-#include "nfprobe/session.h"
+#include "abi/session.h"
 
 	.text
 

@@ -61,7 +61,7 @@
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
-// What native/probe/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
+// What native/probe/arch/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
 #define NFP_LIBRARY_PROGRAMS 16
 #define NFP_PROGRAM_PLAIN 55
 #define NFP_PROGRAM_SHIFT 6
@@ -70,6 +70,7 @@
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72
 
+#include "arch/x86_64/arguments.h"
 #include "record.h"
 
 #ifndef __ASSEMBLER__
@@ -156,7 +157,7 @@ struct nfp_session_header {
 	uint64_t detail_one_in;
 	uint64_t buffers_start, buffers_bytes; // readable memory of all buffers that are named by numbers
 	uint64_t
-	    pending; // offset in a receive function's argument of the structures that it fills (native/probe/pending.c)
+	    pending; // offset in a receive function's argument of the structures that it fills (native/probe/numbered.c)
 	uint32_t
 	    node; // offset in a transmit or drop function's second argument of 32 bits that name its node; 0: none
 	uint32_t nodes_reserved;
@@ -229,7 +230,7 @@ enum nfp_role {
 	NFP_ROLE_SEND = 6, // sends a message to one receiver; captures its buffer << 16 | message id
 	NFP_ROLE_LENGTH = 7, // captures the length of the message that is described next
 	NFP_ROLE_NUMBER = 8, // captures its message id
-	// Of any program (native/core/turn.c).
+	// Of any program (native/core/batch.c).
 	NFP_ROLE_TURN = 9, // what runs from one of its calls to the next is a batch of one
 	// Gives buffers back: drops those that were received and not handed on; others are no packets any more.
 	NFP_ROLE_FREE = 10,
@@ -240,16 +241,23 @@ enum nfp_role {
 	NFP_ROLE_HAND_OVER = 13,
 	// Punts: hands packets that were received to the host's network stack, or to a program there.
 	NFP_ROLE_PUNT = 14,
-	// Takes packets in that may stay: they are given back, or go on inside others (native/core/absorb.c).
+	// Takes packets in that may stay: they are given back, or go on inside others (native/core/match.c).
 	NFP_ROLE_KEEP = 15,
 	// Takes packets in and sends others in their place.
 	NFP_ROLE_REPLACE = 16,
-	// Of programs one thread of which keeps the others from running (native/core/hold.c).
+	// Of programs one thread of which keeps the others from running (native/core/barrier.c).
 	NFP_ROLE_COMMAND = 17, // is handed a text that says what is done in it
 	NFP_ROLE_HOLD = 18, // returns when the others stand still; is handed a text, too
 	NFP_ROLE_RELEASE = 19, // lets them go
 	NFP_ROLE_LAST = 19,
 };
+// cdef end
+// Whether calls of the role say which thread holds the others, and nothing of packets.
+static inline int nfp_role_is_of_barrier(uint32_t role)
+{
+	return role == NFP_ROLE_COMMAND || role == NFP_ROLE_HOLD || role == NFP_ROLE_RELEASE;
+}
+// cdef begin
 enum nfp_count_from {
 	NFP_COUNT_RETURN = 0,
 	NFP_COUNT_ARGUMENT = 1,
@@ -270,9 +278,11 @@ enum nfp_verdict {
 };
 
 // What a receive, transmit or drop probe reads: how many packets, where their buffers are, where the
-// headers are in a buffer. Arguments are 0..5 (rdi, rsi, rdx, rcx, r8, r9). 255 means "not there".
+// headers are in a buffer. Arguments are numbered from 0 (arch/x86_64/arguments.h). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
+#define NFP_NO_OFFSET 0xffff // instead of an offset of 16 bits
+#define NFP_LATE_NUMBERS 4094 // packets of one receive call that are named by numbers
 #define NFP_NODE_PROGRAM                                                                                     \
 	255 // instead of a program's number: the function is a node, whose third argument is a frame
 #define NFP_CAPACITY 254 // instead of requested_argument: as many as fit, packets_max
@@ -315,7 +325,7 @@ struct nfp_program {
 	uint8_t plain; // 1: native/probe/fast_path.c can serve it
 	// Where packets are named by numbers of 32 bits, not by pointers (native/probe/numbered.c): a buffer is at
 	// buffers_start + (number << number_shift), its bytes are inside it, at data_pointer and the signed data_offset. A
-	// receive function only says how many there are: they are in the structures that it has filled (pending.c).
+	// receive function only says how many there are: they are in the structures that it has filled (numbered.c).
 	uint16_t
 	    array_offset; // in the batch structure, of a 16-bit offset of its array; 0xffff: pointers_offset
 	uint16_t

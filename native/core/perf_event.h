@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attributes of perf events: the kernel header's own structure, constants and system call, for Python. Of the structure
+// only what is used is declared; its bits, which cffi cannot reach, are set by name.
+#ifndef NFPROBE_PERF_EVENT_H
+#define NFPROBE_PERF_EVENT_H
+#include <linux/perf_event.h>
+#include <stdint.h>
+
+#ifdef NFPROBE_FOR_CFFI_ONLY // what cffi is told of the kernel's header: the compiler has the header itself
+// cdef begin
+struct perf_event_attr {
+	uint32_t type;
+	uint32_t size;
+	uint64_t config;
+	uint64_t sample_period;
+	uint64_t sample_freq; // instead of sample_period, with NFP_EVENT_FREQ
+	uint64_t sample_type;
+	uint64_t read_format;
+	uint64_t config1;
+	uint64_t config2;
+	uint64_t sample_regs_user;
+	uint32_t sample_stack_user;
+	int32_t clockid;
+	...;
+};
+struct perf_event_mmap_page {
+	uint64_t capabilities;
+	uint64_t data_head;
+	uint64_t data_tail;
+	...;
+};
+struct perf_event_header {
+	uint32_t type;
+	uint16_t misc;
+	uint16_t size;
+};
+#define PERF_TYPE_HARDWARE ...
+#define PERF_TYPE_SOFTWARE ...
+#define PERF_COUNT_HW_CPU_CYCLES ...
+#define PERF_COUNT_SW_CPU_CLOCK ...
+#define PERF_COUNT_SW_DUMMY ...
+#define PERF_SAMPLE_IP ...
+#define PERF_SAMPLE_TID ...
+#define PERF_SAMPLE_TIME ...
+#define PERF_SAMPLE_READ ...
+#define PERF_SAMPLE_CPU ...
+#define PERF_SAMPLE_PERIOD ...
+#define PERF_SAMPLE_REGS_USER ...
+#define PERF_SAMPLE_STACK_USER ...
+#define PERF_FORMAT_TOTAL_TIME_ENABLED ...
+#define PERF_FORMAT_TOTAL_TIME_RUNNING ...
+#define PERF_FORMAT_ID ...
+#define PERF_FORMAT_GROUP ...
+#define PERF_RECORD_LOST ...
+#define PERF_RECORD_SAMPLE ...
+#define PERF_RECORD_MISC_CPUMODE_MASK ...
+#define PERF_RECORD_MISC_KERNEL ...
+#define PERF_RECORD_MISC_EXACT_IP ...
+#define PERF_EVENT_IOC_ENABLE ...
+#define PERF_EVENT_IOC_DISABLE ...
+#define PERF_EVENT_IOC_ID ...
+#define PERF_IOC_FLAG_GROUP ...
+// cdef end
+#endif
+
+// cdef begin
+// Bits of struct perf_event_attr.
+enum nfp_event_flag {
+	NFP_EVENT_DISABLED = 1,
+	NFP_EVENT_PINNED = 2,
+	NFP_EVENT_EXCLUDE_USER = 4,
+	NFP_EVENT_EXCLUDE_KERNEL = 8,
+	NFP_EVENT_EXCLUDE_HV = 16,
+	NFP_EVENT_FREQ = 32,
+	NFP_EVENT_SAMPLE_ID_ALL = 64,
+	NFP_EVENT_CONTEXT_SWITCH = 128,
+	NFP_EVENT_USE_CLOCKID = 256,
+};
+
+void nfp_event_set_flags(struct perf_event_attr *attributes, uint32_t flags);
+void nfp_event_set_precision(struct perf_event_attr *attributes, uint32_t precise_ip);
+// Opens an event of one thread on whatever CPU it runs; its descriptor is closed at exec. `group`: descriptor of the leader
+// of the group that it joins; -1: none. Returns the descriptor, or -errno.
+int32_t nfp_event_open(struct perf_event_attr *attributes, int32_t tid, int32_t group);
+// cdef end
+#endif
