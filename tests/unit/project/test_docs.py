@@ -61,13 +61,6 @@ def test_lines_in_prose_are_understood() -> None:
             assert not said or is_part or re.search(r"'[A-Z]+' is not a", said), f"{page.name}: {line}: {said}"
 
 
-def test_attach_options_are_all_documented() -> None:
-    text = (ROOT / "docs" / "command-line.md").read_text()
-    options = {option for action in parser_of("attach")._actions for option in action.option_strings}
-    for option in options - {"-h", "--help", "--json"}:
-        assert f"`{option}" in text, option
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
