@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from otel_nfprobe.base.strategies import STRATEGIES
-from tests.benchmarks.figure_tables import KINDS, NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
+from tests.benchmarks.figure_tables import NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
 BLOCK = re.compile(r"<!-- figures: ([a-z_]+) -->\n.*?<!-- end of figures -->", re.DOTALL)
 STREAM = "calls: engine, receive, transmit"
-MONITORS = {"slow": "drained, with statistics", "recording": "recorded, too", "export": "exported instead"}
+MONITORS = {"slow": "drained", "recording": "recorded, too", "export": "exported instead"}
+NOT_KEPT = "no quiet round"  # the README has no room for NOTHING_KEPT
 
 
 def read(folder: Path) -> Figures:
@@ -35,7 +36,7 @@ def make_cost_table(figures: Figures) -> str:
     """The README's table as Markdown."""
     rows = [*make_probe_rows(figures["bench_probe"])]
     for mode, found in figures["bench_testpmd"].items():
-        rows += [make_forwarder_row(mode, found), make_monitor_row(mode, found)]
+        rows += [make_forwarder_row(mode, found), make_monitor_row(found)]
     rate = figures["bench_pipeline"][STREAM]["median"]
     rows += [
         ("records drained, paired and batched", f"{rate / 1e6:.0f} M records/s on one core"),
@@ -60,7 +61,7 @@ def make_probe_rows(probe: dict[str, Any]) -> list[tuple[str, str]]:
         what = f"probe by {STRATEGIES[name]}, unmodified running code, drained"
         rows.append((what, cost(found, "{:.1f}", "{:.2f}")))
     for about, found in probe["peers"].items():
-        what = f"beside it, eBPF (uprobe and uretprobe, a time stamp and a count each): {about}"
+        what = f"eBPF uprobe and uretprobe: {about}"
         rows.append((what, cost(found, "{:,.0f}", "{:,.0f}")))
     return rows
 
@@ -69,23 +70,19 @@ def make_forwarder_row(mode: str, figures: dict[str, Any]) -> tuple[str, str]:
     """Of one forwarder: `--packets slow`, which is the default, `none`, and what any probe there costs at least."""
     batch_ns = figures["batch_ns"]["median"]
     slow, none, bare = (figures[kind]["added_ns"] for kind in ("slow", "none", "bare"))
-    cost = f"{slow['median']:+.0f} ns a batch ({100 * slow['median'] / (batch_ns or 1):.1f} %)"
-    cost += f", with `--packets none` {none['median']:+.0f} ns; bare trampolines {bare['median']:+.0f} ns"
-    if mode == "ovs":
-        what = f"Open vSwitch with DPDK, {batch_ns:,.0f} ns per batch of 32: default probes, {figures['functions']:.0f}"
-    else:
-        what = f"testpmd {mode}, {batch_ns:,.0f} ns per batch of 32: receive, engine and transmit probed"
-    return what, cost if is_measured(slow, none, bare) else NOTHING_KEPT
+    cost = f"{slow['median']:+.0f} ns ({100 * slow['median'] / (batch_ns or 1):.1f} %)"
+    cost += f"; `--packets none` {none['median']:+.0f} ns; bare trampolines {bare['median']:+.0f} ns"
+    name = "Open vSwitch" if mode == "ovs" else f"testpmd {mode}"
+    return f"{name}, 32 packets in {batch_ns:,.0f} ns", cost if is_measured(slow, none, bare) else NOTHING_KEPT
 
 
-def make_monitor_row(mode: str, figures: dict[str, Any]) -> tuple[str, str]:
-    """What the monitor spends meanwhile, on its own CPU."""
+def make_monitor_row(figures: dict[str, Any]) -> tuple[str, str]:
+    """What the monitor of the forwarder in the row above spends meanwhile."""
     shown = []
     for kind, what in MONITORS.items():
         found = figures[kind]["monitor_cores"]
-        shown.append(f"{what}: {found['median']:.2f} cores" if is_measured(found) else f"{what}: {NOTHING_KEPT}")
-    name = "Open vSwitch" if mode == "ovs" else f"testpmd {mode}"
-    return f"the monitor of that {name}, on another CPU, {KINDS['slow']}", "; ".join(shown)
+        shown.append(f"{what}: {found['median']:.2f}" if is_measured(found) else f"{what}: {NOT_KEPT}")
+    return "its monitor, on another CPU, in cores", "; ".join(shown)
 
 
 def make_attach_rows(attach: dict[str, Any]) -> list[tuple[str, str]]:

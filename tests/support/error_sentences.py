@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "otel_nfprobe"
 VARIES = "…"
-ERRORS = {"NfprobeError", "EndedError", "UsageError", "RefusedError", "NoRoomError", "UnreadableError"}
+ERROR = "NfprobeError"
 WORDINGS_MAX = 200  # of one expression
 
 
@@ -33,11 +33,11 @@ class _Module:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.constants[node.targets[0].id] = node.value
 
-    def raised(self) -> Iterator[tuple[ast.expr, ast.AST]]:
+    def raised(self, errors: set[str]) -> Iterator[tuple[ast.expr, ast.AST]]:
         """The first argument of each error that is made here, and the function that it stands in."""
         for scope in [self.tree, *self.scopes]:
             for node in _own_nodes(scope):
-                if isinstance(node, ast.Call) and node.args and _name_of(node.func) in ERRORS:
+                if isinstance(node, ast.Call) and node.args and _name_of(node.func) in errors:
                     yield node.args[0], scope
 
 
@@ -63,12 +63,18 @@ class Sentences:
 
     def __init__(self) -> None:
         self.modules = {path: _Module(path) for path in sorted(PACKAGE.rglob("*.py"))}
+        classes = [
+            node for module in self.modules.values() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
+        ]
+        self.errors = {ERROR}
+        while more := {node.name for node in classes if {*map(_name_of, node.bases)} & self.errors} - self.errors:
+            self.errors |= more
 
     def find(self) -> dict[str, str]:
         """Each wording, and where it is made."""
         found = {}
         for path, module in self.modules.items():
-            for expression, scope in module.raised():
+            for expression, scope in module.raised(self.errors):
                 for text in self._wordings(expression, module, scope, 0):
                     found[_plain(text)] = f"{path.relative_to(ROOT)}:{expression.lineno}"
         return found
