@@ -46,7 +46,7 @@ from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
 from otel_nfprobe.probes.preflight import describe_unreadable
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.recording.flightrecorder import FlightWriter
-from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.shm.control import Answer, Control, Request
 from otel_nfprobe.target.target import Target
 
@@ -403,7 +403,6 @@ class Measurement:
             return None
         resource = self._resource
         settings = {name: value for name, value in vars(self.arguments).items() if name not in SECRETS}
-        settings[COUNTED_RECEIVES] = True
         header = RecordingHeader(
             nfprobe_version=find_version(),
             session=f"{self._session_id:016x}",

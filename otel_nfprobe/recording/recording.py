@@ -71,7 +71,6 @@ SWITCH_BYTES = 32
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
-COUNTED_RECEIVES = "counted_receives"  # a setting: receive calls are counted where others are
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
 _LOST_TAG, _LOST_CALL = 5 << 24, 0
 
