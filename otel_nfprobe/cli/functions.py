@@ -11,6 +11,7 @@ from typing import Any
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.base.printable import printable
+from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.demangle import demangle, demangle_all
@@ -27,7 +28,7 @@ from otel_nfprobe.elf.symbols import (
     modules_of,
     use_archives,
 )
-from otel_nfprobe.probes.analysis import IN_LINKER, STRATEGIES, FunctionPlan, plan_functions, refused
+from otel_nfprobe.probes.analysis import IN_LINKER, FunctionPlan, plan_functions, refused
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.signatures import Signature, signatures_of
 from otel_nfprobe.target.target import Target

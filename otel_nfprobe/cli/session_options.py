@@ -7,6 +7,7 @@ import argparse
 
 from otel_nfprobe.arch.snippet import read_capture
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
 from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
@@ -17,7 +18,6 @@ from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fractio
 from otel_nfprobe.linux.perfring import max_hertz
 from otel_nfprobe.monitor.detail import ALWAYS, AUTO, ONE_IN
 from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
-from otel_nfprobe.probes.analysis import STRATEGIES
 from otel_nfprobe.shm.session import RING_BYTES_MAX, RING_BYTES_MIN
 
 RING_BYTES = 16 << 20

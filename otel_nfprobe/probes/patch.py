@@ -22,10 +22,11 @@ from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.probes.evidence import find_doubts
 from otel_nfprobe.probes.trampoline import Probe
 from otel_nfprobe.shm.session import Session
-from otel_nfprobe.target.target import Module, Target, read_status
+from otel_nfprobe.target.target import Target, read_status
 
 STOP_PATIENCE_NS = 2_000_000_000
 STOP_ATTEMPTS = 50

@@ -15,7 +15,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from otel_nfprobe.metrics.metrics_page import name_of
+from otel_nfprobe.metrics.metrics_listener import name_of
 
 from otel_nfprobe.metrics.metrics import MetricsMaker
 from otel_nfprobe.metrics.metrics_settings import Temporality
