@@ -137,9 +137,6 @@ class FunctionPlan:
         return self.strategy == GOT_SLOT
 
 
-# ---- analysis -------------------------------------------------------------------------------------------------------
-
-
 # ---- kept plans -----------------------------------------------------------------------------------------------------
 # Plans of a module's functions, kept on disk, so that the next attach need not judge them again.
 #

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a recording as raw blocks, front to back, up to the first damaged byte.
+"""The file of a recording as raw blocks: in frames, read front to back up to the first damage, written by a thread.
 
-Takes the file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. Called by
-recording.py, which knows what the blocks mean.
+Takes a file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. recording.py
+knows what the blocks mean.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_nfprobe.report.report import Report
 
 
-# ---- sentence -------------------------------------------------------------------------------------------------------
+# ---- sentences ------------------------------------------------------------------------------------------------------
 # Sentences about one slow packet: what it was and what made it late; and about what may have made any late.
 
 
