@@ -13,9 +13,8 @@ from pathlib import Path
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, tell
-from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.outputfile import open_output
 from otel_nfprobe.recording.recording import RecordingReader

@@ -20,13 +20,10 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
 from otel_nfprobe.base.printable import printable
-from otel_nfprobe.cli.counter_options import check_counting, decide
-from otel_nfprobe.cli.flow_option import find_flow
-from otel_nfprobe.cli.identity_options import find_identity
-from otel_nfprobe.cli.recording_options import describe_recording, open_writer
+from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_identity, find_time_scale
+from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
-from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.export.destination import Destination, find_complaint
 from otel_nfprobe.export.limiter import Limiter
