@@ -4,13 +4,18 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# Those that need nothing first: a failure shows early.
-TESTS ?= tests/unit tests/golden tests/fuzz tests/benchmarks tests/integration tests/stack
+# Of `make test`, in this order: those that need nothing come first, so that a failure shows early. .ci/run has the same.
+TEST_STAGES := quick test-thorough test-root test-stack
+# `make test TESTS=...` runs these only, one after the other.
+TESTS ?=
+# Tests that wait now and then leave processors to others.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+TOGETHER := -n $(WORKERS) --dist worksteal
 
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test golden test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -34,12 +39,47 @@ $(VENV)/.built: $(VENV)/.packages pyproject.toml $(NATIVE_SOURCES)
 stack-build: ## build the Collector and Jaeger once (needs go)
 	examples/collector/build
 
-test: build ## every test, real targets and backends included
+ifeq ($(TESTS),)
+test: $(TEST_STAGES) ## every test, real targets and backends included
+else
+test: build test-set-up
+	$(BIN)/pytest -m 'not long' $(TESTS)
+endif
+
+quick: build native-tests ## unit and native tests, in about a minute
+	$(BIN)/pytest $(TOGETHER) -m 'not long and not thorough' tests/unit
+
+test-thorough: build ## what quick leaves out of the unit tests, pinned output, random input
+	scripts/set-up test
+	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
+	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
+
+# Most of these measure what is lost on a target that needs both processors.
+test-root: build ## sessions on real targets
+	scripts/set-up test
+	$(BIN)/pytest -m 'not long' tests/benchmarks tests/integration
+
+test-stack: build test-set-up ## real receivers: the Collector, Jaeger, Prometheus
+	$(BIN)/pytest -m 'not long' tests/stack
+
+.PHONY: native-tests
+native-tests:
+	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc)
+
+.PHONY: test-set-up
+test-set-up:
 	scripts/set-up test
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
-	native/tests/run.sh
-	$(BIN)/pytest -m 'not long' $(TESTS)
+
+# Its own target, since tests take twice as long while lines are counted; what sessions do inside of targets is not.
+coverage: build ## lines that the quick tests run, of Python and C
+	@rm -rf build/coverage && mkdir -p build/coverage
+	COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage run -m pytest -q $(TOGETHER) \
+		-m 'not long and not thorough' tests/unit
+	@COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage combine -q
+	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) COVERAGE=1 BUILD=$(CURDIR)/build/coverage/native coverage
+	@COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage report --sort=cover
 
 golden: build ## pin anew what tests/golden compares
 	NFPROBE_GOLDEN=write $(BIN)/pytest -q tests/golden
@@ -47,7 +87,7 @@ golden: build ## pin anew what tests/golden compares
 
 test-long: build stack-build ## the longer runs
 	scripts/set-up test
-	$(BIN)/pytest -m long --timeout 0 -o faulthandler_timeout=0 $(TESTS)
+	$(BIN)/pytest -m long --timeout 0 -o faulthandler_timeout=0 $(or $(TESTS),tests)
 
 lint: build ## ruff, mypy, import-linter, clang-format
 	$(BIN)/ruff check .
@@ -79,10 +119,7 @@ $(BIN)/python -m tests.benchmarks.$(1) $(3) --json $(2)/$(1).json
 
 endef
 
-bench-set-up: build
-	scripts/set-up test
-	@if command -v go >/dev/null; then $(MAKE) --no-print-directory stack-build; \
-		else echo "go is missing: nothing is measured with Jaeger and the Collector"; fi
+bench-set-up: build test-set-up
 
 bench: bench-set-up ## the cost of a probe and of a probed network function, beside the floor
 	$(call run_benchmarks,build/bench,)

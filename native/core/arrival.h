@@ -42,6 +42,18 @@ static inline enum nfp_origin nfp_batch_life_origin(const struct nfp_batch *batc
 	return is_bounded ? NFP_FROM_POLL : NFP_FROM_RECEIVE;
 }
 
+// Since when the packets of the batch were in the function, where they are not described: the first one's stamp, or else
+// what the polls say. columns.py has the same rule.
+static inline uint64_t nfp_batch_age_start(const struct nfp_batch *batch)
+{
+	return batch->arrival_ticks ? batch->arrival_ticks : nfp_batch_life_start(batch);
+}
+
+static inline enum nfp_origin nfp_batch_age_origin(const struct nfp_batch *batch)
+{
+	return batch->arrival_ticks ? NFP_FROM_STAMP : nfp_batch_life_origin(batch);
+}
+
 static inline enum nfp_origin nfp_life_origin(const struct nfp_packet *packet, const struct nfp_batch *batch)
 {
 	if (nfp_arrival_known(packet, batch->start_ticks))

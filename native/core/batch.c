@@ -229,6 +229,8 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		scratch.batch.start_ticks = end_ticks;
 	scratch.batch.flags = requested && size >= requested ? NFP_BATCH_FULL : 0;
 	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
+	if (stream->poll.arrival_ticks <= scratch.batch.start_ticks) // else it is not believed
+		scratch.batch.arrival_ticks = stream->poll.arrival_ticks;
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
 	take_moved(pipeline, stream, &scratch.batch.start_ticks);
 	int has_all = scratch.batch.start_ticks > stream->gone_ticks;

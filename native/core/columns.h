@@ -78,6 +78,7 @@ struct nfp_batch {
 	uint32_t flags; // enum nfp_batch_flags
 	uint32_t queue; // which of its thread, an arbitrary number; 0 when it is not known
 	uint64_t earliest_ticks; // since when its packets can have waited; 0: not known
+	uint64_t arrival_ticks; // stamp of the packet that was received first; 0: none is known
 };
 
 // What a packet's latency counts from (arrival.h).
@@ -214,7 +215,7 @@ struct nfp_columns {
 #define NFP_PACKET_MARKS_BIT 4 // NFP_FACTS_* << 4 are NFP_PACKET_FRAGMENT and those that follow
 
 _Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_batch) == 80, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_batch) == 88, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_packet) == 112, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_handover) == 16, "columns.py has the same layout");
 _Static_assert(sizeof(struct nfp_hold) == 120, "columns.py has the same layout");

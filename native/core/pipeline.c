@@ -122,7 +122,7 @@ static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *
 	stream->poll.function = nfp_record_function(record);
 	stream->poll.rsp = record->rsp;
 	stream->poll.valid = 1;
-	stream->poll.earliest_ticks = stream->poll.queue = 0;
+	stream->poll.earliest_ticks = stream->poll.arrival_ticks = stream->poll.queue = 0;
 	stream->poll.readings.pairs = 0;
 	if (UNLIKELY(stream->readings.pairs))
 		stream->poll.readings = stream->readings;
@@ -135,6 +135,12 @@ static void read_poll_queue(struct nfp_stream *stream, const struct nfp_record *
 		return; // its POLL_ENTRY was lost: so is the poll
 	stream->poll.earliest_ticks = record->word;
 	stream->poll.queue = record->rsp;
+}
+
+static void read_batch_arrival(struct nfp_stream *stream, const struct nfp_record *record)
+{
+	if (stream->poll.valid && stream->poll.function == nfp_record_function(record))
+		stream->poll.arrival_ticks = record->word;
 }
 
 static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -210,6 +216,9 @@ static void read_record(struct nfp_pipeline *pipeline, struct nfp_stream *stream
 		break;
 	case NFP_POLL_QUEUE:
 		read_poll_queue(stream, record);
+		break;
+	case NFP_BATCH_ARRIVAL:
+		read_batch_arrival(stream, record);
 		break;
 	case NFP_POLL_EXIT:
 		read_poll_exit(pipeline, stream, record);

@@ -9,7 +9,8 @@ static const uint32_t stamped = 1u << NFP_ENTRY | 1u << NFP_EXIT | 1u << NFP_POL
 static int is_older_fact(const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
-	return kind == NFP_POLL_QUEUE || (kind == NFP_PACKET_ARRIVAL && record->rsp == NFP_ARRIVAL_TICKS);
+	return kind == NFP_POLL_QUEUE || kind == NFP_BATCH_ARRIVAL ||
+	       (kind == NFP_PACKET_ARRIVAL && record->rsp == NFP_ARRIVAL_TICKS);
 }
 
 uint64_t nfp_stamps_bound(struct nfp_record *records, uint64_t count, uint64_t earliest_ticks,

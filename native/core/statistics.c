@@ -269,10 +269,10 @@ static int add_chosen(struct nfp_statistics *statistics, const struct nfp_column
 		uint64_t packets = handed_on(call, around[i]), own = call->end_ticks - batch->start_ticks;
 		if (call->end_ticks < batch->start_ticks)
 			continue;
-		uint64_t age = own + (batch->start_ticks - nfp_batch_life_start(batch));
+		uint64_t age = own + (batch->start_ticks - nfp_batch_age_start(batch));
 		if (batch->flags & NFP_BATCH_TAKEN_OVER) // they were received elsewhere, and before
 			own = age;
-		statistics->origins[nfp_batch_life_origin(batch)] += packets;
+		statistics->origins[nfp_batch_age_origin(batch)] += packets;
 		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], age, packets);
 		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], own, packets);
 	}

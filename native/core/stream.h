@@ -214,6 +214,7 @@ struct nfp_stream {
 		uint32_t rsp;
 		uint32_t valid;
 		uint64_t earliest_ticks; // as its POLL_QUEUE record says; 0: there is none
+		uint64_t arrival_ticks; // as its BATCH_ARRIVAL record says; 0: there is none
 		uint32_t queue;
 		struct nfp_readings readings; // of its entry
 		uint32_t lossy; // records were lost since the last one: perhaps of calls inside this one

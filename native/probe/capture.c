@@ -216,18 +216,20 @@ struct polled {
 	const struct nfp_kept_readings *entry, *exit; // null pointers: the thread is not counted
 	uint64_t tsc; // of the exit
 	uint32_t function, queue, count, asked;
+	uint64_t arrival_ticks; // of its first packet; 0: not known
 };
 
 static inline __attribute__((always_inline)) void
 write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struct polled *polled)
 {
-	uint32_t slots = polled->entry ? polled->entry->pairs + polled->exit->pairs : 0;
-	struct nfp_record *slot = nfp_reserve(thread, 3 + slots, NFP_LOST_POLL);
+	uint32_t slots = 3 + (polled->arrival_ticks != 0);
+	slots += polled->entry ? polled->entry->pairs + polled->exit->pairs : 0;
+	struct nfp_record *slot = nfp_reserve(thread, slots, NFP_LOST_POLL);
 	if (!slot)
 		return;
 	if (polled->entry)
 		slot = put_readings(slot, polled->entry, nfp_low_rsp(frame));
-	slot = nfp_put_polled(slot, thread, polled->function, frame, polled->queue);
+	slot = nfp_put_polled(slot, thread, polled->function, frame, polled->queue, polled->arrival_ticks);
 	if (polled->entry)
 		slot = put_readings(slot, polled->exit, nfp_low_rsp(frame));
 	nfp_put_returned(slot, polled->function, polled->tsc, polled->count, polled->asked);
@@ -277,7 +279,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		marks = nfp_handoff_take(thread, burst, frame->tsc, marks);
 	if (count < asked)
 		nfp_queue_emptied(thread, queue, frame->tsc);
-	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked};
+	uint64_t arrival_ticks =
+	    is_numbered || takes_over ? 0 : nfp_late_first_arrival(thread, program, burst, frame->tsc);
+	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked, arrival_ticks};
 	write_poll(thread, frame, &polled);
 	if (takes_over)
 		write_taken_over(thread, function, program, burst.pointers, count);

@@ -36,7 +36,6 @@ static void put_addresses(struct packet_writer *writer, const struct nfp_packet_
 
 #define ETHERNET_PADDING_MAX 26 // of 46 bytes behind the Ethernet header at least 20 are IP's
 
-#define STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
 #define UNIX_NS_MIN 1000000000000000000ull // in 2001
 #define UNIX_NS_MAX 4000000000000000000ull // in 2096
 #define NO_STAMP UINT32_MAX
@@ -46,7 +45,7 @@ static uint32_t judge_stamp(const struct nfp_program *program, const struct nfp_
 {
 	if (!view->stamped || program->arrival_unit != NFP_ARRIVAL_EITHER)
 		return view->stamped ? program->arrival_unit : NO_STAMP;
-	if (__builtin_ia32_rdtsc() - view->arrival < STAMP_AGE_MAX_TICKS)
+	if (__builtin_ia32_rdtsc() - view->arrival < NFP_STAMP_AGE_MAX_TICKS)
 		return NFP_ARRIVAL_TICKS;
 	return view->arrival >= UNIX_NS_MIN && view->arrival <= UNIX_NS_MAX ? NFP_ARRIVAL_UNIX_NS : NO_STAMP;
 }

@@ -103,6 +103,26 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
 }
 
+// Stamps older than that are not believed where nothing says in which clock they are.
+#define NFP_STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
+
+// When the packet arrived, where it bears a stamp in ticks that is not later than the call which received it; 0: no such
+// stamp. That of a batch's first packet is the earliest of its batch: queues keep the order of arrival.
+static inline uint64_t nfp_arrival_ticks(const struct nfp_program *program, uint64_t buffer,
+                                         uint64_t received_ticks)
+{
+	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
+	uint64_t flags = UINT64_MAX, stamp;
+	if (program->arrival == 0xffff || program->number_shift || !buffer ||
+	    program->arrival_unit == NFP_ARRIVAL_UNIX_NS)
+		return 0;
+	if (program->arrival_flags != 0xffff)
+		__builtin_memcpy(&flags, bytes + program->arrival_flags, 8);
+	__builtin_memcpy(&stamp, bytes + program->arrival, 8);
+	int is_stamped = flags >> (program->arrival_bit & 63) & 1;
+	return is_stamped && received_ticks - stamp < NFP_STAMP_AGE_MAX_TICKS ? stamp : 0;
+}
+
 // Writes the packet's records, all of them or none. `index` is its position in the burst of this call; `origin` may be
 // NULL.
 void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,

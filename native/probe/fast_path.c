@@ -43,7 +43,7 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 {
 	const struct nfp_program *program = program_of(selector);
 	uint32_t count = returned(program, frame);
-	if (__builtin_expect(!program->plain || !count || thread->gate & ELSEWHERE || !has_room(thread, 3),
+	if (__builtin_expect(!program->plain || !count || thread->gate & ELSEWHERE || !has_room(thread, 4),
 	                     0)) {
 		nfp_any_receive_exit(thread, frame, tsc, selector);
 		return;
@@ -54,12 +54,15 @@ void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	uint32_t marks = nfp_queue_batch(thread, queue, frame->tsc);
 	if (count < asked)
 		nfp_queue_emptied(thread, queue, frame->tsc);
-	struct nfp_record *slot = nfp_put_polled(nfp_take(thread, 3), thread, function, frame, queue | marks);
+	struct nfp_burst burst = burst_of(program, frame, count);
+	uint64_t arrival_ticks = nfp_late_first_arrival(thread, program, burst, frame->tsc);
+	struct nfp_record *slot = nfp_take(thread, arrival_ticks ? 4 : 3);
+	slot = nfp_put_polled(slot, thread, function, frame, queue | marks, arrival_ticks);
 	nfp_put_returned(slot, function, tsc, count, asked);
 	thread->shared->batches++;
 	thread->shared->received_packets += count;
 	if (thread->gate & NFP_GATE_LATE)
-		nfp_late_receive(thread, function, burst_of(program, frame, count), frame->tsc);
+		nfp_late_receive(thread, function, burst, frame->tsc);
 }
 
 // Of numbered buffers with late capture: mostly a frame holds the next ones of the newest batch, which is young.

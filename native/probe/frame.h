@@ -49,16 +49,21 @@ static inline uint32_t nfp_counts_of(uint32_t count, uint32_t asked)
 	return (count < 0xffff ? count : 0xffff) | asked << 16;
 }
 
-// Writes the first two records of a poll that returned packets, into reserved slots, and its last one. Both return the next
-// slot.
-static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, const struct nfp_thread *thread,
+// Writes the first records of a poll that returned packets, into reserved slots, and its last one: three in all, and one
+// more where it is known when the first packet arrived (`arrival_ticks`, 0: it is not). The batch's age counts from then.
+// Both return the next slot.
+static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, struct nfp_thread *thread,
                                                 uint32_t function, const struct nfp_frame *frame,
-                                                uint32_t queue)
+                                                uint32_t queue, uint64_t arrival_ticks)
 {
 	slot = nfp_put(slot, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
 	               nfp_low_rsp(frame));
-	return nfp_put(slot, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT,
+	slot = nfp_put(slot, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT,
 	               queue);
+	if (!arrival_ticks)
+		return slot;
+	thread->batch_earliest = arrival_ticks;
+	return nfp_put(slot, arrival_ticks, function | (uint32_t)NFP_BATCH_ARRIVAL << NFP_KIND_SHIFT, 0);
 }
 
 static inline struct nfp_record *nfp_put_returned(struct nfp_record *slot, uint32_t function, uint64_t tsc,

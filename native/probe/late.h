@@ -267,6 +267,17 @@ static inline int nfp_late_sends_away(const struct nfp_program *program)
 	return !(others >> (program->role & 31) & 1);
 }
 
+// When the first packet of a receive call arrived, where it bears a stamp and packets may be read; 0: that is not known.
+static inline uint64_t nfp_late_first_arrival(const struct nfp_thread *thread,
+                                              const struct nfp_program *program, struct nfp_burst burst,
+                                              uint64_t start_ticks)
+{
+	if (program->arrival == 0xffff || !(thread->gate & NFP_GATE_LATE) || !burst.pointers || !burst.count)
+		return 0;
+	uint64_t first = burst.single ? burst.pointers : *(const uint64_t *)(uintptr_t)burst.pointers;
+	return nfp_arrival_ticks(program, first, start_ticks);
+}
+
 // Whether packets of the batch that are handed on at `ticks` are identified.
 static inline int nfp_late_is_wanted(const struct nfp_thread *thread, const struct nfp_late_batch *batch,
                                      uint64_t ticks)

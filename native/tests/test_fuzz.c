@@ -110,6 +110,8 @@ static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	uint32_t giver = random >> 20 & 1 ? DROP : TRANSMIT, rsp = 0x70000000u - 160;
 	then(&sequence, NFP_POLL_ENTRY, RECEIVE, origin, rsp);
 	then(&sequence, NFP_POLL_QUEUE, RECEIVE, origin - random % 64, (uint32_t)(random >> 32));
+	if (random >> 12 & 1) // some are later than the poll
+		then(&sequence, NFP_BATCH_ARRIVAL, RECEIVE, origin + 8 - random % 64, 0);
 	then(&sequence, NFP_POLL_EXIT, RECEIVE, *ticks += 5, 2 | 4 << 16);
 	then(&sequence, NFP_BATCH_NOTE, RECEIVE, 0, (uint32_t)(random >> 8) % 4);
 	if (random >> 31 & 1) {

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from otel_nfprobe.agent.processes import Process, find_processes
 from otel_nfprobe.agent.rules import Configuration, Rule
+from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 
 # ---- processes that nobody attaches to ------------------------------------------------------------------------------
 # Strangers: processes that call themselves what a rule asks for and run as a user whose processes it does not take.
@@ -117,7 +118,7 @@ class Attached:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **rule.environment},
+            env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment},
             start_new_session=True,  # a signal to the agent's group is the agent's to pass on
         )
         assert self._child.stdout is not None
@@ -170,9 +171,7 @@ class Attached:
 
     def _read_words(self, output: IO[str]) -> None:
         for line in output:
-            words = line.strip()
-            # The line a second that shows a person how far it is fills logs.
-            if words and not words.endswith(("records lost", "spans sent")):
+            if words := line.strip():
                 self._say(f"{self._prefix}: {words.removeprefix('nfprobe: ')}")
 
 

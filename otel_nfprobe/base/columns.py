@@ -63,6 +63,7 @@ BATCH = np.dtype(
         ("flags", "<u4"),
         ("queue", "<u4"),
         ("earliest_ticks", "<u8"),
+        ("arrival_ticks", "<u8"),
     ]
 )
 
@@ -389,6 +390,17 @@ def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
     earliest = np.zeros(len(packets), np.uint64)
     earliest[placed] = columns.batches["earliest_ticks"][packets["batch"][placed]]
     return np.where(known, packets["arrival_ticks"], np.where(earliest != 0, earliest, start))
+
+
+def age_start_ticks(batches: Rows) -> NDArray[np.uint64]:
+    """Since when the packets of each batch were in the function, where not all of them are described.
+
+    The stamp of the packet that was received first, or else since when its packets can have waited, or else the receive
+    call's entry. native/core/arrival.h has the same rule.
+    """
+    earliest, arrival = batches["earliest_ticks"], batches["arrival_ticks"]
+    start: NDArray[np.uint64] = np.where(earliest != 0, earliest, batches["start_ticks"])
+    return np.where(arrival != 0, arrival, start)
 
 
 def arrival_known(packets: Rows, batch_start_ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:

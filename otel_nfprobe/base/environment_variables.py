@@ -7,6 +7,9 @@ NFPROBE_DEBUG = "NFPROBE_DEBUG"
 NFPROBE_KEY = "NFPROBE_KEY"
 """Key of packet ids, 32 hexadecimal digits; --key wins."""
 
+NFPROBE_PROGRESS = "NFPROBE_PROGRESS"
+"""no: `attach` does not show once a second how far it is; the agent sets it, whose log these lines would fill."""
+
 NFPROBE_SPOOL = "NFPROBE_SPOOL"
 """Directory of the spool of the SDK exporter `nfprobe`; without it spans wait in memory only."""
 

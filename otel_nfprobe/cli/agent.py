@@ -13,8 +13,8 @@ from otel_nfprobe.agent.page import Page, tell_systemd
 from otel_nfprobe.agent.rules import Configuration, read_configuration
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import EXIT_DONE, parse
+from otel_nfprobe.cli.notices import print_line, say
 from otel_nfprobe.cli.session_options import check_session_options
-from otel_nfprobe.cli.session_runner import print_line, say
 
 
 class AgentCommand:

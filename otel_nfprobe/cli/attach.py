@@ -14,9 +14,11 @@ from typing import Any
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.cli.notices import say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
-from otel_nfprobe.cli.session_runner import Measurement, choose_by_trial, describe_probes, plan, say
+from otel_nfprobe.cli.session_runner import Measurement
 from otel_nfprobe.cli.session_spans import is_behind
 from otel_nfprobe.export.destination import find_destination
 from otel_nfprobe.monitor.monitor import Monitor
@@ -69,7 +71,7 @@ class AttachCommand:
             print(format_summary(summary), file=sys.stderr)
         else:
             print_json(summary)
-        wrong = monitor.not_restored or monitor.switched_off
+        wrong = monitor.attachment.not_restored or monitor.switched_off
         failed = wrong or monitor.drain.recording_error or summary["spans"]["dropped"] or is_behind(summary)
         return 1 if failed else 0
 
@@ -85,9 +87,9 @@ def _plan(arguments: argparse.Namespace, stopping: threading.Event) -> Monitor:
 
 
 def _describe_start(monitor: Monitor) -> str:
-    stopped_ms = monitor.patcher.stops.longest_ns / 1e6
+    stopped_ms = monitor.attachment.patcher.stops.longest_ns / 1e6
     return (
-        f"attached to {monitor.target.pid}: {describe_probes(monitor, monitor.target.pid)}; "
+        f"attached to {monitor.attachment.target.pid}: {describe_probes(monitor, monitor.attachment.target.pid)}; "
         f"all threads stood still for {stopped_ms:.2f} ms. Ctrl-C detaches."
     )
 

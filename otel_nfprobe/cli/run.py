@@ -23,9 +23,11 @@ from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import tell_error
+from otel_nfprobe.cli.notices import print_line, say
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
+from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
-from otel_nfprobe.cli.session_runner import Measurement, choose_by_trial, describe_probes, plan, print_line, say
+from otel_nfprobe.cli.session_runner import Measurement
 from otel_nfprobe.export.destination import Destination, find_destination
 from otel_nfprobe.probes.launch import Launch
 from otel_nfprobe.probes.preflight import check_target
@@ -145,7 +147,7 @@ class _Run:
                 raise
         say(f"started {self.launch.pid}: {describe_probes(monitor, self.launch.path)}.")
         measurement.run(lambda: None)
-        if not monitor.target_ended:
+        if not monitor.attachment.has_gone:
             say(f"Measured for {monitor.seconds:.1f} s; the program runs on, nfprobe ends when it does.")
         return measurement.finish()
 

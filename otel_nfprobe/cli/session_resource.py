@@ -17,7 +17,7 @@ def find_resource(arguments: argparse.Namespace, monitor: Monitor) -> dict[str, 
     """What is known of the process, its host and service, and of its version where the adapter knows one."""
     configuration = find_configuration(os.environ)
     configured = configuration.resource if configuration else None
-    target, adapter = monitor.target, monitor.choice.adapter
+    target, adapter = monitor.attachment.target, monitor.attachment.choice.adapter
     found = describe_target(target.pid)
     if isinstance(adapter, VersionedAdapter) and (version := adapter.version(target)):
         found["service.version"] = version

@@ -1,214 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attach and run share: one session from its plan to its summary, and the words that are said about it."""
+"""What attach and run share: one session from its start to its summary."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import select
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.base.clock import Clock
-from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
+from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
-from otel_nfprobe.base.printable import printable
-from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_identity, find_time_scale
-from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
+from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_time_scale
+from otel_nfprobe.cli.session_control import SessionControl
+from otel_nfprobe.cli.session_options import describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
 from otel_nfprobe.counters.choice import CounterChoice
-from otel_nfprobe.export.destination import Destination, find_complaint
+from otel_nfprobe.export.destination import Destination
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.resource import find_version
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.metrics.metrics_settings import find_settings
 from otel_nfprobe.monitor.budget import Budget
-from otel_nfprobe.monitor.counterchange import change_counters
-from otel_nfprobe.monitor.detail import AUTO, Detail
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.forks import Forks
-from otel_nfprobe.monitor.latecapture import ALL, CapturePolicy
-from otel_nfprobe.monitor.malloc_tuning import give_back, limit_heap
+from otel_nfprobe.monitor.latecapture import ALL
+from otel_nfprobe.monitor.malloc_tuning import give_back
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.monitor.summary import count_received, summarise
+from otel_nfprobe.monitor.summary import summarise
 from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
-from otel_nfprobe.probes.preflight import describe_unreadable
-from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.recording.flightrecorder import FlightWriter
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
-from otel_nfprobe.shm.control import Answer, Control, Request
-from otel_nfprobe.target.target import Target
 
 if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
 
-
-# ---- counters of a running session ----------------------------------------------------------------------------------
-# What a session does when `nfprobe counters` asks it: says its counters, or reads other ones from now on.
-
-
-@dataclass
-class _CounterChange:
-    choice: CounterChoice
-    sentences: list[str]
-
-
-class SessionControl:
-    """Answers for one session, until it is closed."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-        inode = os.fstat(monitor.session.descriptor).st_ino
-        self._control = Control(inode, self._prepare, self._act)
-        self.step, self.close = self._control.step, self._control.close
-
-    def _prepare(self, request: Request) -> _CounterChange | None:
-        names = request.get("counters")
-        if names is None:
-            return None
-        if not isinstance(names, str):
-            raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
-        choice, sentences = decide(names)
-        check_counting(self._monitor.target, choice)
-        return _CounterChange(choice, sentences)
-
-    def _act(self, change: _CounterChange | None) -> Answer:
-        said = [] if change is None else [*change.sentences, *change_counters(self._monitor, change.choice)]
-        monitor = self._monitor
-        return {
-            "pid": monitor.target.pid,
-            "counters": [counter.name for counter in monitor.counters],
-            "software": [counter.name for counter in monitor.software_counters],
-            "changes": monitor.counting.change,
-            "said": said,
-        }
-
-
-# ---- the session ----------------------------------------------------------------------------------------------------
-
+from otel_nfprobe.cli.notices import has_room, print_line, say
 
 PROGRESS_S = 1.0
 SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords
-
-
-def say(sentence: str, next_command: str = "") -> None:
-    """Tells a person what happens, on standard error."""
-    print_line(f"nfprobe: {printable(sentence)}" + (f"\nnext: {printable(next_command)}" if next_command else ""))
-
-
-def print_line(text: str, end: str = "\n") -> None:
-    """Prints on standard error; a terminal that is gone, or a full disk, must not end a session out of order."""
-    with suppress(OSError):
-        print(text, end=end, file=sys.stderr, flush=True)
-
-
-def has_room(stream: TextIO) -> bool:
-    """Whether a line can be written without waiting for whoever reads it: a terminal that is held, a pipe."""
-    try:
-        return bool(select.select([], [stream], [], 0)[1])
-    except (OSError, ValueError):  # it is no file
-        return True
-
-
-def plan(
-    arguments: argparse.Namespace,
-    target: Target,
-    adapter: Adapter | None,
-    stopping: threading.Event,
-) -> Monitor:
-    """Decides what is probed; the target is not touched."""
-    limit_heap()
-    find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
-    if complaint := find_complaint(os.environ):
-        say(complaint)
-    if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
-        adapter = _if_it_finds_roles(adapter, target)
-    choice = _choose(arguments, target, adapter, arguments.functions)
-    if adapter is not None and arguments.adapter == "auto":
-        say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
-    for sentence in describe_unreadable(target):
-        say(sentence)
-    identity, policy = find_identity(arguments), _choose_policy(arguments)
-    size, packets = arguments.ring_size, arguments.packets
-    detail = Detail(arguments.slower_than, policy.slowest) if arguments.detail == AUTO else None
-    monitor = Monitor(target, choice, size, packets, say, stopping, identity=identity, policy=policy, detail=detail)
-    check_counting(target, arguments.counter_choice)
-    monitor.counters = arguments.counter_choice.hardware
-    monitor.software_counters = arguments.counter_choice.software
-    monitor.profile_hertz = arguments.profile or 0
-    give_back()
-    return monitor
-
-
-def _choose_policy(arguments: argparse.Namespace) -> CapturePolicy:
-    policy = CapturePolicy.choose(arguments.slower_than, arguments.slowest, arguments.sample)
-    if arguments.trigger is None:
-        return policy
-    # A flight recorder is triggered by packets that were identified.
-    bounds = [arguments.trigger, *([] if policy.slower_than_ns is None else [policy.slower_than_ns])]
-    return replace(policy, slower_than_ns=min(bounds))
-
-
-def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
-    """An adapter that nobody asked for must not keep chosen functions from being measured."""
-    try:
-        adapter.roles(target)
-    except RefusedError as error:
-        say(f"{error.sentence} Only --functions are probed.")
-        return None
-    return adapter
-
-
-def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | None, globs: Sequence[str]) -> Choice:
-    choice = choose(
-        target,
-        adapter,
-        globs,
-        arguments.exclude,
-        arguments.strategy,
-        arguments.no_stop,
-        arguments.archive,
-        arguments.captures,
-    )
-    if arguments.packets != ALL:  # only a packet that was identified when it was received is found when it is freed
-        choice.leave_out(FREE)
-    return choice
-
-
-def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: float) -> None:
-    """Where only the adapter named functions, finds out by a trial which others are worth a probe.
-
-    Args:
-        monitor: what `plan` made; it gets another choice.
-        seconds: how long the trial may take; 0: none.
-
-    Raises:
-        NfprobeError: it was stopped, or the target has ended.
-    """
-    target, adapter = monitor.target, monitor.choice.adapter
-    if not seconds or adapter is None or adapter.inner or arguments.functions or arguments.captures:
-        return
-    from otel_nfprobe.monitor.trial import Trial, describe  # slow to load, and few sessions make one
-
-    strategy, no_stop, size = arguments.strategy, arguments.no_stop, arguments.ring_size
-    try:
-        found = Trial(target, adapter, arguments.exclude, strategy, no_stop, size, monitor.stopping).run(seconds)
-    except NfprobeError as error:
-        if monitor.stopping.is_set() or not target.is_alive():
-            raise
-        say(f"trial: {error.sentence} Only the adapter's functions are probed.")
-        return
-    describe(found, target.pid, say)
-    if found.chosen:
-        monitor.choice = _choose(arguments, target, adapter, found.globs())
 
 
 class Measurement:
@@ -250,7 +85,7 @@ class Measurement:
             NfprobeError: nothing is probed.
         """
         try:
-            self.monitor.attach()
+            self.monitor.attachment.attach()
             give_back()
             keep_what_is_there()
             spans = None
@@ -258,8 +93,8 @@ class Measurement:
                 # A batch that is drawn says nothing of its packets' ids: only `all` keeps to what a trace state means.
                 sample = self.arguments.sample if self.arguments.packets == ALL else None
                 state = format_trace_state(sample) if sample and sample < 1 else ""
-                names = self.monitor.names_by_id()
-                window_ns = self.monitor.identity.correlate_window_ns
+                names = self.monitor.attachment.names_by_id()
+                window_ns = self.monitor.attachment.identity.correlate_window_ns
                 kind = SpanEncoder if self._metrics is None else self._metrics.encoder_kind
                 scale, linked = find_time_scale(self.arguments), self.arguments.spans == LINKS
                 encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale, linked)
@@ -276,7 +111,7 @@ class Measurement:
 
     def abandon(self) -> None:
         """Undoes a start that is followed by nothing."""
-        self.monitor.abandon()
+        self.monitor.attachment.abandon()
         if self._recording is not None:
             self._recording.discard()
         if self._exporter is not None:
@@ -298,8 +133,8 @@ class Measurement:
             self.monitor.detach()
             if self._forks is not None:
                 self._forks.end()
-        if self.monitor.target_ended:
-            self.monitor.not_restored.clear()  # it ended while its bytes were being put back
+        if self.monitor.attachment.has_gone:
+            self.monitor.attachment.not_restored.clear()  # it ended while its bytes were being put back
 
     def _step(self, progress: Callable[[], None]) -> None:
         progress()
@@ -316,14 +151,14 @@ class Measurement:
 
     def finish(self) -> dict[str, Any]:
         """Closes what is open. Returns the summary object."""
-        monitor = self.monitor
-        for sentence in monitor.not_restored:
-            say(f"{sentence}.", f"nfprobe detach {monitor.target.pid}")
-        summary: dict[str, Any] = summarise(monitor)
+        attachment = self.monitor.attachment
+        for sentence in attachment.not_restored:
+            say(f"{sentence}.", f"nfprobe detach {attachment.target.pid}")
+        summary: dict[str, Any] = summarise(self.monitor)
         if version := self._resource.get("service.version"):
             summary["version"] = version
         summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
-        summary["spans"]["dropped_traces"] = describe_unwritten(monitor.drain.spans, say)
+        summary["spans"]["dropped_traces"] = describe_unwritten(self.monitor.drain.spans, say)
         if self._budget is not None:
             summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
@@ -331,26 +166,32 @@ class Measurement:
         if self._forks is not None:
             summary |= {"children": self._forks.summaries, "children_missed": self._forks.missed}
             for child in self._forks.summaries:
-                monitor.not_restored += [f"process {child['pid']}: {sentence}" for sentence in child["not_restored"]]
+                sentences = [f"process {child['pid']}: {sentence}" for sentence in child["not_restored"]]
+                attachment.not_restored += sentences
         if self._recording is not None:
-            monitor.drain.write(lambda recording: recording.complete())
-            summary["recording"], sentences = describe_recording(self._recording)
-            for sentence in sentences:
-                say(sentence)
-            error = monitor.drain.recording_error
-            try:
-                self._recording.finish(summary)
-            except NfprobeError as failed:
-                error = monitor.drain.recording_error = error or failed
-            if error is not None:
-                summary["recording"]["error"] = error.sentence
-                say(error.sentence, error.next_command)
-        monitor.close()
+            self._finish_recording(self._recording, summary)
+        attachment.close()
         return summary
+
+    def _finish_recording(self, recording: RecordingWriter, summary: dict[str, Any]) -> None:
+        """Writes the summary behind the records; what the summary says of the recording is added to it before."""
+        drain = self.monitor.drain
+        drain.write(lambda writer: writer.complete())
+        summary["recording"], sentences = describe_recording(recording)
+        for sentence in sentences:
+            say(sentence)
+        error = drain.recording_error
+        try:
+            recording.finish(summary)
+        except NfprobeError as failed:
+            error = drain.recording_error = error or failed
+        if error is not None:
+            summary["recording"]["error"] = error.sentence
+            say(error.sentence, error.next_command)
 
     def _measure_child(self, monitor: Monitor) -> Measurement:
         """A session on a forked child: everything as here, the recording in a file of its own."""
-        pid = monitor.target.pid
+        pid = monitor.attachment.target.pid
         record = self.arguments.record and f"{self.arguments.record}.{pid}"
         # Its parent's counters may have been changed before it was forked.
         choice = CounterChoice(counters=(*monitor.counters, *monitor.software_counters))
@@ -361,7 +202,9 @@ class Measurement:
         return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
-        """What shows a line a second, on a terminal the same line again."""
+        """What shows a line a second, on a terminal the same line again; nothing where NFPROBE_PROGRESS is `no`."""
+        if os.environ.get(NFPROBE_PROGRESS) == "no":
+            return lambda: None
         shown_at = time.monotonic()
         terminal = sys.stderr.isatty()
 
@@ -370,13 +213,10 @@ class Measurement:
             if time.monotonic() - shown_at < PROGRESS_S:
                 return
             shown_at = time.monotonic()
-            counts = self.monitor.session.thread_counts()
-            batches, packets = count_received(self.monitor)
-            line = (
-                f"{shown_at - self.monitor.started_at:5.0f} s  {batches:>12,} batches"
-                f"  {packets:>13,} packets"
-                f"  {sum(sum(c.lost) for c in counts):>9,} records lost"
-            )
+            now = self.monitor.snapshot()
+            batches, packets = now.received()
+            lost = sum(sum(thread.lost) for thread in now.threads)
+            line = f"{now.elapsed_s:5.0f} s  {batches:>12,} batches  {packets:>13,} packets  {lost:>9,} records lost"
             if self._exporter is not None:
                 line += f"  {self._exporter.read_counters().exported_spans:>10,} spans sent"
             if self.monitor.drain.recording_error is not None:
@@ -403,7 +243,7 @@ class Measurement:
         header = RecordingHeader(
             nfprobe_version=find_version(),
             session=f"{self._session_id:016x}",
-            pid=self.monitor.target.pid,
+            pid=self.monitor.attachment.target.pid,
             executable=str(resource.get("process.executable.path", "")),
             host=str(resource.get("host.name", "")),
             start_unix_ns=int(self._clock.anchors["unix_ns"][-1]),
@@ -427,12 +267,3 @@ def _open_metrics(
     if metrics.port is not None:
         say(f"metrics are shown at port {metrics.port}, /metrics.")
     return metrics
-
-
-def describe_probes(monitor: Monitor, subject: int | str) -> str:
-    """What is probed, for the first sentence of a session; `subject` is what `nfprobe functions` shows."""
-    choice = monitor.choice
-    refused = sum(choice.refused.values())
-    knows = f", adapter {choice.adapter.name}" if choice.adapter else ""
-    skipped = f", {refused} refused (nfprobe functions {subject})" if refused else ""
-    return f"{len(monitor.probes)} functions probed{skipped}{knows}"

@@ -17,13 +17,13 @@ from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.cli.attach import StopSignals
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
+from otel_nfprobe.cli.notices import say
 from otel_nfprobe.cli.options import parse_bytes, parse_seconds
 from otel_nfprobe.cli.session_options import RING_BYTES, add_counter_options, check_counting, find_counters
-from otel_nfprobe.cli.session_runner import say
 from otel_nfprobe.kernel.kernelprobe import KernelCost, KernelProbe, find_whose, measure_cost
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.monitor.summary import count_lost
 from otel_nfprobe.pipeline.durations import Durations
 from otel_nfprobe.pipeline.statistics import Statistics
 from otel_nfprobe.probes.calibration import Cost, costs_by_id
@@ -77,16 +77,15 @@ class StatsCommand:
             check_target(target)
             refuse_second(target)
             check_counting(target, chosen)
-            monitor = Monitor(
-                target, choose_one(arguments, target), arguments.ring_size, NONE, say, stopping=signals.stopping
-            )
+            choice = choose_one(arguments, target)
+            monitor = Monitor(Attachment(target, choice, arguments.ring_size, say, signals.stopping), NONE)
             monitor.counters, monitor.software_counters = chosen.hardware, chosen.software
             signals.at_once = False
             calls = measure(monitor, arguments.seconds)
         _show(arguments, describe(monitor, calls), calls.durations, 1e9 / monitor.drain.clock.ticks_per_second)
-        for sentence in monitor.not_restored:
+        for sentence in monitor.attachment.not_restored:
             say(f"{sentence}.", f"nfprobe detach {target.pid}")
-        return EXIT_NOT_DONE if monitor.not_restored else EXIT_DONE
+        return EXIT_NOT_DONE if monitor.attachment.not_restored else EXIT_DONE
 
 
 def _parse_pid(text: str) -> int | None:
@@ -155,13 +154,13 @@ def measure(monitor: Monitor, seconds: float) -> FunctionCalls:
         NfprobeError: nothing was measured.
     """
     calls = FunctionCalls()
-    monitor.attach()
+    monitor.attachment.attach()
     try:
         monitor.start(Clock.start(), None, None)
-        calls.set_costs(costs_by_id(monitor.probes, monitor.costs))
+        calls.set_costs(costs_by_id(monitor.attachment.probes, monitor.attachment.costs))
         monitor.drain.statistics = calls
     except BaseException:
-        monitor.abandon()
+        monitor.attachment.abandon()
         raise
     try:
         monitor.run(seconds, lambda: None)
@@ -174,22 +173,22 @@ def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
     """The object of `nfprobe stats --json` (docs/command-line.md)."""
     durations, ns = calls.durations, 1e9 / monitor.drain.clock.ticks_per_second
     warm_up = durations.finish()
-    plan = monitor.probes[0].request.plan
-    cost = monitor.costs.get(plan.strategy or "", Cost(0.0, 0.0))
+    plan = monitor.attachment.probes[0].request.plan
+    cost = monitor.attachment.costs.get(plan.strategy or "", Cost(0.0, 0.0))
     median, sums = durations.quantile(0.5), monitor.drain.counter_sums
     found = {
         "function": plan.function.label,
         "strategy": plan.strategy,
         "seconds": round(monitor.seconds, 6),
         **durations.describe(ns),
-        "counters": {} if sums is None else sums.of_function(monitor.probes[0].id),
+        "counters": {} if sums is None else sums.of_function(monitor.attachment.probes[0].id),
         "threads": monitor.software.totals(),
         "warm_up": warm_up,
         "probe_ns": {"inside": round(cost.inside_ticks * ns, 2), "whole": round(cost.whole_ticks * ns, 2)},
         "below_resolution": bool(durations.count) and median < RESOLVED * cost.whole_ticks,
-        "lost": count_lost(monitor),
+        "lost": dict(monitor.snapshot().lost),
     }
-    monitor.close()
+    monitor.attachment.close()
     return found
 
 

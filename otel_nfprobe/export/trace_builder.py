@@ -34,6 +34,7 @@ from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
 from otel_nfprobe.pipeline.context_switches import SWITCHES_MAX, no_switches
 from otel_nfprobe.pipeline.sampling import (
+    FADE_S,
     RANDOMNESS,
     REASON_CULPRIT,
     REASON_SLOW,
@@ -94,6 +95,7 @@ class Explainer:
         self._waiting: list[_Take] = []
         self._waiting_packets = self._waiting_calls = 0
         self._kept: deque[_Take] = deque()
+        self._fades_at_ticks = 0
         self._switches: Rows = no_switches()
         self._exported: dict[int, int] = {}  # batch id: position in its batch of a packet that was exported
 
@@ -124,11 +126,17 @@ class Explainer:
         if not len(columns.batches):
             return
         randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
+        self._fade(int(columns.batches["end_ticks"].max()))
         latency = find_latency_ticks(columns.packets, columns.batches)
         selected, reasons = self._sampler.select(latency, randomness, find_population(columns))
         self._waiting.append(_Take(columns, *self._sampler.restrict(columns.packets, selected, reasons), latency))
         self._waiting_packets += len(columns.packets)
         self._waiting_calls += len(columns.calls)
+
+    def _fade(self, now_ticks: int) -> None:
+        if now_ticks >= self._fades_at_ticks and self._sampler.tracker is not None:
+            self._fades_at_ticks = now_ticks + round(FADE_S * self._ticks_per_second)
+            self._sampler.tracker.fade()
 
     def add_switches(self, switches: Rows) -> None:
         """Takes in when threads did not run (dtype SWITCH); before the packets that it made late are looked at."""

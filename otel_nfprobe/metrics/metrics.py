@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics: what is known of all packets, batches and calls, as OpenTelemetry metrics (docs/export.md).
 
-The thread that drains takes a Snapshot, which is a copy made by the C core; another thread (metrics_sender.py) makes
-the SDK's data of it. No call is ever recorded one by one.
+The thread that drains takes a MetricsSnapshot, which is a copy made by the C core; another thread (metrics_sender.py)
+makes the SDK's data of it. No call is ever recorded one by one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ from otel_nfprobe.export.resource import SCHEMA_URL, SCOPE_NAME, find_version
 from otel_nfprobe.metrics.exemplars import ExemplarKeeper, Exemplars
 from otel_nfprobe.metrics.metrics_settings import Temporality
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.monitor.summary import count_lost, count_packets
+from otel_nfprobe.monitor.snapshot import SessionSnapshot
 from otel_nfprobe.pipeline.histogram_buckets import Attributes, Counted, Span, lowers_of, read_counted
 from otel_nfprobe.pipeline.statistics import SIZES_EXACT, Distribution, Statistics
-from otel_nfprobe.probes.calibration import ticks_per_call
-from otel_nfprobe.shm.threadcounts import ThreadCounts
 
 # ---- explicit buckets -----------------------------------------------------------------------------------------------
 # Explicit: a distribution as an OpenTelemetry histogram point with fixed bounds, "classic" buckets in Prometheus.
@@ -163,7 +161,7 @@ DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MetricsSnapshot:
     """What was known at one moment.
 
     Attributes:
@@ -215,54 +213,50 @@ class SnapshotTaker:
         self._empty_ticks: dict[int, int] = {}  # by thread id, at the last snapshot
         self._taken_at_s = 0.0  # of the session
 
-    def take(self, spans: ExportCounters, is_last: bool = False) -> Snapshot:
+    def take(self, spans: ExportCounters, is_last: bool = False) -> MetricsSnapshot:
         """What is known now. When the session is over, packets that are still open count as `unknown`.
 
         Raises:
             MemoryError: there is none for the copy.
         """
-        monitor = self._monitor
+        monitor, now = self._monitor, self._monitor.snapshot()
         copy = Statistics()
         copy.merge(monitor.drain.statistics)
-        elapsed_s = monitor.seconds if is_last else time.monotonic() - monitor.started_at
-        threads = monitor.session.thread_counts()
-        calls = monitor.drain.pipeline.counts().calls
-        elapsed_ticks = max(1.0, elapsed_s * monitor.drain.clock.ticks_per_second)
-        packets, sums = count_packets(monitor), monitor.drain.counter_sums
+        packets, sums = now.packets(), monitor.drain.counter_sums
         known = {"transmitted", "dropped", "punted", "absorbed", *(["unknown"] if is_last else [])} & packets.keys()
-        return Snapshot(
+        return MetricsSnapshot(
             unix_ns=time.time_ns(),
             statistics=copy,
-            names=monitor.names_by_id(),
+            names=monitor.attachment.names_by_id(),
             received=packets["received"],
             processed={name: count for name, count in packets.items() if name in known},
-            lost=count_lost(monitor),
+            lost=now.lost,
             exported=spans.total_exported,
             dropped=spans.total_dropped,
             unwritten=dict(monitor.drain.spans.limits.dropped) if monitor.drain.spans else {},
             spooled=spans.total_spooled,
-            busy=self._find_busy(threads, elapsed_s),
-            overhead=calls * ticks_per_call(monitor.costs) / elapsed_ticks,
-            probes=len(monitor.follower.placed),
+            busy=self._find_busy(now),
+            overhead=now.share_of_core,
+            probes=now.placed,
             exemplars=self._exemplars.take(),
             counted=() if sums is None else sums.counted_functions(),
         )
 
-    def _find_busy(self, threads: Sequence[ThreadCounts], elapsed_s: float) -> list[tuple[int, str, float]]:
+    def _find_busy(self, now: SessionSnapshot) -> list[tuple[int, str, float]]:
         """Of threads that receive. One that began meanwhile is judged when its whole interval is known."""
         is_first = not self._empty_ticks
-        passed = (elapsed_s - self._taken_at_s) * self._monitor.drain.clock.ticks_per_second
+        passed = (now.elapsed_s - self._taken_at_s) * now.ticks_per_second
         found = []
-        for thread in threads:
+        for thread in now.threads:
             if thread.empty_polls + thread.batches == 0:
                 continue
             before = self._empty_ticks.get(thread.tid)
             if passed > 0 and (is_first or before is not None):
                 share = 1 - (thread.empty_ticks - (before or 0)) / passed
-                name = self._monitor.drain.thread_names.get(thread.tid, "")
+                name = now.thread_names.get(thread.tid, "")
                 found.append((thread.tid, name, min(1.0, max(0.0, share))))
             self._empty_ticks[thread.tid] = thread.empty_ticks
-        self._taken_at_s = elapsed_s
+        self._taken_at_s = now.elapsed_s
         return found
 
 
@@ -293,7 +287,7 @@ class MetricsMaker:
         self._before: dict[tuple[str, str], Counted | int] = {}  # what was delivered, by metric and attribute
         self._made: dict[tuple[str, str], Counted | int] = {}
 
-    def make(self, snapshot: Snapshot) -> MetricsData:
+    def make(self, snapshot: MetricsSnapshot) -> MetricsData:
         """All metrics of one moment."""
         self._made = {}
         self._made_ns = snapshot.unix_ns
@@ -307,7 +301,7 @@ class MetricsMaker:
         self._before |= self._made
         self._last_ns = self._made_ns
 
-    def _make_all(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _make_all(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
         statistics, exemplars = snapshot.statistics, snapshot.exemplars
         latency = read_counted(statistics, Distribution.PACKET_TICKS)
         about = "Time from a packet's arrival, or what stands for it, to the end of its transmit or drop call"
@@ -331,7 +325,7 @@ class MetricsMaker:
         yield from self._make_counters(snapshot)
         yield from self._make_gauges(snapshot)
 
-    def _make_functions(self, snapshot: Snapshot) -> Iterator[DurationPoint]:
+    def _make_functions(self, snapshot: MetricsSnapshot) -> Iterator[DurationPoint]:
         ids: dict[str, list[int]] = {}
         for function, name in enumerate(snapshot.names):
             ids.setdefault(_shorten(name), []).append(function)
@@ -371,7 +365,7 @@ class MetricsMaker:
         exponential = cast(Sequence[ExponentialHistogramDataPoint], points)
         return Metric(name, about, "s", ExponentialHistogram(exponential, temporality))
 
-    def _make_counters(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _make_counters(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
         """What performance counters say; functions of one name together."""
         counts: dict[By, int] = {}
         calls: dict[By, int] = {}
@@ -405,7 +399,7 @@ class MetricsMaker:
             points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before))
         return Metric(name, about, unit, Sum(points, _temporality(delta), is_monotonic=True))
 
-    def _make_gauges(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _make_gauges(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
         busy = [
             NumberDataPoint({"thread.id": tid, "thread.name": name}, self._last_ns, snapshot.unix_ns, share)
             for tid, name, share in snapshot.busy

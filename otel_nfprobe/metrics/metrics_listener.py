@@ -31,7 +31,7 @@ from prometheus_client.samples import Exemplar as SampleExemplar
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.metrics.httplistener import HttpListener, Reply
-from otel_nfprobe.metrics.metrics import MetricsMaker, Snapshot
+from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
 
 # ---- the page -------------------------------------------------------------------------------------------------------
 # Metrics page: metrics as OpenMetrics text, for Prometheus to scrape.
@@ -157,7 +157,7 @@ class MetricsListener:
         self._asked = threading.Event()
         self._changed = threading.Condition()
         self._maker: MetricsMaker | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: MetricsSnapshot | None = None
         self._turn = 0  # snapshots taken
         self._listener = HttpListener("--metrics-listen", host, port, self._answer)
         self.port = self._listener.port
@@ -171,7 +171,7 @@ class MetricsListener:
         """Whether somebody waits for a snapshot."""
         return self._asked.is_set()
 
-    def give(self, snapshot: Snapshot) -> None:
+    def give(self, snapshot: MetricsSnapshot) -> None:
         """Answers who waits."""
         with self._changed:
             self._asked.clear()

@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from otel_nfprobe.export.delivery import make_readable
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.metrics.metrics import MetricsMaker, Snapshot
+from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
 
 POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
 ABANDON_S = 2.0  # a thread that does not end by then is left behind
@@ -50,7 +50,7 @@ class MetricsSender:
         self._maker = maker
         self._exporter = exporter
         self._changed = threading.Condition()
-        self._waiting: deque[Snapshot] = deque()  # at most one, and the last one of the session
+        self._waiting: deque[MetricsSnapshot] = deque()  # at most one, and the last one of the session
         self._closing = False
         self._sent = SentMetrics()
         self._thread = threading.Thread(target=self._run, name="nfprobe-metrics", daemon=True)
@@ -62,7 +62,7 @@ class MetricsSender:
         with self._changed:
             return not self._waiting and not self._sent.is_refused
 
-    def send(self, snapshot: Snapshot) -> None:
+    def send(self, snapshot: MetricsSnapshot) -> None:
         """Sends a snapshot after those before it; returns at once."""
         with self._changed:
             self._waiting.append(snapshot)
@@ -92,7 +92,7 @@ class MetricsSender:
                 with self._changed:
                     self._waiting.popleft()
 
-    def _send(self, snapshot: Snapshot, complaints: _Complaints) -> None:
+    def _send(self, snapshot: MetricsSnapshot, complaints: _Complaints) -> None:
         if self._sent.is_refused:
             return
         try:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.probes.calibration import costs_by_id
 
 LOOK_S = 1.0
 ROOM = 0.8  # of the budget is aimed at, so that the next second does not exceed it again
@@ -49,18 +48,18 @@ class Budget:
         self._looked_at = now
         if elapsed_s < LOOK_S / 2:
             return
-        calls = monitor.drain.statistics.call_counts().astype(np.float64)
-        fresh = calls.copy()
+        session = monitor.snapshot()
+        fresh, costs = session.call_counts.copy(), session.call_costs["whole_ticks"]
         fresh[: len(self._calls)] -= self._calls
-        self._calls = calls
-        costs = costs_by_id(monitor.probes, monitor.costs)["whole_ticks"]
+        self._calls = session.call_counts
         count = min(len(fresh), len(costs))
-        spent = fresh[:count] * costs[:count] / (elapsed_s * monitor.drain.clock.ticks_per_second)
+        spent = fresh[:count] * costs[:count] / (elapsed_s * session.ticks_per_second)
         if spent.sum() > self.share:
             self._thin(monitor, spent)
 
     def _thin(self, monitor: Monitor, spent: NDArray[np.float64]) -> None:
-        roles = monitor.roles_by_id()[: len(spent)]
+        attachment = monitor.attachment
+        roles = attachment.roles_by_id()[: len(spent)]
         inner = np.flatnonzero((roles == 0) & (spent > 0))
         order = inner[np.argsort(-spent[inner])]
         left = spent.sum() - np.cumsum(spent[order])
@@ -70,10 +69,10 @@ class Budget:
         if len(order) == 0 or left[len(chosen) - 1] > self.share:
             self.exceeded = True
             self.say(f"{before}, and those that cannot be left out are too many: the session ends.")
-            monitor.stopping.set()
+            attachment.stopping.set()
             return
-        monitor.follower.take_out(chosen.tolist())
+        attachment.follower.take_out(chosen.tolist())
         self.thinned += len(chosen)
-        names = monitor.names_by_id()
+        names = attachment.names_by_id()
         listed = ", ".join(names[index] for index in chosen[:NAMES_MAX]) + (", ..." if len(chosen) > NAMES_MAX else "")
         self.say(f"{before}: {len(chosen)} functions are not probed any more ({listed}).")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
-from otel_nfprobe.base.columns import NONE, CallFlag, Columns
+from otel_nfprobe.base.columns import NONE, CallFlag, Columns, age_start_ticks
 from otel_nfprobe.pipeline.sampling import QuantileTracker
 from otel_nfprobe.shm.session import GATE_AUTO, Session
 
@@ -82,7 +82,6 @@ def find_ages(columns: Columns) -> NDArray[np.int64]:
     calls = calls[((calls["flags"] & (CallFlag.TRANSMIT | CallFlag.DROP)) != 0) & (calls["batch"] != NONE)]
     ends = np.zeros(len(batches), np.uint64)
     np.maximum.at(ends, calls["batch"], calls["end_ticks"])
-    starts = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
-    ages = ends.astype(np.int64) - starts.astype(np.int64)
+    ages = ends.astype(np.int64) - age_start_ticks(batches).astype(np.int64)
     found: NDArray[np.int64] = ages[(ends != 0) & (ages > 0)]
     return found

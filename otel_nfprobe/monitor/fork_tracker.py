@@ -36,16 +36,16 @@ class Family:
     _finished: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.members = {self.target.session.inode: self.target}
-        self._before = mapped_sessions(self.target.target.pid)
+        self.members = {self.target.attachment.session.inode: self.target}
+        self._before = mapped_sessions(self.target.attachment.target.pid)
 
     def add(self, monitor: Monitor) -> None:
         """Takes a child that is measured from now on."""
-        self.members[monitor.session.inode] = monitor
+        self.members[monitor.attachment.session.inode] = monitor
 
     def finish(self, monitor: Monitor) -> None:
         """A child's session is over; those that finished long ago are forgotten."""
-        self._finished.append(monitor.session.inode)
+        self._finished.append(monitor.attachment.session.inode)
         while len(self._finished) > FINISHED_KEPT:
             self.members.pop(self._finished.pop(0), None)
 
@@ -75,7 +75,7 @@ class Search:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._pid = pid = family.target.target.pid
+        self._pid = pid = family.target.attachment.target.pid
         self._program = _program_of(pid)
         self._known: set[int] = {pid}
         self._newest = ""
@@ -103,6 +103,6 @@ def _runs_on_memory_of(source: Monitor, pid: int) -> bool:
     """Whether a process is a vfork child or the like: nothing may be changed through it."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            return any(os.pread(memory.fileno(), 8, source.session.kept_address))
+            return any(os.pread(memory.fileno(), 8, source.attachment.session.kept_address))
     except (OSError, OverflowError, NfprobeError):
         return True

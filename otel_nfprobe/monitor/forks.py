@@ -23,6 +23,7 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.counters.compensation import Compensation
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.fork_tracker import COPY, ENDED, Family, Search
 from otel_nfprobe.monitor.monitor import Monitor
@@ -54,11 +55,11 @@ class Measured(Protocol):
         """Closes what is open. Returns the summary object."""
 
 
-class ChildMonitor(Monitor):
-    """The session on one forked child.
+class ChildAttachment(Attachment):
+    """The probes in one forked child.
 
     Args:
-        source: the session of the process that forked it.
+        source: those of the process that forked it.
         pid: of the child.
         turn: held while the child is changed. Who does that works at the highest priority: several of them at once
             leave the children no CPU to come to where they can be changed.
@@ -67,7 +68,7 @@ class ChildMonitor(Monitor):
         NfprobeError: it has ended.
     """
 
-    def __init__(self, source: Monitor, pid: int, turn: threading.Lock) -> None:
+    def __init__(self, source: Attachment, pid: int, turn: threading.Lock) -> None:
         target = type(source.target)(pid)
         target.take_modules(source.target)
         choice = replace(
@@ -78,38 +79,28 @@ class ChildMonitor(Monitor):
             refused={},
             _anchors={},
         )
-        identity, policy = source.identity, source.policy
-        super().__init__(
-            target, choice, source.ring_bytes, source.packets, source.say, identity=identity, policy=policy
-        )
+        super().__init__(target, choice, source.ring_bytes, source.say, identity=source.identity)
         self._source = source
         self._turn = turn
         self.costs = source.costs
-        self.counters, self.software_counters = source.counters, source.software_counters
         self.uncovered = source.uncovered
 
     def attach(self) -> None:
-        """As Monitor.attach, when it is this child's turn."""
+        """As Attachment.attach, when it is this child's turn."""
         with self._turn:
             super().attach()
 
-    def _calibrate_counters(self) -> Compensation:
-        return self._source.compensation  # its trampolines are the parent's
-
-    def _disarm(self) -> None:
+    def disarm(self) -> None:
+        """As Attachment.disarm, when it is this child's turn."""
         with self._turn:
-            super()._disarm()
+            super().disarm()
 
-    def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
-        """As Monitor.start; many drains share a CPU, so they pause as long as the rings allow."""
-        super().start(clock, recording, spans)
-        self.drain.longest_pause_s = CHILD_PAUSE_S
-
-    def _arm(self) -> None:
-        self._texts.adopt(self._source._texts)
-        self._write_programs()
+    def arm(self) -> None:
+        """Takes the probes over that stand in the child, and puts those in place that do not."""
+        self.texts.adopt(self._source.texts)
+        self.write_programs()
         standing, absent = self._copy_table()
-        self._check_not_stopped()
+        self.check_not_stopped()
         trampolines = Trampolines(self.session, self.target)
         made, refused = trampolines.make([probe.request for probe in absent])
         placed, differ = self.patcher.arm(made)
@@ -119,7 +110,7 @@ class ChildMonitor(Monitor):
         self.probes = standing + placed
         if not self.probes:
             raise NfprobeError(f"Process {self.target.pid} has none of the probes of the process that forked it.")
-        self._begin_to_follow(trampolines)
+        self.make_follower(trampolines)
 
     def _copy_table(self) -> tuple[list[Probe], list[Probe]]:
         """Takes over the source's probes. Returns those that stand in the child, and those that do not.
@@ -148,6 +139,33 @@ class ChildMonitor(Monitor):
             if id(probe.request.plan.module) in present:
                 absent.append(probe)
         return standing, absent
+
+
+class ChildMonitor(Monitor):
+    """The session on one forked child.
+
+    Args:
+        source: the session of the process that forked it.
+        pid: of the child.
+        turn: held while the child is changed.
+
+    Raises:
+        NfprobeError: it has ended.
+    """
+
+    def __init__(self, source: Monitor, pid: int, turn: threading.Lock) -> None:
+        super().__init__(ChildAttachment(source.attachment, pid, turn), source.packets, policy=source.policy)
+        self._source = source
+        self.counters, self.software_counters = source.counters, source.software_counters
+
+    def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
+        """As Monitor.start; many drains share a CPU, so they pause as long as the rings allow."""
+        super().start(clock, recording, spans)
+        self.drain.longest_pause_s = CHILD_PAUSE_S
+
+    def calibrate_counters(self) -> Compensation:
+        """Its trampolines are the parent's."""
+        return self._source.compensation
 
 
 class Forks:
@@ -201,7 +219,7 @@ class Forks:
             self._thread.join()
         with self._lock:
             for monitor in self._monitors.values():
-                monitor.stopping.set()
+                monitor.attachment.stopping.set()
 
     def end(self) -> None:
         """Waits until every child is as it was; after that the summaries are complete."""
@@ -255,7 +273,7 @@ class Forks:
         if measured is None:
             return
         monitor = self._monitors[pid]
-        self._say_some(f"process {pid}, forked by {source.target.pid}, is measured, too.")
+        self._say_some(f"process {pid}, forked by {source.attachment.target.pid}, is measured, too.")
         try:
             try:
                 measured.run(lambda: None)
@@ -264,7 +282,7 @@ class Forks:
                     self._monitors.pop(pid)
                     self._measured.remove(pid)
                     self._family.finish(monitor)
-                self.summaries.append({**measured.finish(), "parent": source.target.pid})
+                self.summaries.append({**measured.finish(), "parent": source.attachment.target.pid})
         except Exception as error:  # whatever this child has done, the others go on
             self._say_some(f"the session on process {pid}, a forked child, has failed: {_sentence_of(error)}")
 
@@ -277,10 +295,10 @@ class Forks:
                 with self._lock:
                     self._monitors[pid] = monitor
                 if self._stopping.is_set():
-                    monitor.stopping.set()
+                    monitor.attachment.stopping.set()
                 if self._family.judge(pid) != COPY:  # by now; what it becomes later cannot be changed through `target`
                     raise NfprobeError(f"Process {pid} is no copy of the one that forked it any more.")
-                check_target(monitor.target)
+                check_target(monitor.attachment.target)
                 measured = self._measure(monitor)
                 measured.start()
                 with self._lock:

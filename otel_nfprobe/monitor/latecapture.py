@@ -16,7 +16,7 @@ import numpy as np
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns
-from otel_nfprobe.pipeline.sampling import QuantileTracker, find_population
+from otel_nfprobe.pipeline.sampling import FADE_S, QuantileTracker, find_population
 from otel_nfprobe.shm.session import GATE_LATE, GATE_PACKETS, LATE_NEVER, SAMPLE_ALL, Session
 
 ALL, SLOW, NONE = "all", "slow", "none"
@@ -68,6 +68,7 @@ class LateCapture:
         self._copying: set[int] = set()
         self._told_handed_over = False
         self._due_at = 0.0
+        self._fades_at = time.monotonic() + FADE_S
         session.choose_packets(self._fixed, self._sample)
 
     def add(self, columns: Columns) -> None:
@@ -82,7 +83,15 @@ class LateCapture:
             tracker.add(population.latency_ticks[rows], population.weights[rows])
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + UPDATE_S
+            self._fade(self._all)
             self._write(self._all)
+
+    def _fade(self, of_all: QuantileTracker) -> None:
+        if time.monotonic() < self._fades_at:
+            return
+        self._fades_at = time.monotonic() + FADE_S
+        for tracker in (of_all, *self._of_thread.values()):
+            tracker.fade()
 
     def _write(self, of_all: QuantileTracker) -> None:
         # What is exported is the slowest share of all packets; of a thread, its own slowest share is recorded, too.

@@ -27,6 +27,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, GOT_SLOT
 from otel_nfprobe.elf.pattern import Pattern
 from otel_nfprobe.elf.symbols import Function
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import TRIAL, Monitor
 from otel_nfprobe.monitor.probe_candidates import find_candidates
@@ -205,8 +206,9 @@ class Trial:
             return Found(0, 0)
         choice = self._choose(candidates)
         tally = Tally()
-        monitor = Monitor(self.target, choice, self.ring_bytes, NONE, _keep_silent, self.stopping, purpose=TRIAL)
-        monitor.attach()
+        attachment = Attachment(self.target, choice, self.ring_bytes, _keep_silent, self.stopping)
+        monitor = Monitor(attachment, NONE, purpose=TRIAL)
+        monitor.attachment.attach()
         clock = Clock.start()
         try:
             monitor.start(clock, None, None)
@@ -224,9 +226,9 @@ class Trial:
         return choice
 
     def _count(self, monitor: Monitor, tally: Tally, seconds: float) -> None:
-        tally.set_costs(costs_by_id(monitor.probes, monitor.costs))
+        tally.set_costs(costs_by_id(monitor.attachment.probes, monitor.attachment.costs))
         start, until = time.monotonic(), time.monotonic() + seconds
-        while not self.stopping.is_set() and monitor.session.helper_is_there and time.monotonic() < until:
+        while not self.stopping.is_set() and monitor.attachment.session.helper_is_there and time.monotonic() < until:
             idle = not tally.batches
             monitor.drain.run_until(time.monotonic() + STEP_S)
             if idle and tally.batches:
@@ -236,19 +238,19 @@ class Trial:
 
     def _end(self, monitor: Monitor) -> None:
         monitor.detach()
-        monitor.close()
-        if monitor.not_restored:
-            raise NfprobeError(f"{monitor.not_restored[0]}.", f"nfprobe detach {self.target.pid}")
+        monitor.attachment.close()
+        if monitor.attachment.not_restored:
+            raise NfprobeError(f"{monitor.attachment.not_restored[0]}.", f"nfprobe detach {self.target.pid}")
 
 
 def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
     """What is worth a probe, by what was counted."""
-    roles = {role.address for role in monitor.choice.roles}
-    tried = sum(probe.request.plan.address not in roles for probe in monitor.probes)
+    roles = {role.address for role in monitor.attachment.choice.roles}
+    tried = sum(probe.request.plan.address not in roles for probe in monitor.attachment.probes)
     found = Found(tried, tally.batches)
     if not tally.batches:
         return found
-    call_ticks = max(1.0, ticks_per_call(monitor.costs))
+    call_ticks = max(1.0, ticks_per_call(monitor.attachment.costs))
     rows = _rows(monitor, tally)
     probed_calls = float(tally.in_batches.sum()) / tally.batches
     # The median: the trial's own cost to a batch, and preemption, must not make room for more probes.
@@ -263,8 +265,8 @@ def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
 
 
 def _rows(monitor: Monitor, tally: Tally) -> list[Counted]:
-    roles = {role.address for role in monitor.choice.roles}
-    functions = {probe.id: probe.request.plan.function for probe in monitor.probes}
+    roles = {role.address for role in monitor.attachment.choice.roles}
+    functions = {probe.id: probe.request.plan.function for probe in monitor.attachment.probes}
     rows: list[Counted] = []
     for line in tally.functions():
         index, count = int(line["function"]), int(line["count"])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag, Columns, Rows, latency_ticks
+from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag, Columns, Rows, age_start_ticks, latency_ticks
 
 if TYPE_CHECKING:
     from otel_nfprobe.pipeline.flowfilter import FlowFilter
@@ -33,6 +33,10 @@ _PRECISION_DIGITS = 5
 # Buckets per octave of a latency: 0.5 to 0.8 % wide each.
 _STEP_BITS = 7
 _STEPS = 1 << _STEP_BITS
+_FADED_VALUES = 50  # above the quantile: with fewer it is not known to a tenth
+# How often what was seen so far begins to count half. One bad second, as that in which nfprobe itself attached, would
+# otherwise hide for long what is late after it.
+FADE_S = 1.0
 
 
 def find_threshold(probability: float) -> int:
@@ -82,6 +86,11 @@ class QuantileTracker:
         if total > self._window:
             self._counts *= 0.5 * self._window / total
 
+    def fade(self) -> None:
+        """Lets all values so far count half, as long as enough of them remain to find the share."""
+        if self.share * self._counts.sum() >= 2 * _FADED_VALUES:
+            self._counts *= 0.5
+
     def find_threshold(self, margin: float = 1.0) -> int | None:
         """The smallest bucket edge with at most `share` times `margin` of the values, or one value, at or above it.
 
@@ -126,7 +135,7 @@ def find_population(columns: Columns) -> Population | None:
     calls = calls[handing]
     calls = calls[(flags[calls["batch"]] & BatchFlag.CHOSEN) != 0]
     batches = columns.batches[calls["batch"]]
-    start = np.where(batches["earliest_ticks"] != 0, batches["earliest_ticks"], batches["start_ticks"])
+    start = age_start_ticks(batches)
     end = calls["end_ticks"].astype(np.int64)
     taken_over = (batches["flags"] & BatchFlag.TAKEN_OVER) != 0
     latency = end - start.astype(np.int64)

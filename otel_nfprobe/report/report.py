@@ -418,7 +418,7 @@ def build_report(
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
     causes = find_causes(near, np.array([row for _, row in packets], np.intp), typical, facts.switches)
-    scene = _Scene(facts, near, ns_per_tick)
+    scene = _Scene(facts, near, ns_per_tick, totals.extent.first_ticks)
     described = [scene.describe(slow, row, cause) for (slow, row), cause in zip(packets, causes, strict=True)]
     timelines = [
         scene.draw(number, slow, row, cause)
@@ -467,6 +467,10 @@ class _Extent:
                 self._last = max(self._last, int(rows["end_ticks"].max()))
 
     @property
+    def first_ticks(self) -> int:
+        return self._first or 0
+
+    @property
     def ticks(self) -> int:
         return 0 if self._first is None else max(0, self._last - self._first)
 
@@ -497,8 +501,9 @@ def _sum_up(names: list[str], counts: Words) -> dict[str, int]:
 
 class _Scene:
     # Slow packets amid the batches that were gathered around them.
-    def __init__(self, facts: RecordingFacts, near: Columns, ns_per_tick: float) -> None:
+    def __init__(self, facts: RecordingFacts, near: Columns, ns_per_tick: float, begin_ticks: int) -> None:
         self._facts = facts
+        self._begin_ticks = begin_ticks
         self._near = near
         self._ns_per_tick = ns_per_tick
         self._places = AddressNames(facts.places)
@@ -532,6 +537,7 @@ class _Scene:
             "batch": slow.batch_id,
             "batch_size": int(batch["size"]),
             "tid": thread.tid if thread else None,
+            **({"precedes_recording": True} if slow.start_ticks < self._begin_ticks else {}),
             **self._samples_of(slow),
         }
 

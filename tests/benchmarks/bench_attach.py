@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.probe_selection import choose
@@ -98,12 +99,12 @@ def measure_all(pid: int, extent: Extent) -> dict[str, float]:
     choice = choose(target, None, list(extent.globs), [], None, False)
     choice.plans = choice.plans[: extent.functions]
     planned = time.monotonic(), spent_s()
-    monitor = Monitor(target, choice, 1 << 20, NONE, lambda sentence: None)
-    monitor.attach()
+    monitor = Monitor(Attachment(target, choice, 1 << 20, lambda sentence: None), NONE)
+    monitor.attachment.attach()
     attached = time.monotonic(), spent_s()
     monitor.start(Clock.start(), None, None)
     monitor.detach()
-    monitor.close()
+    monitor.attachment.close()
     analysis, rest = planned[1] - began[1], attached[1] - planned[1]
     return {
         "functions": len(choice.plans),
@@ -112,8 +113,8 @@ def measure_all(pid: int, extent: Extent) -> dict[str, float]:
         "processor_s": analysis + rest,
         "attach_s": attached[0] - planned[0],
         "clock_s": attached[0] - began[0],
-        "stops": monitor.patcher.stops.count,
-        "longest_stop_ms": monitor.patcher.stops.longest_ns / 1e6,
+        "stops": monitor.attachment.patcher.stops.count,
+        "longest_stop_ms": monitor.attachment.patcher.stops.longest_ns / 1e6,
     }
 
 
@@ -138,18 +139,18 @@ def measure_armed(pid: int, extent: Extent) -> dict[str, float]:
     target = Target(pid)
     choice = choose(target, None, list(extent.armed_globs), [], None, False)
     choice.plans = [plan for plan in choice.plans if plan.strategy is not None][::ARMED_EACH][: extent.armed]
-    monitor = Monitor(target, choice, 1 << 20, NONE, lambda sentence: None)
+    monitor = Monitor(Attachment(target, choice, 1 << 20, lambda sentence: None), NONE)
     began_s = time.monotonic()
-    monitor.attach()
+    monitor.attachment.attach()
     seconds = time.monotonic() - began_s
     monitor.start(Clock.start(), None, None)
     monitor.detach()
-    monitor.close()
+    monitor.attachment.close()
     return {
-        "armed": len(monitor.probes),
+        "armed": len(monitor.attachment.probes),
         "armed_s": seconds,
-        "longest_stop_ms": monitor.patcher.stops.longest_ns / 1e6,
-        "changed_live": monitor.patcher.live.changed,
+        "longest_stop_ms": monitor.attachment.patcher.stops.longest_ns / 1e6,
+        "changed_live": monitor.attachment.patcher.live.changed,
     }
 
 

@@ -35,7 +35,7 @@ def measure_chain(leaves: Leaves, strategy: str) -> tuple[float, float]:
         monitor.drain.run_dry()
         if lost(monitor):
             return NO_FIGURE, NO_FIGURE
-        outermost = monitor.names_by_id().index("chain1")
+        outermost = monitor.attachment.names_by_id().index("chain1")
         (row,) = (row for row in monitor.drain.statistics.functions() if row["function"] == outermost)
         return float(row["raw_total_ticks"] / row["count"]), float(row["total_ticks"] / row["count"])
 

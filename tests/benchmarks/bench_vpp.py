@@ -72,8 +72,8 @@ def read_cpu_ns(vpp: RealVpp) -> int:
 
 def empty_rings(monitor: Monitor, seconds: float) -> None:
     """Waits, and says all the time that everything was read."""
-    table = monitor.session._table  # what a monitor never does, no front door offers
-    rings = [table[index] for index in monitor.session.thread_indexes()]
+    table = monitor.attachment.session._table  # what a monitor never does, no front door offers
+    rings = [table[index] for index in monitor.attachment.session.thread_indexes()]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for ring in rings:

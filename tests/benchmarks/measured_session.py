@@ -19,6 +19,7 @@ from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
 from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.detail import Detail
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.latecapture import CapturePolicy
@@ -70,13 +71,15 @@ class Session:
 def attached(target: Target, choice: Choice, session: Session, say: Callable[[str], None] = print) -> Iterator[Monitor]:
     """A monitor with the probes of a choice; the target is as it was afterwards."""
     policy = CapturePolicy.choose(None, None, None)
-    monitor = Monitor(target, choice, session.ring_bytes, session.packets, say, policy=policy, detail=session.detail)
+    monitor = Monitor(
+        Attachment(target, choice, session.ring_bytes, say), session.packets, policy=policy, detail=session.detail
+    )
     monitor.counters = tuple(session.counters)
     clock = Clock.start()
     with ExitStack() as stop:
         recording = _open_recording(clock, stop) if session.way == RECORDING else None
-        monitor.attach()
-        stop.callback(monitor.close)
+        monitor.attachment.attach()
+        stop.callback(monitor.attachment.close)
         spans = _open_spans(monitor, clock, session.port, stop) if session.way == EXPORT else None
         monitor.start(clock, recording, spans)
         stop.callback(monitor.detach)
@@ -95,6 +98,6 @@ def _open_spans(monitor: Monitor, clock: Clock, port: int, stop: ExitStack) -> S
     assert endpoint is not None
     exporter = Exporter(endpoint)
     stop.callback(exporter.close, CLOSE_S)
-    encoder = SpanEncoder(make_resource_attributes({}, "bench"), monitor.names_by_id(), 7, clock)
+    encoder = SpanEncoder(make_resource_attributes({}, "bench"), monitor.attachment.names_by_id(), 7, clock)
     sampler = Sampler(monitor.policy.sample, None, monitor.policy.slowest)
     return SpanPath(sampler, encoder, exporter)

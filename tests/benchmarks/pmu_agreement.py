@@ -112,7 +112,7 @@ def compare(talker: Talker, name: str, calls: int) -> bool:
             thread = count_by_kernel(counter, talker.pid, lambda: talker.ask(f"steps {calls}"))
     sums = probed.monitor.drain.counter_sums
     assert sums is not None
-    counted = sums.of_function(probed.monitor.probes[0].id).get(name)
+    counted = sums.of_function(probed.monitor.attachment.probes[0].id).get(name)
     if not counted or not counted["calls"]:
         print(f"{name}: no call was counted ({counted})")
         return False

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.monitor.summary import count_lost
 
 NO_FIGURE = float("nan")
 
@@ -102,7 +101,7 @@ def lost(monitor: Monitor) -> int:
     recording, spans = monitor.drain.recording, monitor.drain.spans
     left_out = recording.left_out if recording else 0
     dropped = sum(spans.exporter.read_counters().total_dropped.values()) if spans else 0
-    return sum(count_lost(monitor).values()) + left_out + dropped
+    return sum(monitor.snapshot().lost.values()) + left_out + dropped
 
 
 class Watch:

@@ -24,6 +24,7 @@ from typing import Any
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.launch import Launch
 from otel_nfprobe.probes.preflight import check_target
@@ -117,7 +118,7 @@ class Measured:
         check_target(target)
         program = os.path.basename(target.executable)
         choice = choose(target, None, [f"{program}:{name}" for name in PROBED], [])
-        self.monitor = Monitor(target, choice, RING_BYTES, "none", self.said.append)
+        self.monitor = Monitor(Attachment(target, choice, RING_BYTES, self.said.append), "none")
 
     def run(self, moments: Moments, plan: Plan, writer: int, release: Callable[[], None]) -> dict[str, Any]:
         """A session without any length. Returns what came of it."""
@@ -125,21 +126,21 @@ class Measured:
         error = ""
         try:
             moments.begin(plan[0], writer)
-            self.monitor.attach()
+            self.monitor.attachment.attach()
             release()
             passed[0] = moments.passed
             self.monitor.start(Clock.start(), None, None)
-            self.monitor.stopping.set()
+            self.monitor.attachment.stopping.set()
             self.monitor.run(0.0, lambda: None)
             moments.begin(plan[1], writer)
             self.monitor.detach()
             passed[1] = moments.passed
-            self.monitor.close()
+            self.monitor.attachment.close()
         except NfprobeError as refusal:
             error = refusal.sentence
         was_made = moments.was_made
         moments.begin(0, -1)
-        left = self.monitor.not_restored
+        left = self.monitor.attachment.not_restored
         return {"plan": plan, "passed": passed, "made": was_made, "error": error, "said": self.said, "left": left}
 
 

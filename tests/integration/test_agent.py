@@ -103,6 +103,7 @@ def test_life_of_an_agent(
     assert agent.process.wait(PATIENCE_S) == 0
     assert nfprobe.run("status", second.pid).returncode == 1
     assert second.poll() is None
+    assert not any("records lost" in line for line in agent.said)  # the line a second that `attach` shows a person
     assert text_of_libc(second.pid) == text_of_libc(start(spawn, tmp_path / name).pid)
 
 

@@ -113,7 +113,7 @@ def test_message_ids(broker: Broker, qos: int) -> None:
     packets = columns.packets[np.argsort(columns.packets["receive_ticks"])]
     assert packets["ip_id"].tolist() == list(range(1, 301))
     assert packets["length"].tolist() == [len(str(number)) for number in range(1, 301)]
-    names = watched.monitor.names_by_id()
+    names = watched.monitor.attachment.names_by_id()
     sent = columns.calls[columns.calls["function"] == names.index("send__publish")]
     assert sorted(sent["value"].tolist()) == list(range(1, 301))  # ids of the broker's own, one subscriber
 

@@ -51,7 +51,7 @@ def assert_right(talker: Talker, strategy: str, names: set[str]) -> Probed:
     assert probed.not_restored == []
     assert (probed.lost, probed.unregistered, probed.torn) == ((0, 0, 0), (0, 0, 0), 0)
     assert (probed.counts.invalid, probed.counts.unpaired_exits, probed.counts.open) == (0, 0, 0)
-    done = {probe.request.plan.name for probe in probed.monitor.probes}
+    done = {probe.request.plan.name for probe in probed.monitor.attachment.probes}
     for name in done & names:
         a_round = 1 if strategy == "got" else INTERNAL.get(name, 1)
         assert probed.calls[name] == a_round * ROUNDS, (strategy, name)
@@ -81,7 +81,7 @@ def test_by_the_ladder(start: Start, optimise: str) -> None:
     talker = start(optimise)
     assert talker.ask("rounds 20") == "right"
     probed = assert_right(talker, LADDER, exported(talker.pid))
-    done = {probe.request.plan.name: probe.request.plan.strategy for probe in probed.monitor.probes}
+    done = {probe.request.plan.name: probe.request.plan.strategy for probe in probed.monitor.attachment.probes}
     assert exported(talker.pid) <= set(done)
     assert set(done.values()) <= set(STRATEGIES.values())
     # jump_back and those that it leaves, again and again; nothing else is without an end.

@@ -52,7 +52,7 @@ def check_sums(
     """What the session sums up, and what its recording gives when it is read, is the truth of each counter."""
     sums = session.monitor.drain.counter_sums
     assert sums is not None
-    found = sums.of_function(session.monitor.names_by_id().index("work"))
+    found = sums.of_function(session.monitor.attachment.names_by_id().index("work"))
     for place in range(6):
         with_it = [number for number, choice in enumerate(changes, 1) if f"by{place + 1}" in str(choice)]
         chosen = valid & np.isin(rows["set"], with_it)

@@ -66,32 +66,34 @@ class Stepped(Probed):
         super().__enter__()
         self.keep = self.monitor.drain.statistics = KeepAll()
         self.talker.ask(f"{self.command} 1")  # a thread has an entry in the table once it has written a record
-        session, pages = self.monitor.session, int(self.talker.ask("where 0"), 16)
+        session, pages = self.monitor.attachment.session, int(self.talker.ask("where 0"), 16)
         be_steppable = int(self.talker.ask("where 1"), 16)
-        module = self.monitor.probes[0].request.plan.module
+        module = self.monitor.attachment.probes[0].request.plan.module
         # Calibration is a way to have the helper thread call a function of the target.
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, self.count, pages) == 0
-        arenas = self.monitor.arenas
+        arenas = self.monitor.attachment.arenas
         self.monitor.compensation = calibrate_counters(session, arenas, module, self.count, self.shapes(), rounds=1)
         assert session.ask(lib.NFP_COMMAND_COUNT, THREAD_COUNT, 0) == 0
         assert session.ask(lib.NFP_COMMAND_CALIBRATE, be_steppable, be_steppable) == 0
-        session.leave_out_polls(self.monitor.compensation.of_empty_polls(self.monitor.probes))
-        self.monitor.drain.pipeline.set_counter_costs(costs_of(self.monitor.probes, self.monitor.compensation))
+        session.leave_out_polls(self.monitor.compensation.of_empty_polls(self.monitor.attachment.probes))
+        self.monitor.drain.pipeline.set_counter_costs(
+            costs_of(self.monitor.attachment.probes, self.monitor.compensation)
+        )
         index = next(c.index for c in session.thread_counts() if c.tid == self.talker.pid)
         assert session.ask(lib.NFP_COMMAND_COUNT, index, self.count, pages) == 0
         return self
 
     def shapes(self) -> set[int]:
         """Templates that are calibrated."""
-        return {probe.request.template for probe in self.monitor.probes}
+        return {probe.request.template for probe in self.monitor.attachment.probes}
 
     def compare(self, truth: Truth) -> set[str]:
         """Every call that was counted, with the truth. Returns the functions of which some were."""
-        columns, names = self.keep.columns(), self.monitor.names_by_id()
+        columns, names = self.keep.columns(), self.monitor.attachment.names_by_id()
         rows = counters_by_call(columns)
         compared = set()
-        for probe in self.monitor.probes:
+        for probe in self.monitor.attachment.probes:
             name = names[probe.id]
             chosen = find_calls(columns, probe.id)[len(truth[name]) :]
             assert len(chosen) == ROUNDS * len(truth[name])
@@ -112,7 +114,7 @@ class Stepped(Probed):
     @property
     def knows_all_inside(self) -> bool:
         """Whether what every call does alone is known."""
-        return all(probe.request.plan.strategy != ENTRY_ONLY for probe in self.monitor.probes)
+        return all(probe.request.plan.strategy != ENTRY_ONLY for probe in self.monitor.attachment.probes)
 
 
 STRATEGIES: list[tuple[dict[str, str | None], int]] = [
@@ -130,7 +132,7 @@ def test_instructions_are_exact(talker: Talker, strategies: dict[str, str | None
         assert talker.ask(f"run {ROUNDS}") == "done"
     stepped.assert_exact()
     assert {"loop", "many", "early", "rand_r"} <= stepped.compare(truth) <= set(truth)
-    assert len(stepped.monitor.probes) == len(truth)
+    assert len(stepped.monitor.attachment.probes) == len(truth)
 
 
 def test_marks_inside_calls(talker: Talker) -> None:

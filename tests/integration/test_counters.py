@@ -95,7 +95,7 @@ def test_counters_come_and_go_while_threads_run(talker: Talker) -> None:
             counted.set(number)
             talker.ask("work 100")
             with memory.open("rb") as file:
-                file.seek(counted.monitor.probes[0].trampoline)
+                file.seek(counted.monitor.attachment.probes[0].trampoline)
                 codes.append(file.read(64))
     counted.assert_exact()
     assert len(set(codes)) == 1

@@ -17,6 +17,7 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.cli.session_options import find_counters
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.summary import summarise
@@ -38,9 +39,9 @@ class Session:
 
     def __init__(self, target: Target, choice: Choice, counters: tuple[Counter, ...]) -> None:
         self.said: list[str] = []
-        monitor = Monitor(target, choice, 1 << 20, NONE, self.said.append)
+        monitor = Monitor(Attachment(target, choice, 1 << 20, self.said.append), NONE)
         monitor.counters = counters
-        monitor.attach()
+        monitor.attachment.attach()
         monitor.start(Clock.start(), None, None)
         monitor.run(0.3, lambda: None)
         self.code = {
@@ -50,7 +51,7 @@ class Session:
         }
         monitor.detach()
         self.summary = summarise(monitor)
-        monitor.close()
+        monitor.attachment.close()
 
 
 def test_auto_changes_nothing(start_testpmd: Callable[..., Testpmd], capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,15 +43,15 @@ def talker(
 
 def open_and_wait(talker: Talker, probed: Probed, command: str = "open 1") -> None:
     """Loads a plugin and waits for its probes."""
-    before = probed.monitor.follower.loaded
+    before = probed.monitor.attachment.follower.loaded
     assert talker.ask(command).startswith("0x")
-    assert wait_until(lambda: probed.monitor.follower.loaded > before), probed.said
+    assert wait_until(lambda: probed.monitor.attachment.follower.loaded > before), probed.said
 
 
 def is_in_place(probed: Probed, name: str) -> bool:
     """Whether the changed bytes of the last probe on this function stand in the target."""
-    probe = [probe for probe in probed.monitor.probes if probe.request.plan.name == name][-1]
-    entry = probed.monitor.session.probe(probe.id)
+    probe = [probe for probe in probed.monitor.attachment.probes if probe.request.plan.name == name][-1]
+    entry = probed.monitor.attachment.session.probe(probe.id)
     return probed.target.read(int(entry.site), int(entry.length)) == bytes(entry.new_bytes)[: int(entry.length)]
 
 
@@ -88,7 +88,7 @@ def test_what_is_loaded_while_another_is_planned(talker: Talker, monkeypatch: py
 
         monkeypatch.setattr(probed.choice, "add_modules", load_another)
         open_and_wait(talker, probed)
-        assert wait_until(lambda: probed.monitor.follower.loaded == 2), probed.said
+        assert wait_until(lambda: probed.monitor.attachment.follower.loaded == 2), probed.said
         assert talker.ask("run 70") == "right"
     probed.assert_exact()
     assert probed.calls["plugin_step"] == 70
@@ -116,12 +116,11 @@ def test_closed(talker: Talker, plugins: list[Path]) -> None:
         assert talker.ask("run 50") == "right"
         assert talker.ask("close") == "closed"
         assert talker.ask("open 2").startswith("0x")  # where the first one was, as a rule
-        assert wait_until(lambda: probed.monitor.follower.closed == 1)
+        assert wait_until(lambda: probed.monitor.attachment.follower.closed == 1)
         assert talker.ask("run 60") == "right"
-        armed = [
-            index for index in range(probed.monitor.session.probe_count) if probed.monitor.session.probe(index).armed
-        ]
-        names = {probe.id: probe.request.plan.name for probe in probed.monitor.probes}
+        session = probed.monitor.attachment.session
+        armed = [index for index in range(session.probe_count) if session.probe(index).armed]
+        names = {probe.id: probe.request.plan.name for probe in probed.monitor.attachment.probes}
         assert [names[index] for index in armed] == ["stay"]
     probed.assert_exact()
     assert probed.calls["plugin_step"] == 50
@@ -159,7 +158,7 @@ def test_closed_and_loaded_again(talker: Talker) -> None:
             open_and_wait(talker, probed)
             assert talker.ask("run 40") == "right"
             assert talker.ask("close") == "closed"
-            assert wait_until(lambda closed=closed: probed.monitor.follower.closed > closed)
+            assert wait_until(lambda closed=closed: probed.monitor.attachment.follower.closed > closed)
     probed.assert_exact()
     assert probed.calls["plugin_step"] == 120
     assert summarise(probed.monitor)["modules"] == {"loaded": 3, "closed": 3, "rebound_slots": 0}
@@ -184,7 +183,7 @@ def test_slots_of_modules_that_are_loaded_later(talker: Talker) -> None:
         open_and_wait(talker, probed)
         assert talker.ask("run 90") == "right"
         assert talker.ask("close") == "closed"
-        assert wait_until(lambda: probed.monitor.follower.closed > 0)
+        assert wait_until(lambda: probed.monitor.attachment.follower.closed > 0)
         open_and_wait(talker, probed, "open 2")
         assert talker.ask("run 30") == "right"
     assert probed.not_restored == []
@@ -204,9 +203,9 @@ def test_end_in_the_middle(talker: Talker) -> None:
         open_and_wait(talker, probed)
         talker.say("close")
         talker.say("storm 100000000")
-        assert wait_until(lambda: probed.monitor.follower.closed > 0)
+        assert wait_until(lambda: probed.monitor.attachment.follower.closed > 0)
         talker.process.kill()
-        assert wait_until(lambda: probed.monitor.target_ended)
+        assert wait_until(lambda: probed.monitor.attachment.has_gone)
     assert probed.not_restored == []
 
 

@@ -60,5 +60,5 @@ def test_nothing_is_opened_for_threads_of_others(
     own = {talker.pid, *(thread.tid for thread in probed.target.threads())}
     assert talker.pid in opened
     assert victim.pid not in opened
-    assert opened <= own | {probed.monitor.session.header.helper_tid}
+    assert opened <= own | {probed.monitor.attachment.session.header.helper_tid}
     assert probed.not_restored == []

@@ -112,8 +112,10 @@ def test_pointers_past_the_slots_are_counted(talker: Talker) -> None:
         assert talker.ask("direct 30") == talker.ask("stored 20") == "right"
     probed.assert_exact()
     assert probed.calls == {"zlibCompileFlags": 30}
-    assert probed.monitor.uncovered == 1
-    assert [sentence for sentence in probed.said if f" {probed.monitor.uncovered} stored pointers" in sentence]
+    assert probed.monitor.attachment.uncovered == 1
+    assert [
+        sentence for sentence in probed.said if f" {probed.monitor.attachment.uncovered} stored pointers" in sentence
+    ]
 
 
 def test_slot_bound_over_the_probe(talker: Talker) -> None:
@@ -126,7 +128,7 @@ def test_slot_bound_over_the_probe(talker: Talker) -> None:
                     memory.seek(plan.site)
                     memory.write(plan.address.to_bytes(8, "little"))
             wanted = round_ * len(probed.choice.plans)
-            assert wait_until(lambda wanted=wanted: probed.monitor.follower.rebound == wanted)
+            assert wait_until(lambda wanted=wanted: probed.monitor.attachment.follower.rebound == wanted)
             assert talker.ask("adler 4") == "right"
     probed.assert_exact()
     assert probed.calls == {"adler32": 3 + 4 + 4}

@@ -20,6 +20,7 @@ from otel_nfprobe.adapters.base import RoleFunction
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, concatenate, latency_ticks
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import SLOW, CapturePolicy
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -65,14 +66,14 @@ class Late:
         adapter = kind("late.yaml", yaml.safe_load(DESCRIPTION))
         self.said: list[str] = []
         choice = choose(target, adapter, [], [])
-        self.monitor = Monitor(target, choice, ring_bytes, SLOW, self.said.append, policy=policy)
+        self.monitor = Monitor(Attachment(target, choice, ring_bytes, self.said.append), SLOW, policy=policy)
         self.talker = talker
         self.parts: list[Columns] = []
         self.talking: Callable[[], bool] = lambda: True  # what is waited for before the session ends
 
     def ask(self, *commands: str) -> str:
         """Runs commands with the probes on. Returns the last answer."""
-        self.monitor.attach()
+        self.monitor.attachment.attach()
         clock = Clock.start()
         self.monitor.start(clock, None, None)
         statistics = self.monitor.drain.statistics
@@ -82,19 +83,19 @@ class Late:
         thread.start()
         answer = [self.talker.ask(command) for command in commands][-1]
         assert self.talking()
-        self.monitor.stopping.set()
+        self.monitor.attachment.stopping.set()
         thread.join()
         self.monitor.detach()
         self.columns = concatenate(self.parts)
         self.counts = self.monitor.drain.pipeline.counts()
-        late = self.monitor.session.late_counts()
+        late = self.monitor.attachment.session.late_counts()
         self.identified = sum(count.identified for count in late)
         self.differing = sum(count.differing for count in late)
         self.unheld = sum(count.unheld for count in late)
-        self.threads = self.monitor.session.thread_counts()
-        self.monitor.close()
+        self.threads = self.monitor.attachment.session.thread_counts()
+        self.monitor.attachment.close()
         assert sum(sum(count.lost) for count in self.threads) == 0
-        assert self.monitor.not_restored == []
+        assert self.monitor.attachment.not_restored == []
         return answer
 
     def numbers(self) -> np.ndarray[Any, Any]:

@@ -34,14 +34,14 @@ def test_single_sites_need_no_stop(talker: Talker) -> None:
     assert talker.ask("start 2") == "started"
     for _ in range(3):
         with Probed(talker.pid, SITES, ring_bytes=64 << 10) as probed:
-            in_place = [probe for probe in probed.monitor.probes if probe.request.plan.single]
+            in_place = [probe for probe in probed.monitor.attachment.probes if probe.request.plan.single]
             assert len(in_place) == single_sites(probed) > 0
-            assert probed.monitor.patcher.live.changed == len(in_place)
+            assert probed.monitor.attachment.patcher.live.changed == len(in_place)
         assert probed.not_restored == []
-        live = probed.monitor.patcher.live
+        live = probed.monitor.attachment.patcher.live
         assert (live.changed, live.refusal) == (2 * len(in_place), "")
-        others = len(probed.monitor.probes) - len(in_place)
-        assert probed.monitor.patcher.stops.count == (2 if others else 0)
+        others = len(probed.monitor.attachment.probes) - len(in_place)
+        assert probed.monitor.attachment.patcher.stops.count == (2 if others else 0)
     assert talker.ask("stop") == "right"
 
 
@@ -49,11 +49,11 @@ def test_blocked_trap_takes_the_stop(talker: Talker) -> None:
     assert talker.ask("block 1") == "done"
     assert talker.ask("start 2") == "started"
     with Probed(talker.pid, SITES, ring_bytes=64 << 10) as probed:
-        live = probed.monitor.patcher.live
+        live = probed.monitor.attachment.patcher.live
         assert live.changed == 0
         assert "blocks SIGTRAP" in live.refusal
-        assert len(probed.monitor.probes) >= single_sites(probed)
-        assert probed.monitor.patcher.stops.count > 0
+        assert len(probed.monitor.attachment.probes) >= single_sites(probed)
+        assert probed.monitor.attachment.patcher.stops.count > 0
     assert probed.not_restored == []
     assert talker.ask("stop") == "right"
 
@@ -69,8 +69,8 @@ def test_blocked_trap_is_refused_without_a_stop(talker: Talker, monkeypatch: pyt
     assert talker.ask("block 1") == "done"
     probed = Probed(talker.pid, ["patching-*:long_*"])
     with pytest.raises(NfprobeError, match="blocks SIGTRAP, and --no-stop was given"):
-        probed.monitor.attach()
-    assert probed.monitor.patcher.stops.count == 0
+        probed.monitor.attachment.attach()
+    assert probed.monitor.attachment.patcher.stops.count == 0
 
 
 def test_thread_that_sleeps_inside_across_removal(talker: Talker) -> None:
@@ -80,7 +80,7 @@ def test_thread_that_sleeps_inside_across_removal(talker: Talker) -> None:
         return any(call.startswith(FUTEX) for call in calls)
 
     with Probed(talker.pid, ["patching-*:nap"]) as probed:
-        assert len(probed.monitor.probes) == 1
+        assert len(probed.monitor.attachment.probes) == 1
         assert talker.ask("nap") == "started"
         assert wait_until(is_asleep)
     assert probed.not_restored == []

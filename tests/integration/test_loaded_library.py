@@ -109,5 +109,5 @@ def test_overlayfs(where: Path, spawn: Spawn, tmp_path: Path) -> None:
     if subprocess.run([*need_unshare("--mount"), "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no overlayfs can be mounted here")
     room = Room(spawn, [*need_unshare("--mount"), "sh", "-c", f"{mount} && exec chroot {merged} /where"])
-    assert room.measure().monitor.injected.fresh
-    assert not room.measure().monitor.injected.fresh
+    assert room.measure().monitor.attachment.injected.fresh
+    assert not room.measure().monitor.attachment.injected.fresh

@@ -30,8 +30,8 @@ def test_storage_of_the_program(size: int, alignment: int, spawn: Spawn, tmp_pat
     program = compile_musl(tmp_path / "where-musl", f"-DSTORAGE={size}", f"-DALIGNED={alignment}")
     room = Room(spawn, [program])
     assert Target(room.pid).runs_on_musl
-    assert room.measure().monitor.injected.fresh
-    assert not room.measure().monitor.injected.fresh
+    assert room.measure().monitor.attachment.injected.fresh
+    assert not room.measure().monitor.attachment.injected.fresh
 
 
 def test_alpines_layout(spawn: Spawn, tmp_path: Path, nfprobe: Any) -> None:

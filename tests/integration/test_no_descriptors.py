@@ -78,7 +78,7 @@ def test_an_attach_that_fails_half_way_takes_them_out(sleeping: int, monkeypatch
         leaking.__enter__()
         raise NfprobeError("Something went wrong.")
 
-    monkeypatch.setattr(session.monitor, "_begin_to_follow", leak)
+    monkeypatch.setattr(session.monitor.attachment, "make_follower", leak)
     try:
         with pytest.raises(NfprobeError, match="Something went wrong"):
             session.__enter__()
@@ -93,6 +93,6 @@ def test_without_a_reserve_nothing_is_touched(sleeping: int) -> None:
     while reserve._spares:
         os.close(reserve._spares.pop())
     with used_up(), pytest.raises(NfprobeError, match=r"Too few files may be open at once \(512\)"):
-        session.monitor.attach()
+        session.monitor.attachment.attach()
     assert text_of(sleeping) == before
     assert "nfprobe" not in Path(f"/proc/{sleeping}/maps").read_text()

@@ -41,7 +41,7 @@ def test_every_function_of_a_stripped_program(start: Start) -> None:
     talker = start(*LINKED_IN, "-s")
     with Probed(talker.pid, ["*"], ring_bytes=64 << 20) as probed:
         assert talker.ask("throws 300") == "right"
-    assert len(probed.monitor.probes) > 3000
+    assert len(probed.monitor.attachment.probes) > 3000
     assert probed.not_restored == []
     assert talker.ask("throws 20") == "right"
 

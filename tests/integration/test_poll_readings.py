@@ -95,5 +95,5 @@ def test_changed_while_polls_run(talker: Talker, truth: Path, tmp_path: Path) ->
     assert sums is not None
     document = build_report(RecordingReader(tmp_path / "x.nfp")).document
     found = {entry["name"]: entry["counters"] for entry in document["functions"]}
-    assert found["take"] == sums.of_function(session.monitor.names_by_id().index("take"))
+    assert found["take"] == sums.of_function(session.monitor.attachment.names_by_id().index("take"))
     assert document["batches"]["counters"] == sums.of_batches()

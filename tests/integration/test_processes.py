@@ -60,7 +60,7 @@ def test_exec(talker: Talker, from_thread: int) -> None:
     with Probed(talker.pid, EVERYTHING) as probed:
         assert talker.ask("steps 30") == "right"
         assert talker.ask(f"exec {from_thread}") == "ready"
-        assert wait_until(lambda: probed.monitor.target_ended)
+        assert wait_until(lambda: probed.monitor.attachment.has_gone)
         assert talker.ask("steps 1000") == "right"
     assert probed.not_restored == []
     assert [sentence for sentence in probed.said if "another program" in sentence]

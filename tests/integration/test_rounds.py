@@ -15,6 +15,7 @@ import pytest
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.probes.preflight import check_target
@@ -66,21 +67,21 @@ def slot_values(target: Target, modules: list[Module]) -> dict[int, int]:
 
 def one_session(target: Target, choice: Choice, seconds: float) -> int:
     """Attaches, measures until something was received, at least for `seconds`, detaches. Returns how much that was."""
-    monitor = Monitor(target, choice, 1 << 20, "all", print)
-    monitor.attach()
+    monitor = Monitor(Attachment(target, choice, 1 << 20, print), "all")
+    monitor.attachment.attach()
     monitor.start(Clock.start(), None, None)
     deadline = time.monotonic() + PATIENCE_S
 
     def stop_when_something_came() -> None:
-        received = any(count.received for count in monitor.session.thread_counts())
+        received = any(count.received for count in monitor.attachment.session.thread_counts())
         if time.monotonic() > (monitor.started_at + seconds if received else deadline):
-            monitor.stopping.set()
+            monitor.attachment.stopping.set()
 
     monitor.run(None, stop_when_something_came)
     monitor.detach()
-    received = sum(count.received for count in monitor.session.thread_counts())
-    assert monitor.not_restored == []
-    monitor.close()
+    received = sum(count.received for count in monitor.attachment.session.thread_counts())
+    assert monitor.attachment.not_restored == []
+    monitor.attachment.close()
     return received
 
 
@@ -150,13 +151,16 @@ def test_a_session_that_is_over_is_forgotten(spawn: Callable[..., subprocess.Pop
     choice = choose(target, None, ["libc.so*:mem*"], [])
     gc.disable()
     try:
-        monitor = Monitor(target, choice, 1 << 20, "none", print)
-        monitor.attach()
+        monitor = Monitor(Attachment(target, choice, 1 << 20, print), "none")
+        monitor.attachment.attach()
         monitor.start(Clock.start(), None, None)
         monitor.run(0.05, lambda: None)
         monitor.detach()
-        monitor.close()
-        kept = [weakref.ref(part) for part in (monitor, monitor.session, monitor.follower, monitor.drain)]
+        monitor.attachment.close()
+        kept = [
+            weakref.ref(part)
+            for part in (monitor, monitor.attachment.session, monitor.attachment.follower, monitor.drain)
+        ]
         del monitor
         assert [part() for part in kept] == [None] * len(kept)
     finally:

@@ -19,6 +19,7 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CallFlag, Columns, concatenate
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.base.strategies import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.probes.probe_selection import NO_CAPTURE, choose
@@ -55,11 +56,11 @@ class Captured(Probed):
         read = [read_capture(text) for text in captures]
         super().__init__(pid, [capture.glob for capture in read], adapter, strategy, ring_bytes, drained)
         self.choice = choose(self.target, self.choice.adapter, [], [], strategy, captures=read)
-        self.monitor = Monitor(self.target, self.choice, ring_bytes, "all", self.said.append)
+        self.monitor = Monitor(Attachment(self.target, self.choice, ring_bytes, self.said.append), "all")
         self.kept: list[Columns] = []
 
     def __enter__(self) -> Captured:
-        self.monitor.attach()
+        self.monitor.attachment.attach()
         self.monitor.start(Clock.start(), None, None)
         self.kept = keep_calls(self.monitor)
         self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
@@ -74,7 +75,7 @@ class Captured(Probed):
 
     def values(self, name: str) -> list[int]:
         """What the calls of a function captured, in their order; each of them must have captured something."""
-        names = self.monitor.names_by_id()
+        names = self.monitor.attachment.names_by_id()
         calls = concatenate(self.kept).calls
         calls = calls[[names[function] == name for function in calls["function"]]]
         assert ((calls["flags"] & CallFlag.VALUE) != 0).all()
@@ -150,11 +151,11 @@ def test_another_snippet_at_the_next_attach(talker: Talker) -> None:
     for register, offset in (("rdi", 0), ("rsi", 1), ("rdi", 0), ("rsi", 1)):
         with Captured(talker.pid, [f"captured*:sum_six: mov rax, {register}"]) as captured:
             talker.ask("numbers 50")
-            counts.append(captured.monitor.session.probe_count)
+            counts.append(captured.monitor.attachment.session.probe_count)
         assert captured.values("sum_six") == [i + offset for i in range(50)]
     with Probed(talker.pid, ["captured*:sum_six"], ring_bytes=4 << 20) as probed:
         talker.ask("numbers 50")
-        counts.append(probed.monitor.session.probe_count)
+        counts.append(probed.monitor.attachment.session.probe_count)
     assert counts == [1, 2, 2, 2, 3]
 
 
@@ -201,11 +202,11 @@ def test_closed_gate(talker: Talker) -> None:
     """The snippet does not run: it would crash the target."""
     for strategy in ("in-stack", "relocated"):
         captured = Captured(talker.pid, ["captured*:weigh: mov rax, [rdi+8]"], strategy)
-        captured.monitor.attach()
+        captured.monitor.attachment.attach()
         try:
             assert talker.ask("nothing 10") == "70"
         finally:
-            captured.monitor.abandon()
+            captured.monitor.attachment.abandon()
     assert talker.ask("nothing 10") == "70"
 
 

@@ -27,7 +27,7 @@ def start(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.P
 
 def strategies(probed: Probed) -> dict[str, str]:
     """Strategy of each probed function."""
-    plans = [probe.request.plan for probe in probed.monitor.probes]
+    plans = [probe.request.plan for probe in probed.monitor.attachment.probes]
     return {plan.name: plan.strategy or "" for plan in plans}
 
 

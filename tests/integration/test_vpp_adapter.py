@@ -87,7 +87,7 @@ class Kept(Probed):
 
     def node_counts(self) -> Counts:
         nodes = {node.index: node.name for node in read_graph(self.target).nodes}
-        names, roles = self.monitor.names_by_id(), self.monitor.roles_by_id()
+        names, roles = self.monitor.attachment.names_by_id(), self.monitor.attachment.roles_by_id()
         calls: Counter[str] = Counter()
         vectors: Counter[str] = Counter()
         for row in concatenate(self.kept).calls:
@@ -229,9 +229,9 @@ def test_what_nodes_run_is_judged_before_they_do(
     (late,) = [node for node in graph.nodes if node.name == "late-node"]
     unfit = {address for node in graph.nodes if node.type not in (INTERNAL, INPUT) for address in node.functions}
     with Kept(double.pid, [], Path("vpp"), ring_bytes=4 << 20) as probed:
-        probed_before = len(probed.monitor.probes)
+        probed_before = len(probed.monitor.attachment.probes)
         assert wait_until(lambda: set(late.functions) <= judged)
-        assert len(probed.monitor.probes) == probed_before
+        assert len(probed.monitor.attachment.probes) == probed_before
     assert unfit
     assert not unfit & judged
 

@@ -63,8 +63,8 @@ def test_namespaces(kinds: tuple[str, ...], where: Path, spawn: Spawn) -> None:
 
 def test_a_second_session_finds_the_library(where: Path, spawn: Spawn) -> None:
     room = Room(spawn, [*need_unshare("--pid", "--fork", "--kill-child", "--mount-proc"), where])
-    assert room.measure().monitor.injected.fresh
-    assert not room.measure().monitor.injected.fresh
+    assert room.measure().monitor.attachment.injected.fresh
+    assert not room.measure().monitor.attachment.injected.fresh
 
 
 def test_private_mounts_and_no_proc(where: Path, spawn: Spawn, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_bare_root_directory(where: Path, spawn: Spawn, tmp_path: Path, nfprob
     root = root_of(tmp_path, where)
     room = Room(spawn, ["chroot", root, "/where"])
     room.measure()
-    assert not room.measure().monitor.injected.fresh
+    assert not room.measure().monitor.attachment.injected.fresh
     assert sorted(path.name for path in root.iterdir()) == ["lib", "lib64", "where"]  # the library's file is gone
     place = nfprobe.json("doctor", room.pid)["target"]["place"]
     assert (place["root"], place["sees_proc"], place["c_library"]) == (str(root), False, "glibc")

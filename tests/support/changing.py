@@ -22,7 +22,6 @@ from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.monitor.counterchange import change_counters
 from otel_nfprobe.probes.arena import Arenas
 from otel_nfprobe.recording.recording import RecordingWriter
 from tests.support.counted import GLOBS, KeptCalls, read_truth
@@ -84,7 +83,7 @@ class Changing(KeptCalls):
     def prepare(self) -> None:
         """See KeptCalls."""
         if self.has_own_counters:
-            counting = OwnCounters(self.monitor.session, (), self.monitor.say, kernel=NoKernel())
+            counting = OwnCounters(self.monitor.attachment.session, (), self.monitor.say, kernel=NoKernel())
             counting.pages = int(self.talker.ask("where 0"), 16)
             self.monitor.counting = counting
 
@@ -96,7 +95,7 @@ class Changing(KeptCalls):
     def step(self) -> None:
         """See KeptCalls."""
         if self._wish is not None:
-            change_counters(self.monitor, self._wish)
+            self.monitor.change_counters(self._wish)
             self._wish = None
             self._changed.set()
 
@@ -108,7 +107,7 @@ class Changing(KeptCalls):
         """Patch sites and trampolines of all probes, as they stand in the target."""
         found = []
         with Path(f"/proc/{self.talker.pid}/mem").open("rb") as memory:
-            for probe in self.monitor.probes:
+            for probe in self.monitor.attachment.probes:
                 for address, size in ((probe.request.plan.site, 16), (probe.trampoline, 256)):
                     memory.seek(address)
                     found.append(memory.read(size))
@@ -140,7 +139,7 @@ class Worker:
         """Works during each change; no byte of code may change."""
         before = session.code()
         self.work(10)  # a thread has an entry in the table once it has written a record
-        assert wait_until(lambda: any(count.tid for count in session.monitor.session.thread_counts()))
+        assert wait_until(lambda: any(count.tid for count in session.monitor.attachment.session.thread_counts()))
         for choice in changes:
             self.work_during(partial(session.change, choice))
         assert session.code() == before

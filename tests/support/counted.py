@@ -45,7 +45,7 @@ class KeptCalls(Probed):
         self.talker, self.recording = talker, recording
 
     def __enter__(self) -> KeptCalls:
-        self.monitor.attach()
+        self.monitor.attachment.attach()
         self.monitor.start(Clock.start(), self.recording, None)
         self.keep = self.monitor.drain.statistics = KeepAll()
         self.prepare()
@@ -61,7 +61,7 @@ class KeptCalls(Probed):
 
     def find_calls(self, name: str) -> np.ndarray:
         """Rows of a function's calls in `columns`, in the order of their starts."""
-        return find_calls(self.columns, self.monitor.names_by_id().index(name))
+        return find_calls(self.columns, self.monitor.attachment.names_by_id().index(name))
 
     def prepare(self) -> None:
         """Called before anything is drained."""
@@ -99,8 +99,8 @@ class Counted(KeptCalls):
 
     def set(self, count: int) -> None:
         pages = int(self.talker.ask("where 0"), 16)
-        index = next(c.index for c in self.monitor.session.thread_counts() if c.tid == self.talker.pid)
-        assert self.monitor.session.ask(lib.NFP_COMMAND_COUNT, index, count, pages) == 0
+        index = next(c.index for c in self.monitor.attachment.session.thread_counts() if c.tid == self.talker.pid)
+        assert self.monitor.attachment.session.ask(lib.NFP_COMMAND_COUNT, index, count, pages) == 0
 
     def rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each call of a function but those `before`, in order: flags, row of its counters, whether it was long.

@@ -23,7 +23,7 @@ class Counted:
         self.monitor = monitor
 
     def start(self) -> None:
-        self.monitor.attach()
+        self.monitor.attachment.attach()
         self.monitor.start(Clock.start(), None, None)
 
     def run(self, progress: Callable[[], None]) -> None:
@@ -32,16 +32,16 @@ class Counted:
 
     def finish(self) -> dict[str, Any]:
         monitor = self.monitor
-        names, counts = monitor.names_by_id(), monitor.drain.pipeline.counts()
-        lost = [thread.lost for thread in monitor.session.thread_counts()]
+        names, counts = monitor.attachment.names_by_id(), monitor.drain.pipeline.counts()
+        lost = [thread.lost for thread in monitor.attachment.session.thread_counts()]
         summary = {
-            "pid": monitor.target.pid,
+            "pid": monitor.attachment.target.pid,
             "calls": {names[row["function"]]: int(row["count"]) for row in monitor.drain.statistics.functions()},
             "exact": (counts.unpaired_entries, counts.unpaired_exits, counts.invalid, sum(map(sum, lost))),
-            "target_ended": monitor.target_ended,
-            "not_restored": monitor.not_restored,
+            "target_ended": monitor.attachment.has_gone,
+            "not_restored": monitor.attachment.not_restored,
         }
-        monitor.close()
+        monitor.attachment.close()
         return summary
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns, concatenate
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import PipelineCounts
 from otel_nfprobe.pipeline.statistics import Statistics
@@ -138,15 +139,15 @@ class Probed:
         chosen = choose_adapter(str(adapter), self.target) if adapter else None
         self.choice = choose(self.target, chosen, globs, [], strategy)
         self.said: list[str] = []
-        self.monitor = Monitor(self.target, self.choice, ring_bytes, "all", self.said.append)
+        self.monitor = Monitor(Attachment(self.target, self.choice, ring_bytes, self.said.append), "all")
         self.drained = drained
 
     def __enter__(self) -> Probed:
-        self.monitor.attach()
+        self.monitor.attachment.attach()
         try:
             self.monitor.start(Clock.start(), None, None)
         except BaseException:
-            self.monitor.abandon()
+            self.monitor.attachment.abandon()
             raise
         self._thread = threading.Thread(target=self.monitor.run, args=(None, lambda: None))
         if self.drained:
@@ -156,24 +157,24 @@ class Probed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.monitor.stopping.set()
+        self.monitor.attachment.stopping.set()
         if self.drained:
             self._thread.join()
         self.monitor.detach()
-        session, drain = self.monitor.session, self.monitor.drain
+        session, drain = self.monitor.attachment.session, self.monitor.drain
         self.threads = session.thread_counts()
         lost = [thread.lost for thread in self.threads]
         self.lost = tuple(sum(column) for column in zip(*lost, strict=True)) if lost else (0, 0, 0)
         self.unregistered = session.unregistered()
         self.torn = session.torn
         self.counts: PipelineCounts = drain.pipeline.counts()
-        names = self.monitor.names_by_id()
+        names = self.monitor.attachment.names_by_id()
         self.calls: dict[str, int] = {}
         for row in drain.statistics.functions():
             name = names[row["function"]]
             self.calls[name] = self.calls.get(name, 0) + int(row["count"])
-        self.not_restored = self.monitor.not_restored
-        self.monitor.close()
+        self.not_restored = self.monitor.attachment.not_restored
+        self.monitor.attachment.close()
 
     def assert_exact(self) -> None:
         """Nothing was lost, every entry has its exit, the target is as it was."""

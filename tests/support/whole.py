@@ -69,7 +69,7 @@ def probe_everything(pid: int, globs: Sequence[str], strategy: str, work: Callab
     with Probed(pid, globs, strategy=forced, ring_bytes=RING_BYTES) as probed:
         answer = work()
     chosen = {plan.address: plan for plan in probed.choice.plans if _is_function(plan)}
-    done = {probe.request.plan.address: probe.request.plan.strategy or "" for probe in probed.monitor.probes}
+    done = {probe.request.plan.address: probe.request.plan.strategy or "" for probe in probed.monitor.attachment.probes}
     refused = Counter(plan.reason or UNWRITABLE for address, plan in chosen.items() if address not in done)
     whole = Round(strategy, list(chosen.values()), Counter(done.values()), refused, answer, probed)
     print(whole.describe())

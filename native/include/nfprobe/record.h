@@ -62,6 +62,9 @@
 // Between POLL_ENTRY and POLL_EXIT: since when the packets of the batch can have waited (native/probe/queue.h).
 #define NFP_POLL_QUEUE 16 // time stamp counter             queue, 22 bits | NFP_QUEUE_* marks
 
+// Behind POLL_QUEUE, where the packet that was received first bears a stamp in the processor's ticks: when it arrived.
+#define NFP_BATCH_ARRIVAL 18 // arrival time stamp                 0
+
 #define NFP_QUEUE_BITS 22
 #define NFP_QUEUE_RECEIVED                                                                                   \
 	(1u                                                                                                  \

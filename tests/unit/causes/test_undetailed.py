@@ -12,6 +12,7 @@ from tests.support.synthetic_records import RX, F, G, Row, entry, leave, poll, r
 from tests.unit.causes.test_latency_causes import TX, TYPICAL, WORK, Story, read
 
 POLL_QUEUE, QUEUE, UNDETAILED, SATURATED = 16, 5, 1 << 30, 1 << 31
+BATCH_ARRIVAL = 18
 
 
 def polled(start: int, end: int, earliest: int, marks: int = 0) -> list[Row]:
@@ -32,6 +33,25 @@ def test_what_a_poll_says_of_its_queue() -> None:
     ]
     assert counts.invalid == 0
     assert run([record(POLL_QUEUE, RX, 5, 5), *poll(RX, 10, 20, 800, 1)])[0].batches["earliest_ticks"][0] == 0
+
+
+def test_when_the_first_packet_of_a_batch_arrived() -> None:
+    def stamped(start: int, end: int, arrival: int) -> list[Row]:
+        first, queue, last = polled(start, end, 90)
+        return [first, queue, record(BATCH_ARRIVAL, RX, arrival, 0), last]
+
+    rows = [*stamped(100, 110, 95), *stamped(200, 210, 201), *stamped(300, 310, 300), *polled(400, 410, 390)]
+    columns, counts = run(rows)
+    fields = columns.batches[["start_ticks", "earliest_ticks", "arrival_ticks"]].tolist()
+    assert fields == [
+        (100, 90, 95),
+        (200, 90, 0),  # later than its own receive call: not believed
+        (300, 90, 300),
+        (400, 390, 0),
+    ]
+    assert counts.invalid == 0
+    alone = run([record(BATCH_ARRIVAL, RX, 5, 0), *poll(RX, 10, 20, 800, 1)])[0]
+    assert alone.batches["arrival_ticks"].tolist() == [0]
 
 
 def test_calls_around_a_closed_gate_are_counted_apart() -> None:

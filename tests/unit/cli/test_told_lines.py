@@ -52,7 +52,7 @@ def test_refusal_of_another_session(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_every_verb_tells_by_one_way() -> None:
-    """`tell` of main.py, and `say` of session_runner.py for sessions: no other call of print begins such a line."""
+    """`tell` of main.py, and `say` of notices.py for sessions: no other call of print begins such a line."""
     found = {
         path.name
         for path in CLI.glob("*.py")

@@ -15,7 +15,7 @@ from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.report.report import build_report
-from tests.unit.counters.test_counter_sums import BOTH, COUNTERS, ENTRY, EXIT, MARK, Thread, by_function, nested
+from tests.unit.counters.test_sums import BOTH, COUNTERS, ENTRY, EXIT, MARK, Thread, by_function, nested
 
 POLL_ENTRY, POLL_EXIT, LOST, POLL_QUEUE = 2, 3, 5, 16
 RECEIVE, RSP = 4, 9000

@@ -72,6 +72,7 @@ def _bomb(levels: int) -> str:
     return name
 
 
+@pytest.mark.thorough
 def test_a_short_name_that_stands_for_endless_text_stays_and_takes_no_memory_here() -> None:
     small = _bomb(3)
     assert demangle(small).startswith("f(void (*)(int), ")

@@ -21,6 +21,7 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.dwarf import open_dwarf
 from otel_nfprobe.elf.names.inlined import inlined_in
 from otel_nfprobe.elf.symbols import functions_of
+from tests.support.marks import thorough
 
 SOURCE = """
 #include <cstdio>
@@ -129,7 +130,7 @@ def _compare(path: Path) -> None:
     assert {item.start for item in contents.functions} <= starts
 
 
-@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("version", [*thorough(3, 4), 5])
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_every_version_is_read_as_pyelftools_reads_it(
     compiler: str, version: int, source: Path, tmp_path: Path
@@ -160,7 +161,7 @@ def test_a_file_that_others_share(source: Path, tmp_path: Path) -> None:
     assert "missing" in module.cache["notes"][0]
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [*thorough(4), 5])
 def test_rust(version: int, tmp_path: Path) -> None:
     if shutil.which("rustc") is None:
         pytest.skip("rustc is not installed")
@@ -213,6 +214,7 @@ def test_inlined_calls_name_their_function_and_place(source: Path, tmp_path: Pat
     assert all(item.call.call_file == str(source) for item in found)
 
 
+@pytest.mark.thorough
 def test_damaged_debug_information_never_raises(source: Path, tmp_path: Path) -> None:
     subprocess.run(["g++", "-g", "-O2", "-Wl,--build-id=none", "-o", str(tmp_path / "a"), str(source)], check=True)
     content = (tmp_path / "a").read_bytes()

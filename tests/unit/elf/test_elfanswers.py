@@ -23,6 +23,7 @@ from otel_nfprobe.elf.filecontent import FileContent, forget_contents
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names import demangle as demangling
 from otel_nfprobe.elf.names.demangle import demangle
+from tests.support.marks import thorough
 
 FAULTY = Path(__file__).resolve().parents[2] / "support" / "faulty_worker.py"
 LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
@@ -80,7 +81,7 @@ def test_a_file_that_was_seen_needs_no_process(library: Path, folder: Path) -> N
         found(library)
 
 
-@pytest.mark.parametrize("damage", [b"", b"nfprobe", None])
+@pytest.mark.parametrize("damage", [*thorough(b"", b"nfprobe"), None])
 def test_a_damaged_entry_is_none(library: Path, folder: Path, damage: bytes | None) -> None:
     first = found(library)
     for path in folder.iterdir():
@@ -136,7 +137,7 @@ def test_a_file_that_changes_after_its_digest_leaves_nothing_for_the_content_tha
     assert "inflateBad" not in names
 
 
-@pytest.mark.parametrize("accident", ["crash", "lie", "raises", "eat", "take_over"])
+@pytest.mark.parametrize("accident", ["crash", *thorough("lie", "raises", "eat", "take_over")])
 def test_what_failed_is_not_kept(library: Path, folder: Path, accident: str) -> None:
     library.write_bytes(library.read_bytes() + MARK.encode())
     command = [sys.executable, "-I", "-S", str(FAULTY), accident, MARK, "h"]
@@ -197,6 +198,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert "1 functions probed" in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_second_attach_starts_no_process_that_reads_files(sleeping: int, folder: Path) -> None:
     refused = attach(sleeping, NO_READER, ALL_ODD)
     assert "The process that reads ELF files cannot be started" in refused.stderr

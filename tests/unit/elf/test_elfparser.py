@@ -24,6 +24,7 @@ from otel_nfprobe.elf.filecontent import Content
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import find_functions, functions_of
 from otel_nfprobe.probes.analysis import plan_functions
+from tests.support.marks import thorough
 
 FAULTY = Path(__file__).resolve().parents[2] / "support" / "faulty_worker.py"
 LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
@@ -117,9 +118,10 @@ ACCIDENTS = {
     "too_much": "its tables take more than 256 MiB",
     "raises": "its tables cannot be read",
 }
+SLOW = ["loop", "hang", "eat"]
 
 
-@pytest.mark.parametrize("accident", ACCIDENTS)
+@pytest.mark.parametrize("accident", [*(name for name in ACCIDENTS if name not in SLOW), *thorough(*SLOW)])
 def test_a_file_that_it_does_not_survive_is_told_and_not_tried_again(good: Path, bad: Path, accident: str) -> None:
     elfparser.parser = ElfParser(faulty(accident, "h"), QUICK_CPU_SECONDS)
     with pytest.raises(UnreadableError, match=ACCIDENTS[accident]) as caught:
@@ -168,6 +170,7 @@ def test_one_that_was_killed_between_two_files_costs_nothing(good: Path, bad: Pa
     assert elfparser.parser.pid != first
 
 
+@pytest.mark.thorough
 def test_one_that_is_stopped_while_it_reads_is_given_up(good: Path, bad: Path) -> None:
     elfparser.parser = ElfParser(faulty("loop", "h"), QUICK_CPU_SECONDS)
     Module.from_file(good)
@@ -257,6 +260,7 @@ def test_one_that_cannot_be_started_is_no_fault_of_the_file(good: Path) -> None:
     assert Module.from_file(good).image.segments
 
 
+@pytest.mark.thorough
 def test_a_process_that_has_ended_idle_is_replaced(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = ElfParser()
     content = Content(good.read_bytes())

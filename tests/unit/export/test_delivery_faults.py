@@ -168,6 +168,7 @@ def send_rest(field_: Field) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.thorough
 def test_everything_at_once(field_: Field) -> None:
     field_.start_receiver()
     field_.start_monitor(10_000, 2)

@@ -200,6 +200,7 @@ def test_a_status_that_is_none(status: bytes, receiver: Receiver) -> None:
     assert outcome.message.isprintable()
 
 
+@pytest.mark.thorough
 def test_a_gzip_bomb_by_grpc(receiver: Receiver) -> None:
     def bomb(context: grpc.ServicerContext) -> bytes:
         context.set_compression(grpc.Compression.Gzip)
@@ -281,6 +282,7 @@ def test_a_gzip_bomb_by_http(raw: Callable[..., RawReceiver]) -> None:
     assert resident_bytes() - before < 100 << 20
 
 
+@pytest.mark.thorough
 def test_the_sender_survives_every_answer_and_then_delivers(raw: Callable[..., RawReceiver]) -> None:
     receiver = raw(*NONSENSE.values(), say(TAKEN))
     exporter = Exporter(receiver.endpoint())
@@ -352,6 +354,7 @@ def test_metrics_end_in_bounded_time(script: Script, raw: Callable[..., RawRecei
     assert sent.delivered == 0
 
 
+@pytest.mark.thorough
 def test_a_gzip_bomb_for_metrics(raw: Callable[..., RawReceiver]) -> None:
     sender = MetricsSender(open_exporter(raw(bomb_of(400 << 20)).endpoint("metrics")), NoMetrics())  # type: ignore[arg-type]
     before = resident_bytes()

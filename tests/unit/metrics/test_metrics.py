@@ -21,7 +21,7 @@ from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
 from otel_nfprobe.metrics.metrics import (
     BUCKETS_MAX,
     MetricsMaker,
-    Snapshot,
+    MetricsSnapshot,
     make_durations,
     make_exponential,
     make_sizes,
@@ -140,8 +140,8 @@ def test_batch_sizes_are_exact() -> None:
     assert (point.count, point.sum, point.min, point.max) == (200, sizes.sum(), 0, 5000)
 
 
-def snapshot(seconds: int, statistics: Statistics, received: int) -> Snapshot:
-    return Snapshot(
+def snapshot(seconds: int, statistics: Statistics, received: int) -> MetricsSnapshot:
+    return MetricsSnapshot(
         unix_ns=START_NS + seconds * 10**9,
         statistics=statistics,
         names=["first", "second", "first", "never called"],

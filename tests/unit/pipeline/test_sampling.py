@@ -129,6 +129,30 @@ def test_slowest_follows_a_change() -> None:
     assert 190 <= after < 205
 
 
+def test_what_was_seen_long_ago_fades() -> None:
+    random = np.random.default_rng(5)
+    tracker = QuantileTracker(0.01)
+    tracker.add(random.integers(10_000, 20_000, 2_000))  # as in the second in which nfprobe attached
+    edges = []
+    for _ in range(12):
+        tracker.add(random.integers(100, 200, 10_000))
+        tracker.fade()
+        edges.append(tracker.find_threshold())
+    assert edges[0] is not None
+    assert edges[0] > 10_000
+    assert edges[-1] is not None
+    assert edges[-1] < 205
+
+
+def test_what_is_needed_to_find_the_share_does_not_fade() -> None:
+    tracker = QuantileTracker(0.01)
+    tracker.add(np.arange(1000, 10_000))
+    before = tracker.find_threshold()
+    for _ in range(100):
+        tracker.fade()
+    assert tracker.find_threshold() == before
+
+
 @given(values=st.lists(st.integers(0, 2**62), min_size=1, max_size=300), share=st.floats(0.001, 0.5))
 def test_threshold_never_lets_more_than_the_share_pass(values: list[int], share: float) -> None:
     tracker = QuantileTracker(share)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.base.columns import BATCH, CALL, NONE, PACKET, BatchFlag, CallFlag, Columns, PacketFlag
+from otel_nfprobe.pipeline.sampling import find_population
 from otel_nfprobe.pipeline.statistics import SIZES_EXACT, Distribution, Statistics
 from otel_nfprobe.report.views.numbers import format_size
 
@@ -125,6 +126,22 @@ def test_what_latencies_count_from() -> None:
     whole.add(Columns(calls=calls, batches=batches, packets=packets))
     whole.merge(statistics)
     assert whole.origins() == {"stamp": 2, "capture": 2, "poll": 2 + 32, "receive": 4 + 32}
+
+
+def test_packets_that_are_not_described_are_as_old_as_the_first_one_of_their_batch() -> None:
+    batches, calls = np.zeros(2, BATCH), np.zeros(2, CALL)
+    batches["start_ticks"], batches["earliest_ticks"], batches["arrival_ticks"] = 1000, 200, [950, 0]
+    batches["flags"], batches["calls"], batches["first_call"] = BatchFlag.CHOSEN, 1, [0, 1]
+    calls["parent"], calls["flags"], calls["value"] = NONE, CallFlag.TRANSMIT | CallFlag.VALUE, [32, 3]
+    calls["start_ticks"], calls["end_ticks"], calls["batch"] = 1100, 1200, [0, 1]
+    statistics = Statistics()
+    statistics.add(Columns(calls=calls, batches=batches))
+    assert statistics.origins() == {"stamp": 32, "capture": 0, "poll": 3, "receive": 0}
+    assert statistics.summary(Distribution.PACKET_TICKS)["total"] == 32 * 250 + 3 * 1000
+    assert statistics.summary(Distribution.PACKET_OWN_TICKS)["total"] == 35 * 200
+    population = find_population(Columns(calls=calls, batches=batches, packets=np.zeros(0, PACKET)))
+    assert population is not None
+    assert population.latency_ticks.tolist() == [250, 1000]
 
 
 def test_batch_sizes_are_counted_one_by_one() -> None:

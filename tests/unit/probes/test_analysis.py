@@ -29,6 +29,7 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, find_functions, functions_of
 from otel_nfprobe.probes import analysis
 from otel_nfprobe.probes.analysis import NEVER_RETURNS, OWN_LOOP, FunctionPlan, plan_functions, relocate_displaced
+from tests.support.marks import thorough
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 
@@ -314,7 +315,7 @@ def _targets(code: bytes, address: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", ["libz.so.1", "libcrypto.so.3", "libc.so.6"])
+@pytest.mark.parametrize("name", ["libz.so.1", *thorough("libcrypto.so.3"), "libc.so.6"])
 @pytest.mark.parametrize("distance", [0x10_0000, -0x7000_0000, 0x7000_0000])
 def test_displaced_instructions_mean_the_same_elsewhere(name: str, distance: int) -> None:
     base = 1 << 40

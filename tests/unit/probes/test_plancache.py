@@ -20,10 +20,16 @@ from otel_nfprobe.probes.analysis import RUNTIME, FunctionPlan, plan_functions
 LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
 
 
-@pytest.fixture
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture(scope="module")
+def read() -> list[Function]:
     return functions_of(Module.from_file(LIBRARY))
+
+
+@pytest.fixture
+def functions(read: list[Function], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Function]:
+    """Of the C library, and an empty folder of what is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return read
 
 
 @pytest.fixture

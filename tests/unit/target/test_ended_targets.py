@@ -16,7 +16,7 @@ from otel_nfprobe._core import ffi
 
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 from otel_nfprobe.linux.memory import Memory
-from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.target.liveness import Presence, replaced
 from otel_nfprobe.target.target import Target
 from otel_nfprobe.target.turns import take_turn
@@ -89,10 +89,10 @@ def test_less_than_was_asked_for() -> None:
 )
 def test_whether_another_program_was_started(error: Exception, awaited: int) -> None:
     waits: list[None] = []
-    monitor: Any = Monitor.__new__(Monitor)
-    monitor.target = SimpleNamespace(pid=7)
-    monitor._presence = SimpleNamespace(await_exec=lambda: waits.append(None), is_replaced=True)
-    monitor._tell_if_replaced(error)
+    attachment: Any = Attachment.__new__(Attachment)
+    attachment.target = SimpleNamespace(pid=7)
+    attachment.presence = SimpleNamespace(await_exec=lambda: waits.append(None), is_replaced=True)
+    attachment.name_replaced(error)
     assert len(waits) == awaited
     if isinstance(error, NfprobeError):
         assert error.sentence == replaced(7)

@@ -35,7 +35,7 @@ from otel_nfprobe.report.views.table import counter_rows
 from otel_nfprobe.shm.control import AnswerError, Control, ask
 from tests.support.span_expectation import attributes_of, make_clock
 from tests.support.synthetic_columns import make_columns
-from tests.unit.counters.test_counter_sums import ENTRY, EXIT, Thread, by_function, counted_columns
+from tests.unit.counters.test_sums import ENTRY, EXIT, Thread, by_function, counted_columns
 
 VALID = CountersFlag.VALID
 NO_COSTS = np.zeros(0, COUNTER_COST)

@@ -16,7 +16,7 @@ from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.threads import ThreadCounters
 from otel_nfprobe.shm.threadtable import Claim
-from tests.unit.counters.test_counter_availability import FakeKernel, around
+from tests.unit.counters.test_availability import FakeKernel, around
 
 assert around  # the fixture
 COUNTERS = tuple(Counter(name, (Event(0, config),)) for config, name in enumerate(("a", "b", "c")))

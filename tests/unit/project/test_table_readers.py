@@ -20,7 +20,7 @@ from otel_nfprobe.cli.main import main
 from tests.support.synthetic_recording import write_recording
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tables.md"
-FIREWALL = Path(__file__).with_name("recordings") / "firewall.nfp"
+FIREWALL = Path(__file__).parents[1] / "recording" / "recordings" / "firewall.nfp"
 
 
 def statement(reader: str) -> str:

@@ -27,7 +27,7 @@ from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.counters.threads import ThreadCounters, ThreadGroup
 from otel_nfprobe.profiling.profiler import HARDWARE, Counted, Placing, Profiler, Source
 from otel_nfprobe.profiling.samples import NOT_KNOWN
-from tests.unit.profiling.test_sample_records import LOST, Sample
+from tests.unit.profiling.test_samplerecords import LOST, Sample
 
 CLOCK = Clock.from_pairs([ClockPair(0, 0, 1), ClockPair(1000, 1000, 1)])
 CYCLES, SLOTS = Counter("cycles", (Event(0, 0),)), Counter("slots-all", (Event(4, 1),), scale=6)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attachment: probes in one target, from the check of its program to the last byte that is put back.
+
+Order of an attach: check the target, read its files and decide (nothing is touched) -> inject -> trampolines -> arm in
+one batched stop -> follow what the target loads. Recording is enabled by who measures (monitor.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from otel_nfprobe.base.errors import EndedError, NfprobeError
+from otel_nfprobe.base.gc_tuning import collection_paused
+from otel_nfprobe.base.strategies import STRATEGIES
+from otel_nfprobe.counters.compensation import Compensation
+from otel_nfprobe.monitor.probe_table import describe_functions, find_names, find_roles
+from otel_nfprobe.monitor.reserve import reserves_descriptors
+from otel_nfprobe.pipeline.identity import Identity
+from otel_nfprobe.probes.calibration import Cost, calibrate
+from otel_nfprobe.probes.capture_programs import write_programs
+from otel_nfprobe.probes.code_integrity import Texts
+from otel_nfprobe.probes.codemap import CodePart
+from otel_nfprobe.probes.follow import Follower
+from otel_nfprobe.probes.inherited import remove_inherited
+from otel_nfprobe.probes.inject import Injected, inject
+from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.probes.probe_selection import Choice
+from otel_nfprobe.probes.slots import count_stored_pointers
+from otel_nfprobe.probes.trampoline import Probe, Trampolines
+from otel_nfprobe.probes.unwinders import tell_unwinders
+from otel_nfprobe.recording.sessionfacts import FunctionInfo
+from otel_nfprobe.shm.session import Session
+from otel_nfprobe.target.liveness import Presence, replaced
+from otel_nfprobe.target.target import Target
+
+
+@reserves_descriptors("attach", "disarm", "abandon")
+@dataclass
+class Attachment:
+    """The probes of one session in one target.
+
+    Attributes:
+        target: checked.
+        choice: what to probe.
+        ring_bytes: of each thread's ring.
+        say: tells a person what happens.
+        stopping: set: the session ends, or does not begin.
+        identity: how packets are identified.
+        probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
+        parts: code of ours in the target.
+        costs: of a probed call, by strategy.
+        uncovered: stored pointers to functions that are probed by GOT slots only.
+        has_gone: the process is gone, or runs another program: there is nothing to restore.
+        not_restored: what could not be put back.
+    """
+
+    target: Target
+    choice: Choice
+    ring_bytes: int
+    say: Callable[[str], None]
+    stopping: threading.Event = field(default_factory=threading.Event)
+    identity: Identity = field(default_factory=Identity)
+    probes: list[Probe] = field(default_factory=list)
+    parts: list[CodePart] = field(default_factory=list)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    uncovered: int = 0
+    has_gone: bool = False
+    not_restored: list[str] = field(default_factory=list)
+    _abandoned: bool = True  # nothing of ours is in the target
+
+    @collection_paused()
+    def attach(self) -> None:
+        """Injects and arms. When it fails half way, everything is undone before the error goes on.
+
+        Raises:
+            NfprobeError: nothing is probed.
+        """
+        self.check_not_stopped()
+        requests = self.choice.requests()
+        if not requests:
+            raise NfprobeError(
+                f"None of the {len(self.choice.plans)} chosen functions can be probed: "
+                + ", ".join(f"{count} {reason}" for reason, count in self.choice.refused.items())
+                + ".",
+                f"nfprobe functions {self.target.pid}",
+            )
+        self.presence = Presence(self.target)
+        self.texts = Texts(self.target)
+        try:
+            self.injected: Injected = inject(self.target, self.ring_bytes, self._check_same_program)
+        except BaseException as error:
+            self.name_replaced(error)
+            self.presence.close()
+            raise
+        self._abandoned = False
+        self.session: Session = self.injected.session
+        self.session.memory_fd = self.target.memory.descriptor
+        self.patcher = Patcher(
+            self.session,
+            self.target,
+            no_stop=self.choice.request.no_stop,
+            membarrier=self.target.may_sync_cores,
+        )
+        try:
+            self.arm()
+        except BaseException as error:
+            self.name_replaced(error)
+            self.abandon()
+            raise
+
+    def name_replaced(self, error: BaseException) -> None:
+        """Has an error say so where the target has started another program meanwhile."""
+        if isinstance(error, EndedError):
+            self.presence.await_exec()
+        if isinstance(error, NfprobeError) and self.presence.is_replaced:
+            error.sentence = replaced(self.target.pid)
+
+    def arm(self) -> None:
+        """Puts the probes in place.
+
+        Raises:
+            NfprobeError: none is.
+        """
+        remove_inherited(self.session, self.target, self.patcher)
+        leftover = self.patcher.disarm()
+        if leftover:
+            self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
+        for sentence in self.patcher.tell_left():
+            self.say(sentence)
+        requests = self.choice.requests()
+        for request in requests:
+            self.texts.keep(request.plan.module)
+        self.write_programs()
+        trampolines = Trampolines(self.session, self.target)
+        self.parts = trampolines.parts
+        made, refused = trampolines.make(requests)
+        self.check_not_stopped()
+        if made:
+            module = made[0].request.plan.module
+            self.costs = calibrate(self.session, trampolines.arenas, module, STRATEGIES.values())
+        tell_unwinders(self.target, self.patcher, self.target.modules())
+        self.probes, differ = self.patcher.arm(made)
+        for reasons in (refused, differ):
+            for reason, count in reasons.items():
+                self.choice.refuse(reason, count)
+        if not self.probes:
+            raise NfprobeError(
+                "No function could be probed: " + ", ".join(self.choice.refused) + ".",
+                f"nfprobe functions {self.target.pid}",
+            )
+        self._count_uncovered()
+        if unprobed := self.choice.tell_unprobed(self.choice.plans):
+            self.say(unprobed)
+        for glob in self.choice.request.waiting:
+            self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
+        self.make_follower(trampolines)
+
+    def make_follower(self, trampolines: Trampolines) -> None:
+        """Makes what follows the target's modules; the session connects and starts it."""
+        self.arenas = trampolines.arenas
+        self.follower = Follower(
+            self.target,
+            self.presence,
+            self.choice,
+            self.patcher,
+            trampolines,
+            _introduce_to_nobody,
+            self.texts.keep,
+            self.say,
+            write_programs=self.write_programs,
+        )
+        self.follower.place(self.probes)
+
+    def add(self, added: Sequence[Probe]) -> None:
+        """Takes further probes, whose ids mean something from now on."""
+        known = {probe.id: probe for probe in [*self.probes, *added]}
+        self.probes = list(known.values())
+
+    def _check_same_program(self) -> None:
+        """What was planned was planned for the program that ran then."""
+        if not self.choice.modules:  # chosen without a look at the process
+            return
+        program = self.choice.modules[0]
+        if not any(module is program for module in self.target.modules()):
+            raise NfprobeError(replaced(self.target.pid), f"nfprobe attach {self.target.pid}")
+
+    def _count_uncovered(self) -> None:
+        by_slot = [probe.request.plan.function for probe in self.probes if probe.request.plan.is_slot]
+        if by_slot:
+            self.uncovered = count_stored_pointers(self.target, by_slot)
+            self.say(
+                f"Functions probed by GOT slots are seen only where calls go through a slot: {self.uncovered} stored"
+                " pointers lead to them past it, and what dlsym gives cannot be counted."
+            )
+
+    def check_not_stopped(self) -> None:
+        """Raises NfprobeError when the session is to end before its probes are in place."""
+        if self.stopping.is_set():
+            raise NfprobeError(
+                f"Stopped before the probes were in place; process {self.target.pid} is as it was.",
+                f"nfprobe status {self.target.pid}",
+            )
+
+    def write_programs(self) -> None:
+        """Tells the target what to capture at each role function."""
+        write_programs(self.session, self.choice, self.identity)
+
+    # ---- what function ids mean -----------------------------------------------------------------------------------
+
+    def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Role (enum nfp_role) of each function id."""
+        return find_roles(self.probes, self.choice, self.probes)
+
+    def names_by_id(self) -> list[str]:
+        """Name of each function id."""
+        return find_names(list(self.probes))  # the follower's thread adds some
+
+    def describe(self, probes: Sequence[Probe], compensation: Compensation) -> list[FunctionInfo]:
+        """Probed functions, for the recording; `compensation`: what a probed call counts by itself."""
+        roles = find_roles(probes, self.choice, [*self.probes, *probes])
+        return describe_functions(probes, roles, self.costs, compensation, self.choice)
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def has_ended(self) -> bool:
+        """Whether nothing of ours is left in the process. A program that was replaced is told of, once."""
+        if not self.has_gone and self.presence.is_gone:
+            self.has_gone = True
+            if self.presence.is_replaced:
+                self.say(replaced(self.target.pid))
+        return self.has_gone
+
+    def disarm(self) -> None:
+        """Takes the probes out; what is not as it was goes to `not_restored`.
+
+        Raises:
+            NfprobeError: it cannot be done.
+        """
+        self.follower.forget_closed()
+        missing = self.patcher.disarm()
+        self.follower.forget_closed()  # what was closed meanwhile has taken its probes along
+        for index in missing:
+            if self.follower.is_placed(index):
+                self.not_restored.append(f"probe {index}: its bytes were changed by someone else")
+        differing = self.texts.differing(self.follower.modules)
+        self.not_restored += [f"{place} differs from before" for place in differing]
+
+    def abandon(self) -> None:
+        """Undoes an attach that is followed by no session. Does nothing where nothing was done."""
+        if self._abandoned:
+            return
+        self._abandoned = True
+        try:
+            self.patcher.disarm()
+        except NfprobeError as error:
+            self.say(error.sentence)
+        if not self.presence.is_gone:
+            self.session.leave()
+        self.close()
+
+    def close(self) -> None:
+        """Unmaps the session and gives up its lock."""
+        self.session.close()
+        self.presence.close()
+
+
+def _introduce_to_nobody(_added: Sequence[Probe]) -> bool:
+    return False  # nothing is armed that nobody measures

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot: what a session knows of itself at one moment. The summary, metrics, the budget and the line that shows
+progress read it, and nothing else of a session that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe.adapters.base import RECEIVE, NumberingAdapter
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.monitor.attachment import Attachment
+from otel_nfprobe.monitor.drain import Drain
+from otel_nfprobe.pipeline.pipeline import PipelineCounts
+from otel_nfprobe.probes.calibration import Cost, costs_by_id, ticks_per_call
+from otel_nfprobe.shm.session import LOST_CLASSES
+from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
+
+
+@dataclass(frozen=True)
+class SessionSnapshot:
+    """One session at one moment.
+
+    Attributes:
+        elapsed_s: since recording was enabled; of a session that is over, until then.
+        ticks_per_second: of its clock.
+        counts: what the pipeline made of the records.
+        threads: what the target's threads have counted.
+        thread_names: comm by tid.
+        late: what late capture has counted; None without it.
+        lost: records by class, and those that were torn or mistimed.
+        placed: probes in place.
+        costs: of a probed call, by strategy.
+        call_counts: calls by function id.
+        call_costs: of a call by function id (dtype COST).
+        counts_calls: batches and packets are made of calls: the threads have not counted them.
+        may_generate: the network function can send packets that it has not received, and each one was looked at.
+    """
+
+    elapsed_s: float
+    ticks_per_second: float
+    counts: PipelineCounts
+    threads: tuple[ThreadCounts, ...]
+    thread_names: Mapping[int, str]
+    late: tuple[LateCounts, ...] | None
+    lost: Mapping[str, int]
+    placed: int
+    costs: Mapping[str, Cost]
+    call_counts: NDArray[np.float64]
+    call_costs: Rows
+    counts_calls: bool
+    may_generate: bool
+
+    @classmethod
+    def take(cls, attachment: Attachment, drain: Drain, elapsed_s: float) -> SessionSnapshot:
+        """What is known now; to be taken by the thread that drains."""
+        session, choice, counts = attachment.session, attachment.choice, drain.pipeline.counts()
+        threads = tuple(session.thread_counts())
+        by_class = np.array([*(thread.lost for thread in threads), session.unregistered()]).sum(axis=0).tolist()
+        lost = {**dict(zip(LOST_CLASSES, by_class, strict=True)), "torn": session.torn, "mistimed": counts.mistimed}
+        return cls(
+            elapsed_s=elapsed_s,
+            ticks_per_second=drain.clock.ticks_per_second,
+            counts=counts,
+            threads=threads,
+            thread_names=drain.thread_names,
+            late=None if drain.late is None else tuple(session.late_counts()),
+            lost=lost,
+            placed=len(attachment.follower.placed),
+            costs=attachment.costs,
+            call_counts=drain.statistics.call_counts().astype(np.float64),
+            call_costs=costs_by_id(attachment.probes, attachment.costs),
+            counts_calls=not any(role.role == RECEIVE for role in choice.roles),
+            may_generate=isinstance(choice.adapter, NumberingAdapter) and not any(lost.values()),
+        )
+
+    @property
+    def elapsed_ticks(self) -> float:
+        """At least 1."""
+        return max(1.0, self.elapsed_s * self.ticks_per_second)
+
+    @property
+    def share_of_core(self) -> float:
+        """What probed calls have cost, of one processor."""
+        return self.counts.calls * ticks_per_call(self.costs) / self.elapsed_ticks
+
+    def received(self) -> tuple[int, int]:
+        """Batches and packets received until now."""
+        if self.counts_calls:
+            return self.counts.batches, self.counts.received
+        return sum(count.batches for count in self.threads), sum(count.received for count in self.threads)
+
+    def packets(self) -> dict[str, int]:
+        """Packets received, and by what became of them. The threads' counters are exact even when records are lost."""
+        counts, threads = self.counts, self.threads
+        if self.counts_calls:
+            received, transmitted, dropped, punted = counts.received, counts.transmitted, counts.dropped, counts.punted
+        else:
+            received = sum(count.received for count in threads)
+            transmitted = sum(count.transmitted for count in threads)
+            dropped = sum(count.dropped for count in threads) + counts.freed
+            punted = sum(count.punted for count in threads)
+        generated = counts.generated if self.may_generate else 0
+        unknown = max(0, received + generated - transmitted - dropped - punted - counts.absorbed)
+        found = {"received": received, "transmitted": transmitted, "dropped": dropped, "unknown": unknown}
+        rare = {"punted": punted, "absorbed": counts.absorbed, "generated": generated}
+        return {**found, **{name: count for name, count in rare.items() if count}}
