@@ -142,8 +142,9 @@ stack: stack-build ## start the Collector, Jaeger, and Prometheus if installed, 
 stack-down: ## stop them
 	examples/collector/stack down
 
-docs: build ## check that the command lines in the documents exist
+docs: build ## the documents as a site in build/site, manual pages in build/man; checks links and command lines
 	$(BIN)/pytest -q tests/unit/project/test_docs.py
+	$(BIN)/python scripts/site
 
 clean: ## remove what was built
 	rm -rf $(VENV) build

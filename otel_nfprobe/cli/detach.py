@@ -26,7 +26,11 @@ MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
 
 
 class DetachCommand:
-    """Ends the session on a process: asks a living monitor to detach, cleans up after a dead one."""
+    """Ends the session on a process and restores its code.
+
+    A monitor that lives is asked to detach and waited for: it prints its summary where it runs. After one that was
+    killed the probes are taken out from here.
+    """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", type=int, help="the target")

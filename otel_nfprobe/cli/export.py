@@ -108,7 +108,10 @@ class ExportCommand:
         if arguments.recording is None:
             return export_spool(arguments, open_destination(destination), RETRY_TOTAL_S, CLOSE_TIMEOUT_S)
         if arguments.spool:
-            raise UsageError("A recording needs no spool: it can be sent again.", "nfprobe export --help")
+            raise UsageError(
+                "--spool is for what sessions could not deliver; a recording is sent without, and can be sent again.",
+                f"nfprobe export {arguments.recording} --endpoint {arguments.endpoint or EXAMPLE}",
+            )
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)

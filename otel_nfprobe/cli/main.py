@@ -33,7 +33,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "attach": ("attach", "AttachCommand", "put probes into a running process, export or record, detach"),
     "run": ("run", "RunCommand", "start a program with probes on from its first instruction"),
     "agent": ("agent", "AgentCommand", "measure all processes that match the rules of a file, as long as it runs"),
-    "detach": ("detach", "DetachCommand", "clean up after a monitor that was killed"),
+    "detach": ("detach", "DetachCommand", "end the session on a process, or clean up after a monitor that was killed"),
     "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),

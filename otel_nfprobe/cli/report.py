@@ -111,6 +111,7 @@ def _choose_format(arguments: argparse.Namespace) -> str:
 def _write_out(path: str | None, text: str) -> None:
     if path:
         _write(path, text)
+        tell(f"The report was written to {path}.")
     else:
         sys.stdout.write(text)
 

@@ -41,14 +41,16 @@ ROLES_LATER_LOOK_S = 0.5
 
 
 class RunCommand:
-    """Starts a program with probes on from before its first instruction, and ends as it ends.
+    """Starts a program, holds it before its first instruction until its probes are in place, and ends as it ends.
 
-    Standard input and output are the program's; what nfprobe says, and last the summary, go to standard error.
-    Programs that it starts itself are not followed.
+    Where the adapter finds receive functions only later (DPDK: when a port is started) it runs without probes until
+    then. Standard input, output and exit status are the program's; what nfprobe says, and last the summary, go to
+    standard error. --for ends the measurement, not the program. Processes that it forks are measured with
+    --follow-forks; programs that replace it or that these start (exec) are not.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        add_session_options(parser, json_to="standard error")
+        add_session_options(parser, json_to="standard error", until="the program ends")
         parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="program and arguments")
 
     def run(self, arguments: argparse.Namespace) -> int:

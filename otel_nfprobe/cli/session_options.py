@@ -177,11 +177,13 @@ def describe_recording(recording: RecordingWriter) -> tuple[dict[str, Any], list
 RING_BYTES = 16 << 20
 
 
-def add_session_options(parser: argparse.ArgumentParser, json_to: str = "standard output") -> None:
-    """Declares the options. `json_to` is where the summary object goes."""
+def add_session_options(
+    parser: argparse.ArgumentParser, json_to: str = "standard output", until: str = "Ctrl-C"
+) -> None:
+    """Declares the options. `json_to` is where the summary object goes, `until` how long without --for."""
     _add_choice(parser)
     _add_selection(parser)
-    _add_outputs(parser, json_to)
+    _add_outputs(parser, json_to, until)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -303,14 +305,14 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     add_correlation_options(group)
 
 
-def _add_outputs(parser: argparse.ArgumentParser, json_to: str) -> None:
+def _add_outputs(parser: argparse.ArgumentParser, json_to: str, until: str) -> None:
     group = parser.add_argument_group("how long, and where to")
     group.add_argument(
         "--for",
         dest="seconds",
         type=parse_seconds,
         metavar="TIME",
-        help="how long, such as 10s (default: until Ctrl-C)",
+        help=f"how long, such as 10s (default: until {until})",
     )
     group.add_argument("--record", metavar="FILE", help="write a recording")
     add_recording_options(group)

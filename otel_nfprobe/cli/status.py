@@ -21,12 +21,16 @@ from otel_nfprobe.shm.session import (
     THREAD_COUNT,
     THREAD_TABLE_OFFSET,
 )
-from otel_nfprobe.target.leftover import find_monitor, session_descriptors
+from otel_nfprobe.target.leftover import closed_sessions, find_monitor, session_descriptors
 from otel_nfprobe.target.target import Target
 
 EXIT_ARMED = 0
 EXIT_NONE = 1
 STATES = {0: "new", 1: "ready", 2: "armed", 3: "silent"}
+UNKNOWN = "unknown"
+COUNTS = ("probes", "threads", "batches", "received", "transmitted", "empty_polls", "lost")
+# Its probes see by that descriptor whether their monitor lives, and fall silent without.
+CLOSED = "the target has closed its descriptor of the session's memory"
 
 
 class StatusCommand:
@@ -45,7 +49,9 @@ class StatusCommand:
         found: list[dict[str, Any]] = []
         for pid in pids:
             try:
-                found += _states(pid)
+                states = _states(pid)
+                # Many a forked child has closed the memory that it has of its parent's session.
+                found += [state for state in states if state["probes"] is not None or arguments.pid is not None]
             except (NfprobeError, OSError):  # of another user, or ended a moment ago
                 if arguments.pid is not None:
                     raise
@@ -59,7 +65,13 @@ class StatusCommand:
 
 def _states(pid: int) -> list[dict[str, Any]]:
     descriptors = session_descriptors(pid)
-    states = [state for number in descriptors if (state := _read(pid, number)) is not None]
+    states = [state for number in descriptors if (state := _read(pid, pid, number)) is not None]
+    for held in closed_sessions(pid):
+        state = _read(pid, *held) if held else None
+        if state is not None:
+            states.append(state | {"closed": True})
+        elif not states:
+            states.append({"pid": pid, "state": UNKNOWN, **dict.fromkeys(COUNTS), "closed": True})
     if states:
         monitor = find_monitor(Target(pid))
         for state in states:
@@ -67,9 +79,9 @@ def _states(pid: int) -> list[dict[str, Any]]:
     return states
 
 
-def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
-    """One session, looked at without taking its lock."""
-    fd = look_at_session_file(pid, descriptor)
+def _read(pid: int, holder: int, descriptor: int) -> dict[str, Any] | None:
+    """One session, looked at without taking its lock, where it is open: in the target, or in its monitor."""
+    fd = look_at_session_file(holder, descriptor)
     if fd is None:
         return None
     try:
@@ -95,11 +107,12 @@ def _read(pid: int, descriptor: int) -> dict[str, Any] | None:
         "transmitted": sum(int(thread.transmitted_packets) for thread in used),
         "empty_polls": sum(int(thread.empty_polls) for thread in used),
         "lost": sum(int(thread.lost[loss]) for thread in used for loss in range(len(LOST_CLASSES))),
+        "closed": False,
     }
 
 
 def _state(header: Any) -> str:
-    state = STATES.get(int(header.state), "unknown")
+    state = STATES.get(int(header.state), UNKNOWN)
     is_trial = state == "armed" and ffi.string(header.message, 16) == TRIAL.encode()
     return TRIAL if is_trial else state
 
@@ -114,6 +127,10 @@ def _own_pid(pid: int) -> int:
 
 
 def _line(state: dict[str, Any]) -> str:
+    if state["probes"] is None:
+        return (
+            f"{state['pid']}: {CLOSED}, and no monitor has it; what stands in its code: nfprobe detach {state['pid']}"
+        )
     if state["monitor"]:
         who = f"monitor {state['monitor']}"
     elif state["probes"]:
@@ -123,5 +140,5 @@ def _line(state: dict[str, Any]) -> str:
     return (
         f"{state['pid']}: {state['state']}, {state['probes']} probes, {state['threads']} threads, "
         f"{state['batches']:,} batches, {state['received']:,} packets received, "
-        f"{state['lost']:,} records lost; {who}"
+        f"{state['lost']:,} records lost; {who}" + (f"; {CLOSED}" if state["closed"] else "")
     )

@@ -33,6 +33,7 @@ Snippets = dict[tuple[str, int], bytes]  # code by the function's file and its a
 
 
 UNPROBED_SHOWN = 4  # functions that a sentence names
+DESCRIBE = "docs/describe-your-nf.md"
 UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
 
 
@@ -291,11 +292,17 @@ def _find_wanted(
     wanted = globs or (list(adapter.inner) if adapter else [])
     wanted += captured
     if not wanted and not roles:
-        raise UsageError(
-            f"Nothing to probe: no adapter knows process {target.pid}, and no --functions were given.",
-            f"nfprobe functions {target.pid}",
-        )
+        raise nothing_to_probe(target)
     return wanted
+
+
+def nothing_to_probe(target: Target) -> UsageError:
+    """Neither an adapter nor the user names a function."""
+    return UsageError(
+        f"Nothing to probe: no adapter knows process {target.pid} ({target.name}), and no --functions were given;"
+        f" {DESCRIBE} says how to describe it.",
+        f"nfprobe attach {target.pid} --adapter FILE.yaml  # or --functions GLOB",
+    )
 
 
 def _readers(roles: Sequence[RoleFunction]) -> list[RoleFunction]:

@@ -111,6 +111,19 @@ def find_held_session(target: Target) -> int | None:
     return next((inode for inode in hidden if _holder(inode, target.pid) is not None), None)
 
 
+def closed_sessions(pid: int) -> list[tuple[int, int] | None]:
+    """The sessions that a process has mapped and of whose memory it has closed its descriptor.
+
+    Returns:
+        For each the monitor that holds it and its descriptor there, or None when no monitor does.
+    """
+    seen = set()
+    for descriptor in session_descriptors(pid):
+        with suppress(OSError):
+            seen.add(os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino)
+    return [_held_by(inode, pid) for inode in sorted(mapped_sessions(pid) - seen)[-SESSIONS_MAX:]]
+
+
 def _is_locked(fd: int) -> bool:
     """Whether a monitor has locked the session memory that is open here."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -118,12 +131,18 @@ def _is_locked(fd: int) -> bool:
 
 
 def _holder(inode: int, target: int) -> int | None:
+    held = _held_by(inode, target)
+    return None if held is None else held[0]
+
+
+def _held_by(inode: int, target: int) -> tuple[int, int] | None:
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == target or int(entry) == os.getpid():
             continue
         with suppress(OSError):
-            if _is_monitor(int(entry)) and _holds(int(entry), inode):
-                return int(entry)
+            descriptor = _held_descriptor(int(entry), inode) if _is_monitor(int(entry)) else None
+            if descriptor is not None:
+                return int(entry), descriptor
     return None
 
 
@@ -133,7 +152,7 @@ def _is_monitor(pid: int) -> bool:
         return b"nfprobe" in file.read()
 
 
-def _holds(pid: int, inode: int) -> bool:
+def _held_descriptor(pid: int, inode: int) -> int | None:
     for entry in os.listdir(f"/proc/{pid}/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/{pid}/fd/{entry}").startswith(SESSION_PATH):
@@ -144,5 +163,5 @@ def _holds(pid: int, inode: int) -> bool:
             is_it = os.fstat(fd).st_ino == inode and _is_locked(fd)
             os.close(fd)
             if is_it:
-                return True
-    return False
+                return int(entry)
+    return None

@@ -200,6 +200,10 @@ def test_a_killed_monitor_and_a_hidden_session(nfprobe: Any, talker: Talker) -> 
     with killed(nfprobe, talker.pid, GLOBS) as table:
         armed = len(table.armed())
         hide_session(talker)
+    status = nfprobe.run("status", talker.pid)
+    assert status.returncode == 1
+    assert "has closed its descriptor" in status.stdout
+    assert f"nfprobe detach {talker.pid}" in status.stdout
     done = nfprobe.run("detach", talker.pid)
     assert done.returncode == 1, done.stderr
     assert f"{armed} jumps to trampolines stand in the code of process {talker.pid}" in done.stderr
@@ -233,6 +237,9 @@ def test_a_living_monitor_and_a_hidden_session(nfprobe: Any, talker: Talker) -> 
     second = nfprobe.run("attach", talker.pid, *words, "--for", "0.1s")
     assert second.returncode == 1, second.stderr
     assert f"Another nfprobe, process {monitor.pid}, is attached" in second.stderr
+    status = nfprobe.run("status", talker.pid).stdout  # read where the monitor has it open
+    assert f"{talker.pid}: " in status
+    assert f"monitor {monitor.pid}; the target has closed its descriptor of the session's memory" in status
     assert nfprobe.json("detach", talker.pid)["monitor"] == monitor.pid
     output = monitor.communicate()
     assert before.is_as_before()

@@ -142,12 +142,30 @@ def test_the_machine(nfprobe: Any) -> None:
 
 
 def test_doctor_of_a_process(nfprobe: Any, sleeper: int) -> None:
-    target = nfprobe.json("doctor", sleeper)["target"]
+    target = nfprobe.json("doctor", sleeper, status=2)["target"]  # as attach exits then
     assert target["can_be_probed"] is True
     assert target["blocked_thread"] == sleeper
     assert [thread["tid"] for thread in target["threads"]] == [sleeper]
     assert target["executable"] == os.path.realpath(shutil.which("sleep") or "")
     assert target["adapter"] is None
+    attach = nfprobe.run("attach", sleeper)
+    assert attach.returncode == target["exit_status"]
+    assert target["next_command"] == f"nfprobe attach {sleeper} --adapter FILE.yaml  # or --functions GLOB"
+    assert attach.stderr == f"nfprobe: {target['reason']}\nnext: {target['next_command']}\n"
+    assert f"  next: {target['next_command']}\n" in nfprobe.run("doctor", sleeper).stdout
+
+
+def test_doctor_of_a_described_process(nfprobe: Any, sleeper: int, tmp_path: Path) -> None:
+    """It reads a description as attach does: one of another program is refused."""
+    description = tmp_path / "nf.yaml"
+    description.write_text("""
+name: nf
+recognise: {executable: firewall}
+receive: [{function: "libc.so*:read", packet: 1, count: return}]
+buffer: {data: 0, length: {offset: 8, bytes: 4}}
+""")
+    target = nfprobe.json("doctor", sleeper, "--adapter", description, status=2)["target"]
+    assert target["reason"] == f"Adapter nf does not know process {sleeper} (sleep)."
 
 
 def test_doctor_of_a_process_that_cannot_be_probed(nfprobe: Any) -> None:

@@ -39,7 +39,7 @@ def test_alpines_layout(spawn: Spawn, tmp_path: Path, nfprobe: Any) -> None:
     room = Room(spawn, [*need_unshare("--pid", "--fork", "--kill-child"), "chroot", root, "/where"])
     room.measure()
     assert not [file for file in (root / "tmp").iterdir() if not file.name.startswith("libnfprobe-arena-")]
-    target = nfprobe.json("doctor", room.pid)["target"]
+    target = nfprobe.json("doctor", room.pid, status=2)["target"]
     assert target["place"]["c_library"] == "musl"
     assert "pid" in target["place"]["namespaces"]
 

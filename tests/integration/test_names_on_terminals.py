@@ -61,7 +61,7 @@ def test_nothing_raw_is_printed(
     assert process.stdout.readline() == "ready\n"
     pid, recording, glob = process.pid, tmp_path / "recording", "program*:work*"
     assert "\\x1b]0;mine\\x07\\x1b[2J\\x0a\\x9b31m\\u202e" in _check(nfprobe.run("functions", pid, "--functions", glob))
-    assert "\\x1b]0;title" in _check(nfprobe.run("doctor", pid))
+    assert "\\x1b]0;title" in _check(nfprobe.run("doctor", pid), 2)
     words = ["attach", pid, "--adapter", "none", "--functions", glob, "--for", "0.3s", "--record", recording]
     _check(nfprobe.run(*words))
     _check(nfprobe.run("status", pid), 1)

@@ -129,7 +129,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"  batches    {summary['batches']:,}",
         f"  packets    {packets['received']:,} received, {packets['transmitted']:,} transmitted, "
         f"{packets['dropped']:,} dropped, {_format_rare(packets)}{packets['unknown']:,} unknown",
-        f"  records    {records['read']:,} read, {lost:,} lost",
+        f"  records    {records['read']:,} read, {lost:,} lost{_format_loss_hint(records['lost'])}",
         f"  spans      {spans['exported']:,} exported, {spans['dropped']:,} dropped{_format_reasons(spans)}"
         + (f", {spans['spooled']:,} spooled" if spans["spooled"] else "")
         + _format_unwritten(spans),
@@ -153,6 +153,12 @@ def format_summary(summary: dict[str, Any]) -> str:
     lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
+
+
+def _format_loss_hint(lost: dict[str, int]) -> str:
+    """What to do where rings were full; of records that cannot be (torn, mistimed) nothing of this helps."""
+    is_full = any(lost[name] for name in ("call", "packet", "poll"))
+    return ": rings were full; next: fewer --functions, or a larger --ring-size" if is_full else ""
 
 
 def _format_rare(packets: dict[str, int]) -> str:

@@ -189,4 +189,4 @@ def test_what_is_spooled_stays_when_nobody_takes_it(
         assert main(words) == 1
         assert "3 still wait (UNAVAILABLE" in capsys.readouterr().err
     assert main(["export", str(tmp_path), *words[1:]]) == 2
-    assert "A recording needs no spool" in capsys.readouterr().err
+    assert f"next: nfprobe export {tmp_path} --endpoint" in capsys.readouterr().err

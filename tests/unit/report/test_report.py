@@ -351,7 +351,10 @@ def test_command_line(
     assert "--json" in capsys.readouterr().err
     assert main(["report", path]) == 0
     assert "slowest packets" in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["report", path, "-o", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"nfprobe: The report was written to {tmp_path / 'page.html'}.\n")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "page.html").stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().out == ""

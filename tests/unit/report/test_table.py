@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary for a person: where records were lost to full rings it says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from otel_nfprobe.report.views.table import format_summary
+
+NONE_LOST = {"call": 0, "packet": 0, "poll": 0, "torn": 0, "mistimed": 0}
+
+
+def summary_with(lost: dict[str, int]) -> dict[str, Any]:
+    counted = {"received": 0, "transmitted": 0, "dropped": 0, "unknown": 0}
+    return {
+        "pid": 1,
+        "seconds": 1.0,
+        "target_ended": False,
+        "functions": {"probed": 1, "refused": {}},
+        "calls": 0,
+        "unpaired": {"entries": 0, "exits": 0},
+        "batches": 0,
+        "packets": counted,
+        "records": {"read": 10, "lost": NONE_LOST | lost},
+        "spans": {"exported": 0, "dropped": 0, "spooled": 0},
+        "stops": {"count": 0, "longest_ns": 0},
+        "overhead": {"ticks_per_call": 0.0, "share_of_core": 0.0},
+        "clock": {"error_ns": 0, "set_ns": 0},
+        "not_restored": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("lost", "ending"),
+    [
+        ({}, "10 read, 0 lost"),
+        ({"call": 3, "poll": 1}, "10 read, 4 lost: rings were full; next: fewer --functions, or a larger --ring-size"),
+        ({"torn": 2}, "10 read, 2 lost"),
+    ],
+)
+def test_full_rings_have_a_next_step(lost: dict[str, int], ending: str) -> None:
+    (line,) = (line for line in format_summary(summary_with(lost)).splitlines() if line.startswith("  records"))
+    assert line.endswith(ending)
