@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: what receive, transmit and drop probes read, written where the target reads it, and what they found wrong."""
+"""Programs: what receive, transmit and drop probes read, written where the target reads it, and what was wrong."""
 
 from __future__ import annotations
 
