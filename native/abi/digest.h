@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packet facts: from the bytes of one packet its addresses, ports, IP id, length and 64-bit digest.
 // Runs inside the target: no libc call, no memory of its own, no vector register, no read beyond `readable`
-// whatever the headers claim. docs/identity.md defines the digest's bytes; otel_nfprobe/pipeline/digest.py is the
+// whatever the headers claim. docs/identity.md defines the digest's bytes; tests/support/packet_digest.py is the
 // same in Python, and tests compare the two.
 // cdef: macros
 #ifndef NFPROBE_DIGEST_H

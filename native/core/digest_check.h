@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The packet digest of abi/digest.h for Python: the same inline code that runs inside the target, so that
-// tests compare it with otel_nfprobe/pipeline/digest.py, and so that the digests of many packets need no Python loop.
+// tests compare it with tests/support/packet_digest.py, and so that the digests of many packets need no Python loop.
 #ifndef NFPROBE_CORE_DIGEST_CHECK_H
 #define NFPROBE_CORE_DIGEST_CHECK_H
 #include <stdint.h>

@@ -209,17 +209,6 @@ def _without_doubtful(kinds: list[PortKind]) -> list[PortKind]:
     return [kind for kind in kinds if names[kind.name] == 1 or shared[kind.receive, kind.send] > 1]
 
 
-def dpdk_kind(target: Target, table_address: int) -> PortKind | None:
-    """The functions of DPDK ports above their drivers, or None."""
-    program = target.modules()[0]
-    data = list(_data_of(target, program))
-    callers = _functions_that_use(program, data, table_address)
-    for part, place, offsets in _dpdk_classes(program, data, callers):
-        send, receive = (_word(part, place + offset) for offset in offsets)
-        return PortKind(DPDK, receive, send)
-    return None
-
-
 def _find_offsets(program: Module, data: list[_Data], callers: list[int]) -> tuple[int, int] | None:
     """Where `send` and `rxq_recv` stand, in words; None when several answers are possible."""
     found = {offsets for _, _, offsets in _dpdk_classes(program, data, callers)}

@@ -21,9 +21,8 @@ from otel_nfprobe.causes.arrivals import (
     match_by_order,
     read_received,
 )
-from otel_nfprobe.cli.identity_options import add_digest_options, find_key
 from otel_nfprobe.cli.main import tell
-from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.cli.options import add_digest_options, find_key, parse_duration_ns
 from otel_nfprobe.pipeline.capturefile import FACTS, CaptureReader, describe_packets
 from otel_nfprobe.pipeline.identity import LINK_INNER
 from otel_nfprobe.pipeline.pipeline import Pipeline

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
-from otel_nfprobe.cli.units import parse_fraction
+from otel_nfprobe.cli.options import parse_fraction
 from otel_nfprobe.report.diff import AT_LEAST, build_diff
 from otel_nfprobe.report.views.diff_table import render_diff
 

@@ -11,23 +11,22 @@ from typing import Any
 from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
-from otel_nfprobe.cli.identity_options import (
-    add_correlation_options,
-    find_correlate_window_ns,
-    recorded_window_ns,
-)
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json, tell
-from otel_nfprobe.cli.session_spans import describe_counters
-from otel_nfprobe.cli.span_options import (
+from otel_nfprobe.cli.options import (
     LINKS,
+    add_correlation_options,
+    add_flow_option,
     add_limit_option,
     add_span_options,
     describe_time_scale,
+    find_correlate_window_ns,
+    find_flow,
     find_time_scale,
+    parse_duration_ns,
+    parse_fraction,
+    recorded_window_ns,
 )
-from otel_nfprobe.cli.spool_options import add_spool_options, find_spool
-from otel_nfprobe.cli.units import parse_duration_ns, parse_fraction
+from otel_nfprobe.cli.session_spans import add_spool_options, describe_counters, find_spool
 from otel_nfprobe.export.configuration import find_configuration
 from otel_nfprobe.export.delivery import Transport
 from otel_nfprobe.export.destination import find_complaint, find_destination, open_destination

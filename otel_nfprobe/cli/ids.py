@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi
 from otel_nfprobe.base.columns import PacketFlag
-from otel_nfprobe.cli.identity_options import add_digest_options, find_key
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, tell
+from otel_nfprobe.cli.options import add_digest_options, find_key
 from otel_nfprobe.pipeline.capturefile import (
     FACTS,
     FACTS_BYTES,

@@ -4,25 +4,44 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
-from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, tell
-from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.outputfile import open_output
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
 from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
-from otel_nfprobe.report.report import SLOWEST, build_report
-from otel_nfprobe.report.views.jsonview import render_json
+from otel_nfprobe.report.report import SLOWEST, Report, build_report
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
+
+# ---- as JSON --------------------------------------------------------------------------------------------------------
+# The report for programs: one JSON object, the contract of `nfprobe report --format json`.
+
+
+def render_json(report: Report, timelines: bool = False) -> str:
+    """The document as one line of JSON, ending with a line end.
+
+    Args:
+        timelines: with what the thread of each slow packet did meanwhile, as `timelines`.
+    """
+    document = report.document
+    if timelines:
+        document = {**document, "timelines": [asdict(timeline) for timeline in report.timelines]}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+# ---- verb -----------------------------------------------------------------------------------------------------------
+
 
 FORMATS = {"table": render_table, "json": render_json, "html": render_page}
 FLAME = "flame"

@@ -4,21 +4,175 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from otel_nfprobe.arch.snippet import read_capture
-from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.cli.counter_options import add_counter_options, find_counters
-from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
-from otel_nfprobe.cli.identity_options import add_correlation_options, add_digest_options, find_identity
-from otel_nfprobe.cli.recording_options import add_recording_options, check_recording_options
-from otel_nfprobe.cli.span_options import add_limit_option, add_span_options, find_time_scale
-from otel_nfprobe.cli.spool_options import add_spool_options
-from otel_nfprobe.cli.units import parse_bytes, parse_duration_ns, parse_fraction, parse_hertz, parse_seconds
+from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.base.strategies import STRATEGIES
+from otel_nfprobe.cli.main import tell
+from otel_nfprobe.cli.options import (
+    add_correlation_options,
+    add_digest_options,
+    add_flow_option,
+    add_limit_option,
+    add_span_options,
+    find_flow,
+    find_identity,
+    find_time_scale,
+    parse_bytes,
+    parse_duration_ns,
+    parse_fraction,
+    parse_hertz,
+    parse_seconds,
+)
+from otel_nfprobe.cli.session_spans import add_spool_options
+from otel_nfprobe.counters.availability import find_refusal, find_software_refusal
+from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.linux.perfring import max_hertz
 from otel_nfprobe.monitor.detail import ALWAYS, AUTO, ONE_IN
 from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
-from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.recording.flightrecorder import MAX_BYTES, FlightWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.shm.session import RING_BYTES_MAX, RING_BYTES_MIN
+from otel_nfprobe.target.target import Target
+
+# ---- --counters -----------------------------------------------------------------------------------------------------
+# `--counters`: what is to be counted beside the time, and whether this machine can.
+
+
+def add_counter_options(group: Any) -> None:
+    """Declares the option."""
+    group.add_argument(
+        "--counters",
+        metavar="NAME,...",
+        help="performance counters to read with each time stamp: names of perf list, raw codes (r01c2,"
+        " cpu/event=0xc2,umask=1/), cache, frontend, branch, topdown-l1, or auto: what there is (default: none)",
+    )
+
+
+def find_counters(arguments: argparse.Namespace) -> CounterChoice:
+    """What the option asks for and this machine has; says once what it has not. Touches no target.
+
+    Raises:
+        UsageError: a name is unknown.
+        NfprobeError: what was asked for by name cannot be had.
+    """
+    if arguments.counters is None:
+        return CounterChoice()
+    choice, sentences = decide(arguments.counters)
+    for sentence in sentences:
+        tell(sentence)
+    return choice
+
+
+def decide(text: str) -> tuple[CounterChoice, list[str]]:
+    """What the option's text asks for and this machine has, and what a person should know of it.
+
+    Raises:
+        UsageError: a name is unknown.
+        NfprobeError: what was asked for by name cannot be had.
+    """
+    choice = choose_counters(text)
+    refusal = find_refusal(choice)
+    if refusal is not None and not choice.auto:
+        raise NfprobeError(f"Counters cannot be had: {refusal.reason}.", refusal.advice)
+    lacking = find_software_refusal(choice)
+    if lacking is not None and not choice.auto:
+        raise NfprobeError(f"Counters cannot be had: {lacking.reason}.", lacking.advice)
+    sentences = list(choice.notes)
+    if refusal is not None:
+        sentences = [f"no performance counters, times only: {refusal.reason}."]
+        choice = CounterChoice(auto=True, counters=choice.software)
+    if lacking is not None:
+        sentences.append(f"no software counters: {lacking.reason}.")
+        choice = CounterChoice(auto=True, counters=choice.hardware)
+    return choice, sentences
+
+
+def check_counting(target: Target, choice: CounterChoice) -> None:
+    """Refuses counters that were asked for by name and that this target cannot have. It has been checked.
+
+    Raises:
+        NfprobeError: its seccomp filter forbids what handing them over needs.
+    """
+    if choice.hardware and not choice.auto and target.counters_forbidden:
+        sentence = f"Process {target.pid} cannot be given counters: {target.counters_forbidden}."
+        raise NfprobeError(sentence, f"nfprobe attach {target.pid} --counters auto")
+
+
+# ---- the recording --------------------------------------------------------------------------------------------------
+# The options of a session's recording, and the writer that they ask for. Shared by the verbs attach and run.
+
+
+SIZE_MIN = 1 << 20
+SECONDS_MAX = 3600.0
+
+
+def add_recording_options(group: argparse._ActionsContainer) -> None:
+    """Declares them."""
+    group.add_argument(
+        "--max-size",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="end the recording, not the session, before its file is longer, such as 1GiB; with --flight-recorder all"
+        " its files together (default there: 1GiB)",
+    )
+    group.add_argument(
+        "--flight-recorder",
+        type=parse_seconds,
+        metavar="TIME",
+        help="keep the last TIME of the recording in memory, such as 10s, and write it to FILE-1, FILE-2 ... when a"
+        " packet is slower than --trigger, or on SIGUSR2 (attach)",
+    )
+    group.add_argument(
+        "--trigger", type=parse_duration_ns, metavar="TIME", help="with --flight-recorder: such as 1ms (default: none)"
+    )
+
+
+def check_recording_options(arguments: argparse.Namespace) -> None:
+    """Refuses what does not fit together."""
+    usage = f"nfprobe {arguments.verb} --help"
+    for name in ("max_size", "flight_recorder"):
+        if getattr(arguments, name) is not None and arguments.record is None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --record FILE.", usage)
+    if arguments.max_size is not None and arguments.max_size < SIZE_MIN:
+        raise UsageError("--max-size must be 1MiB or more.", usage)
+    if arguments.trigger is not None and arguments.flight_recorder is None:
+        raise UsageError("--trigger needs --flight-recorder TIME.", usage)
+    if arguments.flight_recorder is not None and not 0.1 <= arguments.flight_recorder <= SECONDS_MAX:
+        raise UsageError("--flight-recorder must be from 100ms to 1h.", usage)
+
+
+def open_writer(arguments: argparse.Namespace, header: RecordingHeader) -> RecordingWriter:
+    """The writer of the session's recording.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    if arguments.flight_recorder is None:
+        return RecordingWriter(arguments.record, header, arguments.max_size or 0)
+    trigger_ticks = round((arguments.trigger or 0) * header.ticks_per_second / 1e9)
+    max_bytes = arguments.max_size or MAX_BYTES
+    return FlightWriter(arguments.record, header, arguments.flight_recorder, trigger_ticks, max_bytes)
+
+
+def describe_recording(recording: RecordingWriter) -> tuple[dict[str, Any], list[str]]:
+    """The object `recording` of a summary, and sentences for a person."""
+    file: dict[str, Any] = {"file": recording.path, "bytes": recording.bytes_written, "left_out": recording.left_out}
+    sentences = []
+    if isinstance(recording, FlightWriter):
+        file["files"] = recording.files
+    if recording.reached_max:
+        file["reached_max"] = True
+        sentences.append(f"The recording {recording.path} ends before the session does: it has reached --max-size.")
+    if recording.left_out:
+        lost = f"{recording.left_out:,} records are not in the recording {recording.path}"
+        sentences.append(f"The disk was too slow: {lost}.")
+    return file, sentences
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
 
 RING_BYTES = 16 << 20
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
-from otel_nfprobe.cli.counter_options import check_counting
-from otel_nfprobe.cli.identity_options import find_identity
+from otel_nfprobe.cli.options import find_identity
+from otel_nfprobe.cli.session_options import check_counting
 from otel_nfprobe.export.destination import find_complaint
 from otel_nfprobe.metrics.metrics_settings import find_settings
 from otel_nfprobe.monitor.attachment import Attachment

@@ -9,18 +9,18 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
-from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
-from otel_nfprobe.cli.flow_option import find_flow
-from otel_nfprobe.cli.recording_options import describe_recording, open_writer
-from otel_nfprobe.cli.session_control import SessionControl
+from otel_nfprobe.cli.notices import has_room, print_line, say
+from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_time_scale
+from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
-from otel_nfprobe.cli.span_options import LINKS, describe_time_scale, find_time_scale
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.export.destination import Destination
 from otel_nfprobe.export.limiter import Limiter
@@ -36,12 +36,56 @@ from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.summary import summarise
 from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
 from otel_nfprobe.recording.flightrecorder import FlightWriter
-from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
+from otel_nfprobe.shm.control import Answer, Control, Request
 
 if TYPE_CHECKING:
     from otel_nfprobe.cli.session_metrics import SessionMetrics
 
-from otel_nfprobe.cli.notices import has_room, print_line, say
+
+# ---- counters of a running session ----------------------------------------------------------------------------------
+# What a session does when `nfprobe counters` asks it: says its counters, or reads other ones from now on.
+
+
+@dataclass
+class _CounterChange:
+    choice: CounterChoice
+    sentences: list[str]
+
+
+class SessionControl:
+    """Answers for one session, until it is closed."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        inode = os.fstat(monitor.attachment.session.descriptor).st_ino
+        self._control = Control(inode, self._prepare, self._act)
+        self.step, self.close = self._control.step, self._control.close
+
+    def _prepare(self, request: Request) -> _CounterChange | None:
+        names = request.get("counters")
+        if names is None:
+            return None
+        if not isinstance(names, str):
+            raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
+        choice, sentences = decide(names)
+        check_counting(self._monitor.attachment.target, choice)
+        return _CounterChange(choice, sentences)
+
+    def _act(self, change: _CounterChange | None) -> Answer:
+        said = [] if change is None else [*change.sentences, *self._monitor.change_counters(change.choice)]
+        monitor = self._monitor
+        return {
+            "pid": monitor.attachment.target.pid,
+            "counters": [counter.name for counter in monitor.counters],
+            "software": [counter.name for counter in monitor.software_counters],
+            "changes": monitor.counting.change,
+            "said": said,
+        }
+
+
+# ---- the session ----------------------------------------------------------------------------------------------------
+
 
 PROGRESS_S = 1.0
 SECRETS = ("command", "key")  # arguments that are not recorded: a command line may hold passwords
@@ -241,7 +285,6 @@ class Measurement:
             return None
         resource = self._resource
         settings = {name: value for name, value in vars(self.arguments).items() if name not in SECRETS}
-        settings[COUNTED_RECEIVES] = True
         header = RecordingHeader(
             nfprobe_version=find_version(),
             session=f"{self._session_id:016x}",

@@ -16,11 +16,10 @@ from otel_nfprobe.base.columns import CallFlag, Columns
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.cli.attach import StopSignals
-from otel_nfprobe.cli.counter_options import add_counter_options, check_counting, find_counters
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.notices import say
-from otel_nfprobe.cli.session_options import RING_BYTES
-from otel_nfprobe.cli.units import parse_bytes, parse_seconds
+from otel_nfprobe.cli.options import parse_bytes, parse_seconds
+from otel_nfprobe.cli.session_options import RING_BYTES, add_counter_options, check_counting, find_counters
 from otel_nfprobe.kernel.kernelprobe import KernelCost, KernelProbe, find_whose, measure_cost
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.cli.flow_option import add_flow_option, find_flow
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
-from otel_nfprobe.cli.units import parse_duration_ns
+from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.recording.recording import RecordingReader
 
 if TYPE_CHECKING:

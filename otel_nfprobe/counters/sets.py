@@ -27,13 +27,11 @@ class CounterSet(NamedTuple):
         number: how often they had been changed.
         counters: in the order of the readings.
         costs: what a probed call counts by itself (dtype COUNTER_COST, by function id).
-        counts_receives: as of CounterSums.
     """
 
     number: int
     counters: NamedCounters
     costs: Rows
-    counts_receives: bool = True
 
 
 class SessionSums:
@@ -48,7 +46,7 @@ class SessionSums:
         """Calls may be counted with these from now on; again with the same number: the costs are other ones."""
         names, scales = [name for name, _ in counted.counters], [scale for _, scale in counted.counters]
         sums = self._sums.setdefault(counted.number, CounterSums(names, scales))
-        sums.costs, sums.counts_receives = counted.costs, counted.counts_receives
+        sums.costs = counted.costs
 
     @property
     def names(self) -> list[str]:

@@ -42,13 +42,11 @@ class CounterSums:
         names: of the counters, in the order of the readings.
         scales: what each is multiplied by.
         costs: what was taken off for the probe of each function (dtype COUNTER_COST, by function id).
-        counts_receives: whether receive calls were counted; recordings of before have none.
     """
 
     names: Sequence[str]
     scales: Sequence[int] = ()
     costs: Rows = field(default_factory=lambda: np.zeros(0, COUNTER_COST))
-    counts_receives: bool = True
     batches: int = 0
     packets: int = 0
     invalid_batches: int = 0
@@ -88,7 +86,7 @@ class CounterSums:
         owners = columns.calls["batch"][columns.counters["call"]]
         read = np.zeros(len(columns.batches), bool)
         read[owners[owners != NONE]] = True
-        found, counted = batch_counts(columns, self.counts_receives)
+        found, counted = batch_counts(columns)
         chosen = read if chosen is None else chosen & read
         self.invalid_batches += int((chosen & ~counted).sum())
         counted &= chosen
@@ -180,18 +178,14 @@ def _add_up(sums: Words, places: NDArray[np.intp], counts: Words, columns: int) 
         sums[:, column] += np.bincount(places, counts[:, column], minlength=len(sums)).astype(np.uint64)
 
 
-def batch_counts(columns: Columns, counts_receives: bool = True) -> tuple[Words, NDArray[np.bool_]]:
-    """What was counted in the outermost calls of each batch, and whether all of them were counted.
-
-    Args:
-        counts_receives: the receive call that began the batch is among them.
-    """
+def batch_counts(columns: Columns) -> tuple[Words, NDArray[np.bool_]]:
+    """What was counted in the outermost calls of each batch, and whether all of them were: its receive call, too."""
     calls, batches = columns.calls, columns.batches
     rows = np.zeros((len(calls), COUNTERS_MAX), np.uint64)
     valid = np.zeros(len(calls), bool)
     rows[columns.counters["call"]] = columns.counters["inclusive"]
     valid[columns.counters["call"]] = (columns.counters["flags"] & CountersFlag.VALID) != 0
-    uncounted = CallFlag.MARK | CallFlag.CLIPPED | CallFlag.SHARED | (0 if counts_receives else CallFlag.RECEIVE)
+    uncounted = CallFlag.MARK | CallFlag.CLIPPED | CallFlag.SHARED
     skipped = (calls["flags"] & uncounted) != 0
     parent = calls["parent"]
     inside_clipped = np.zeros(len(calls), bool)

@@ -2,8 +2,7 @@
 """Function ranges and frame rules from `.eh_frame`, which even a stripped program keeps.
 
 Reads bytes only: no file, no process. The input is hostile until read: every length is checked, every loop
-is bounded by the section's size, and what is wrong raises FrameError with a reason. Called by symbols.py
-(ranges) and scan.py (rules for the canonical frame address, CFA).
+is bounded by the section's size, and what is wrong raises FrameError with a reason.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """The tables of ELF files that are as linkers write them: the parts that elfworker.py answers with, read here at once.
 
 A process that reads with lief takes most of a second of processor time to start, and a dozen milliseconds for each
-file. Here NumPy and struct look at the bytes, which no file can turn against the monitor; each loop
-is bounded. Whatever is odd is left to lief.
+file. Here NumPy and struct look at the bytes, which no file can turn against the monitor; each loop is bounded.
+Whatever is odd is left to lief.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _notes_of(data: bytes, alignment: int) -> Iterator[tuple[bytes, int, bytes]]
     raise OddError
 
 
-# ---- functions ------------------------------------------------------------------------------------------------------
+# ---- symbols --------------------------------------------------------------------------------------------------------
 
 
 def _read_symbols(file: PlainFile) -> list[bytes]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of a module and their names, and the globs that choose among them.
 
-Ranges come from `.eh_frame` always, names from where names.py finds them; a function without a name is called
+Ranges come from `.eh_frame` always, names from where names/sources.py finds them; a function without a name is called
 by its offset. Reads files only.
 """
 

@@ -4,20 +4,84 @@
 from __future__ import annotations
 
 import gzip
+import http.client
+import io
 import re
+import socket
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from otel_nfprobe.base.timedreader import TimedReader
 from otel_nfprobe.export.delivery import Outcome, OutcomeKind, bound_pause_s, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.httpanswer import bound_answers, read_answer
 from otel_nfprobe.export.resource import SCOPE_NAME, find_version
+
+# ---- bounded answers ------------------------------------------------------------------------------------------------
+# HTTP answers of a server that nobody vouches for: read within a time and a number of bytes, and never unpacked.
+#
+# urllib3's timeouts are for each read, `100 Continue` may come again and again, and a few bytes unpack to gigabytes.
+
+
+ANSWER_BYTES_MAX = 1 << 20  # of what a server says; more is not read
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    # Made when the request was sent; the socket's timeout is then what is left of the request's.
+    def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(connection, *arguments, **options)
+        timeout_s = connection.gettimeout()
+        if timeout_s is not None:
+            raw: Any = self.fp.detach()
+            self.fp = io.BufferedReader(TimedReader(connection, raw, timeout_s))
+
+
+class _Connection(HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+def bound_answers(manager: urllib3.PoolManager) -> urllib3.PoolManager:
+    """Has all answers of a manager end by their request's timeout. Returns it."""
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return manager
+
+
+def read_answer(response: urllib3.BaseHTTPResponse) -> bytes:
+    """The first ANSWER_BYTES_MAX of the body as they came; the connection is given back if that was all.
+
+    Raises:
+        urllib3.exceptions.HTTPError, OSError: it did not come whole, or not in time.
+    """
+    answer = response.read(ANSWER_BYTES_MAX, decode_content=False)
+    # Behind an interim answer another one stands, which is not that of the next request.
+    if response.status < 200 or response.read(1, decode_content=False):
+        response.close()
+    else:
+        response.release_conn()
+    return answer
+
+
+# ---- transport ------------------------------------------------------------------------------------------------------
+
 
 RETRYABLE = frozenset({429, 502, 503, 504})  # as the OTLP specification says
 _GZIP_LEVEL = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system call bpf(2): maps, programs at a kernel function's entry and exit, and their attachment.
+"""The system call bpf(2): maps, programs at a kernel function's entry and exit, their attachment; rings and types.
 
 Whatever is made here lives as long as its file descriptor: nothing stays in the kernel behind a monitor that was
 killed.

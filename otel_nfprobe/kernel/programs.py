@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two BPF programs of a measured kernel function. Pure; called by kernelprobe.py.
+"""The two BPF programs of a measured kernel function. Pure.
 
     entry: is it our process? -> starts[key] = now
     exit:  is it our process? -> now - starts[key], and the thread, into the ring
@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass, field
 
 # ---- assembler ------------------------------------------------------------------------------------------------------
-# Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure; called by capture_programs.py.
+# Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure.
 #
 # An instruction is 8 bytes: operation, two registers, a distance, a constant. Jumps go forward, to a label.
 

@@ -123,9 +123,6 @@ def _place(exemplars: Sequence[Exemplar], bounds: Sequence[float]) -> dict[float
     return found
 
 
-__all__ = ["OPENMETRICS_TYPE", "PLAIN_TYPE", "name_of", "wants_openmetrics", "write_page"]
-
-
 # ---- its listener ---------------------------------------------------------------------------------------------------
 
 

@@ -15,48 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc
-import requests
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
-from requests.adapters import HTTPAdapter
 
 from otel_nfprobe.export.delivery import make_readable
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.httpanswer import bound_answers, read_answer
 from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
-
-# ---- answers of bounded size ----------------------------------------------------------------------------------------
-# A session of requests, for the SDK's HTTP exporters, whose answers are bounded as httpanswer.py says.
-
-
-class _BoundedAdapter(HTTPAdapter):
-    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, **options)
-        bound_answers(self.poolmanager)
-
-    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
-        return bound_answers(super().proxy_manager_for(*arguments, **options))
-
-    def send(self, *arguments: Any, **options: Any) -> requests.Response:
-        response = super().send(*arguments, **options | {"stream": True})
-        try:
-            response._content = read_answer(response.raw)
-        finally:
-            if not response._content:
-                response._content = b""
-        return response
-
-
-def open_session() -> requests.Session:
-    """A session that connects when it is first used."""
-    session = requests.Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _BoundedAdapter())
-    return session
-
-
-# ---- sender ---------------------------------------------------------------------------------------------------------
-
 
 POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
 ABANDON_S = 2.0  # a thread that does not end by then is left behind
@@ -199,6 +163,8 @@ def open_exporter(endpoint: Endpoint) -> MetricExporter:
 def _open_http(endpoint: Endpoint) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
+
+    from otel_nfprobe.export.boundedsession import open_session  # requests takes long to load
 
     return HttpMetricExporter(
         session=open_session(),

@@ -22,12 +22,11 @@ from otel_nfprobe.monitor.reserve import reserves_descriptors
 from otel_nfprobe.pipeline.identity import Identity
 from otel_nfprobe.probes.calibration import Cost, calibrate
 from otel_nfprobe.probes.capture_programs import write_programs
-from otel_nfprobe.probes.code_integrity import Texts
 from otel_nfprobe.probes.codemap import CodePart
 from otel_nfprobe.probes.follow import Follower
 from otel_nfprobe.probes.inherited import remove_inherited
 from otel_nfprobe.probes.inject import Injected, inject
-from otel_nfprobe.probes.patch import Patcher
+from otel_nfprobe.probes.patch import Patcher, Texts
 from otel_nfprobe.probes.probe_selection import Choice
 from otel_nfprobe.probes.slots import count_stored_pointers
 from otel_nfprobe.probes.trampoline import Probe, Trampolines

@@ -33,7 +33,7 @@ from otel_nfprobe.monitor.snapshot import SessionSnapshot
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.statistics import Statistics
 from otel_nfprobe.probes.calibration import costs_by_id
-from otel_nfprobe.probes.descriptor_errors import find_verdicts
+from otel_nfprobe.probes.capture_programs import find_verdicts
 from otel_nfprobe.probes.trampoline import Probe
 from otel_nfprobe.recording.recording import RecordingWriter
 from otel_nfprobe.shm.session import GATE_INNER, GATE_OUTER

@@ -24,7 +24,7 @@ from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CallFlag, Columns
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.base.strategies import ENTRY_ONLY
+from otel_nfprobe.base.strategies import ENTRY_ONLY, GOT_SLOT
 from otel_nfprobe.elf.pattern import Pattern
 from otel_nfprobe.elf.symbols import Function
 from otel_nfprobe.monitor.attachment import Attachment
@@ -32,7 +32,6 @@ from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import TRIAL, Monitor
 from otel_nfprobe.monitor.probe_candidates import find_candidates
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
-from otel_nfprobe.probes.analysis import GOT_SLOT
 from otel_nfprobe.probes.calibration import costs_by_id, ticks_per_call
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.hot_code import see_running

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-from cffi import FFI
+from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from cffi import FFI
 
 _LIBRARIES = ("libpcap.so.0.8", "libpcap.so.1", "libpcap.so")
 _DECLARATIONS = """
@@ -40,6 +41,8 @@ def load_libpcap(user: str) -> tuple[FFI, Any]:
     Raises:
         UsageError: it is not installed.
     """
+    from cffi import FFI  # it takes long to load
+
     declared = FFI()
     declared.cdef(_DECLARATIONS)
     for name in _LIBRARIES:

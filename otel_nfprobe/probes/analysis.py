@@ -20,7 +20,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -48,9 +48,94 @@ from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import RBP, RSP, Row
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_of, names_in
-from otel_nfprobe.probes.plan import PLT_STUB, FunctionPlan
 from otel_nfprobe.probes.slots import slots_leading_to
 from otel_nfprobe.target.target import Target
+
+# ---- a plan ---------------------------------------------------------------------------------------------------------
+# The plan of one function: what will be done to it, or why nothing. Made and kept by analysis.py.
+
+
+PLT_STUB = "PLT stub"
+# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
+PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPlan:
+    """What will be done to one function, or why nothing.
+
+    Attributes:
+        function: which one.
+        strategy: one of the values of STRATEGIES, or None when it is refused.
+        reason: why it is refused, or why the strategy is not the first one; else "".
+        site: address in the process of the first changed byte: code, or one GOT slot.
+        site_bytes: what stands there before.
+        displaced: the instructions that the trampoline takes over; without padding.
+        displaced_offsets: from the site to each displaced instruction and, when flow goes on behind them, to
+            the first byte behind them.
+        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
+            differs from the one before; rsp + 8 at first.
+        single: exactly one instruction is displaced, so the site can be changed while threads run.
+        island: address in the process of padding that holds the jump for which the site has no room, or 0.
+        island_bytes: what stands there before.
+        argument_words: of the caller's stack that are pushed again.
+        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
+    """
+
+    function: Function
+    strategy: str | None
+    reason: str = ""
+    site: int = 0
+    site_bytes: bytes = b""
+    displaced: bytes = b""
+    displaced_offsets: tuple[int, ...] = ()
+    displaced_rows: tuple[tuple[int, int, int], ...] = ()
+    single: bool = False
+    island: int = 0
+    island_bytes: bytes = b""
+    argument_words: int = 0
+    has_frame_pointer: bool = False
+
+    @property
+    def module(self) -> Module:
+        """The function's module."""
+        return self.function.module
+
+    @property
+    def offset(self) -> int:
+        """The function's address in its file."""
+        return self.function.offset
+
+    @property
+    def size(self) -> int:
+        """The function's bytes."""
+        return self.function.size
+
+    @property
+    def address(self) -> int:
+        """The function's address in the process."""
+        return self.function.address
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
+
+    @property
+    def name_source(self) -> str:
+        """Where the name is from."""
+        return self.function.name_source
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is no function but a piece of one, or a PLT stub."""
+        return self.strategy is None and self.reason in PART_REASONS
+
+    @property
+    def is_slot(self) -> bool:
+        """Whether the site is a GOT slot."""
+        return self.strategy == GOT_SLOT
+
 
 # ---- kept plans -----------------------------------------------------------------------------------------------------
 # Plans of a module's functions, kept on disk, so that the next attach need not judge them again.
@@ -58,8 +143,7 @@ from otel_nfprobe.target.target import Target
 # A wrong plan could make a target crash: what is kept is taken only for exactly the file that it was made from and for
 # a function with exactly the same names. Where jumps of the function lead through GOT slots, the process decides, too:
 # then the plan is kept with those slots and what they led to. It holds where they lead to the same function, or, if
-# that
-# was harmless, to any other that is. A module without a build id is found by its content.
+# that was harmless, to any other that is. A module without a build id is found by its content.
 
 
 FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans are read
@@ -570,19 +654,3 @@ def refused(plans: Sequence[FunctionPlan]) -> dict[str, int]:
         if plan.strategy is None:
             counts[plan.reason] = counts.get(plan.reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-__all__ = [
-    "COPIED_ARGUMENTS",
-    "ENTRY_ONLY",
-    "GOT_SLOT",
-    "IN_STACK_CALL",
-    "RELOCATED_BODY",
-    "STRATEGIES",
-    "FunctionPlan",
-    "find_slots",
-    "plan_function",
-    "plan_functions",
-    "refused",
-    "relocate_displaced",
-]

@@ -29,9 +29,8 @@ from otel_nfprobe.adapters.ethdev import module_at
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_at
-from otel_nfprobe.probes.analysis import plan_functions
+from otel_nfprobe.probes.analysis import FunctionPlan, plan_functions
 from otel_nfprobe.probes.patch import Patcher
-from otel_nfprobe.probes.plan import FunctionPlan
 from otel_nfprobe.probes.probe_selection import Choice
 from otel_nfprobe.probes.slots import changed_slots
 from otel_nfprobe.probes.trampoline import Probe, ProbeRequest, Trampolines

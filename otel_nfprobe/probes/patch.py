@@ -17,15 +17,16 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.probes.evidence import find_doubts
 from otel_nfprobe.probes.trampoline import Probe
 from otel_nfprobe.shm.session import Session
-from otel_nfprobe.target.target import Module, Target, read_status
+from otel_nfprobe.target.target import Target, read_status
 
 STOP_PATIENCE_NS = 2_000_000_000
 STOP_ATTEMPTS = 50
@@ -327,3 +328,44 @@ def text_digests(target: Target, modules: Iterable[Module]) -> dict[str, str]:
             body = target.read(start, end - start)
             digests[f"{module.path}@{start:#x}"] = hashlib.blake2b(body, digest_size=16).hexdigest()
     return digests
+
+
+# ---- what code was before -------------------------------------------------------------------------------------------
+# Texts: digests of each module's code before it is changed, to prove afterwards that it is as it was.
+
+
+class Texts:
+    """The code of the modules of one target."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._before: dict[int, tuple[Module, dict[str, str]]] = {}
+
+    def keep(self, module: Module) -> None:
+        """Remembers a module's code; again and again does no harm.
+
+        Raises:
+            NfprobeError: it is not mapped any more.
+        """
+        if id(module) not in self._before:
+            # A look at the memory map renews the ranges of a module: those that are compared must stay.
+            same = replace(module, executable_ranges=list(module.executable_ranges))
+            self._before[id(module)] = (same, text_digests(self._target, [same]))
+
+    def adopt(self, parent: Texts) -> None:
+        """Takes over what is known of the process that this one was forked from: code here may be changed already."""
+        self._before.update(parent._before)
+
+    def differing(self, modules: Iterable[Module]) -> list[str]:
+        """Places, as path@address, where the code of these modules is not what it was.
+
+        Raises:
+            NfprobeError: a module is not mapped any more.
+        """
+        found = []
+        for module in modules:
+            if id(module) in self._before:
+                same, before = self._before[id(module)]
+                after = text_digests(self._target, [same])
+                found += [place for place in before if after.get(place) != before[place]]
+        return found

@@ -16,18 +16,10 @@ from otel_nfprobe.adapters.base import FREE, READ_NO_PACKETS, VECTORS, Adapter, 
 from otel_nfprobe.arch.snippet import Capture
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.base.gc_tuning import collection_paused
-from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY
+from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, find_functions, function_at, use_archives
-from otel_nfprobe.probes.analysis import (
-    GOT_SLOT,
-    IN_STACK_CALL,
-    FunctionPlan,
-    find_slots,
-    plan_function,
-    plan_functions,
-    plan_seventh,
-)
+from otel_nfprobe.probes.analysis import FunctionPlan, find_slots, plan_function, plan_functions, plan_seventh
 from otel_nfprobe.probes.template import NO_ARGUMENT
 from otel_nfprobe.probes.trampoline import ProbeRequest
 from otel_nfprobe.shm.session import GATE_INNER, GATE_OUTER, NODE_PROGRAM, PROGRAM_COUNT

@@ -2,8 +2,7 @@
 """Samples: where threads of the target were seen, many times a second, as rows; and what addresses are called. Pure.
 
 A row is one moment: its time, the thread, and the address of the instruction that ran. Places are ranges of addresses
-with the function that lies there. Written by profiler.py and address_map.py, kept in recordings (blocks SAMPLES and
-PLACES), used by flame.py.
+with the function that lies there. Kept in recordings (blocks SAMPLES and PLACES).
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ def find_calls(calls: Rows, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
 # What threads counted from one sample to the next, beside the samples themselves. Pure.
 #
 # Of each sample and counter one number: what the counter rose by since the thread's sample before, or NOT_KNOWN. A set
-# of samples that were counted together has one row for each counter. Written by profiler.py, kept in recordings (blocks
-# SAMPLE_COUNTS), used by flame.py and report.py.
+# of samples that were counted together has one row for each counter. Kept in recordings
+# (blocks SAMPLE_COUNTS).
 
 
 NOT_KNOWN = (1 << 64) - 1

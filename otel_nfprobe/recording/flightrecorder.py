@@ -54,7 +54,7 @@ MAX_BYTES = 1 << 30  # of all files together, unless --max-size says otherwise
 ASKED, TRIGGERED = "asked for", "a slow packet"
 
 
-class FlightSink:
+class FlightSink(FrameQueue):
     """A Sink that keeps compressed frames for some seconds; `write_out` makes a file of them.
 
     Args:
@@ -83,12 +83,7 @@ class FlightSink:
         self._requests: dict[int, tuple[list[RawBlock], str]] = {}  # by id of the frame after which they stand
         self._threads: dict[int, Any] = {}  # as they were named before the first kept frame
         self._counting = b""  # which counters were read before it, where they were changed
-        self._queue = FrameQueue(self._handle)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether frames wait that are as many as can be kept."""
-        return self._queue.is_full
+        super().__init__(self._take)
 
     @property
     def is_empty(self) -> bool:
@@ -103,29 +98,21 @@ class FlightSink:
     def write_out(self, last: Frame, facts: list[RawBlock], reason: str) -> None:
         """Makes a file of what is kept, up to and with the frame `last`; nothing is kept then."""
         self._requests[id(last)] = (facts, reason)
-        self._queue.submit(last)
-
-    def submit(self, frame: Frame) -> None:
-        """Takes a frame; never waits."""
-        self._queue.submit(frame)
-
-    def flush(self) -> None:
-        """Waits until all that was asked for is written."""
-        self._queue.flush()
+        self.submit(last)
 
     def finish(self, blocks: Sequence[RawBlock]) -> None:
         """Waits until all files are whole; they have ends of their own."""
-        self._queue.stop()
+        self.stop()
 
     def close(self) -> None:
         """The same."""
-        self._queue.stop()
+        self.stop()
 
     def discard(self) -> None:
         """Nothing was written yet."""
-        self._queue.stop(is_wanted=False)
+        self.stop(is_wanted=False)
 
-    def _handle(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if self.error is not None:
             return
         if frame.data:

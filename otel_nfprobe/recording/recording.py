@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,6 @@ SWITCH_BYTES = 32
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
-COUNTED_RECEIVES = "counted_receives"  # a setting: receive calls are counted where others are
 _LOST = struct.Struct("<QII")  # a record of kind LOST (record.h): how many, function and kind, class
 _LOST_TAG, _LOST_CALL = 5 << 24, 0
 
@@ -360,31 +359,31 @@ def _block_of(raw: RawBlock) -> Block | None:
         _check(len(view) % RECORD_BYTES == 0 and thread < THREAD_COUNT)
         return Block(kind, thread, view)
     payload = bytes(view)
-    value: Any = payload
-    if kind == CLOCK:
-        _check(len(payload) % ANCHOR_BYTES == 0)
-    elif kind in (SWITCHES, SAMPLES):
-        _check(len(payload) % SWITCH_BYTES == 0)
-    elif kind == PLACES:
-        value = decode_places(payload)
-    elif kind == SAMPLE_COUNTS:
-        value = decode_counts(payload)
-    elif kind == NAMES:
-        value = decode_names(payload)
-    elif kind == THREADS:
-        value = decode_threads(payload)
-    elif kind == FUNCTIONS:
-        value = decode_functions(payload)
-    elif kind == COUNTERS:
-        value = decode_counters(payload)
-    elif kind == COUNTING:
-        value = decode_counting(payload)
-    elif kind == END:
-        value = json.loads(recording_pb2.End.FromString(payload).summary_json)
-        _check(isinstance(value, dict))
-    elif kind not in (TAKE, SUBMIT, PART):
+    if kind in _ROW_BYTES:
+        _check(len(payload) % _ROW_BYTES[kind] == 0)
+    elif kind not in _DECODERS and kind not in (TAKE, SUBMIT, PART):
         return None
+    value: Any = _DECODERS[kind](payload) if kind in _DECODERS else payload
     return Block(kind, thread, value)
+
+
+def _decode_end(payload: bytes) -> Any:
+    summary = json.loads(recording_pb2.End.FromString(payload).summary_json)
+    _check(isinstance(summary, dict))
+    return summary
+
+
+_ROW_BYTES = {CLOCK: ANCHOR_BYTES, SWITCHES: SWITCH_BYTES, SAMPLES: SWITCH_BYTES}
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    PLACES: decode_places,
+    SAMPLE_COUNTS: decode_counts,
+    NAMES: decode_names,
+    THREADS: decode_threads,
+    FUNCTIONS: decode_functions,
+    COUNTERS: decode_counters,
+    COUNTING: decode_counting,
+    END: _decode_end,
+}
 
 
 def _check(condition: bool) -> None:

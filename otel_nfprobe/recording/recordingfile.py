@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a recording as raw blocks, front to back, up to the first damaged byte.
+"""The file of a recording as raw blocks: in frames, read front to back up to the first damage, written by a thread.
 
-Takes the file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. Called by
-recording.py, which knows what the blocks mean.
+Takes a file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. recording.py
+knows what the blocks mean.
 """
 
 from __future__ import annotations
@@ -443,75 +443,6 @@ class RecordingFile:
         self.bytes_written += len(data)
 
 
-class RecordingSink:
-    """Compresses frames and appends them to a file, in the order in which they were submitted.
-
-    Args:
-        file: what `finish`, `close` or `discard` closes.
-        max_bytes: the file ends before it would be longer; 0: no bound.
-
-    Attributes:
-        error: what ended the file, or None.
-        reached_max: whether `max_bytes` did.
-    """
-
-    def __init__(self, file: RecordingFile, max_bytes: int = 0) -> None:
-        self.error: NfprobeError | None = None
-        self.reached_max = False
-        self._file = file
-        self._max_bytes = max_bytes
-        self._compressor = make_compressor()
-        self._queue = FrameQueue(self._write)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether frames wait that are as many as can be kept."""
-        return self._queue.is_full
-
-    @property
-    def bytes_written(self) -> int:
-        """Length of the file."""
-        return self._file.bytes_written
-
-    def submit(self, frame: Frame) -> None:
-        """Takes a frame; never waits, and takes it even when the queue is full."""
-        self._queue.submit(frame)
-
-    def flush(self) -> None:
-        """Waits until all submitted frames are in the file."""
-        self._queue.flush()
-
-    def finish(self, blocks: Sequence[RawBlock]) -> None:
-        """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
-        self._queue.stop()
-        if self.error is not None:
-            self._file.close()
-        else:
-            self._file.finish(blocks)
-
-    def close(self) -> None:
-        """Writes what waits and closes the file without an end."""
-        self._queue.stop()
-        self._file.close()
-
-    def discard(self) -> None:
-        """Removes the file."""
-        self._queue.stop(is_wanted=False)
-        self._file.remove()
-
-    def _write(self, frame: Frame) -> None:
-        if self.error is not None or self.reached_max:
-            return
-        sealed = seal(frame.data, self._compressor)
-        if self._max_bytes and self.bytes_written + len(sealed) + self._file.end_bytes() > self._max_bytes:
-            self.reached_max = True
-            return
-        try:
-            self._file.append(sealed, frame)
-        except NfprobeError as error:
-            self.error = error
-
-
 class FrameQueue:
     """Frames that wait for a thread of their own, which gives each to `handle`."""
 
@@ -566,3 +497,59 @@ class FrameQueue:
                     self._frames.popleft()
                 self._waiting_bytes -= len(frame.data)
                 self._changed.notify_all()
+
+
+class RecordingSink(FrameQueue):
+    """Compresses frames and appends them to a file, in the order in which they were submitted.
+
+    Args:
+        file: what `finish`, `close` or `discard` closes.
+        max_bytes: the file ends before it would be longer; 0: no bound.
+
+    Attributes:
+        error: what ended the file, or None.
+        reached_max: whether `max_bytes` did.
+    """
+
+    def __init__(self, file: RecordingFile, max_bytes: int = 0) -> None:
+        self.error: NfprobeError | None = None
+        self.reached_max = False
+        self._file = file
+        self._max_bytes = max_bytes
+        self._compressor = make_compressor()
+        super().__init__(self._write)
+
+    @property
+    def bytes_written(self) -> int:
+        """Length of the file."""
+        return self._file.bytes_written
+
+    def finish(self, blocks: Sequence[RawBlock]) -> None:
+        """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
+        self.stop()
+        if self.error is not None:
+            self._file.close()
+        else:
+            self._file.finish(blocks)
+
+    def close(self) -> None:
+        """Writes what waits and closes the file without an end."""
+        self.stop()
+        self._file.close()
+
+    def discard(self) -> None:
+        """Removes the file."""
+        self.stop(is_wanted=False)
+        self._file.remove()
+
+    def _write(self, frame: Frame) -> None:
+        if self.error is not None or self.reached_max:
+            return
+        sealed = seal(frame.data, self._compressor)
+        if self._max_bytes and self.bytes_written + len(sealed) + self._file.end_bytes() > self._max_bytes:
+            self.reached_max = True
+            return
+        try:
+            self._file.append(sealed, frame)
+        except NfprobeError as error:
+            self.error = error

@@ -92,9 +92,7 @@ class RecordingFacts:
     def counter_sets(self) -> list[CounterSet]:
         """All counters that calls were counted with, those of the session's beginning first."""
         names = read_names(self.header.settings.get("counter_choice", ""))
-        sets = [CounterSet(0, tuple(names), self.counter_costs), *self.countings.values()]
-        counts_receives = recording.COUNTED_RECEIVES in self.header.settings
-        return [counted._replace(counts_receives=counts_receives) for counted in sets]
+        return [CounterSet(0, tuple(names), self.counter_costs), *self.countings.values()]
 
     def learn_counting(self, counted: CounterSet) -> None:
         """Other counters; what their probes count is left out where a recording says too much of it."""

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads, functions and counters of a session, as plain data and as messages of proto/recording.proto.
-
-Called by drain.py and monitor.py, which know them, and by recording.py, which keeps them.
-"""
+"""Threads, functions and counters of a session, as plain data and as messages of proto/recording.proto."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.columns import counter_cost_rows
@@ -18,6 +15,7 @@ from otel_nfprobe.shm.session import PROBE_COUNT
 
 THREAD_COUNT = 1024
 FUNCTIONS_PER_BLOCK = 10_000
+_Plain = TypeVar("_Plain", "ThreadInfo", "FunctionInfo", "ThreadTotals")
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def decode_threads(payload: bytes) -> list[ThreadInfo]:
     Raises:
         ValueError, DecodeError: it did not.
     """
-    return [ThreadInfo(item.index, item.tid, item.name) for item in _items(recording_pb2.Threads, payload)]
+    return [_read(ThreadInfo, item) for item in _items(recording_pb2.Threads, payload)]
 
 
 def decode_functions(payload: bytes) -> list[FunctionInfo]:
@@ -128,7 +126,7 @@ def decode_functions(payload: bytes) -> list[FunctionInfo]:
     Raises:
         DecodeError: it did not.
     """
-    return [_function_of(item) for item in recording_pb2.Functions.FromString(payload).function]
+    return [_read(FunctionInfo, item) for item in recording_pb2.Functions.FromString(payload).function]
 
 
 def decode_counters(payload: bytes) -> list[ThreadTotals]:
@@ -137,7 +135,7 @@ def decode_counters(payload: bytes) -> list[ThreadTotals]:
     Raises:
         ValueError, DecodeError: it did not.
     """
-    return [_counters_of(item) for item in _items(recording_pb2.Counters, payload)]
+    return [_read(ThreadTotals, item) for item in _items(recording_pb2.Counters, payload)]
 
 
 def _items(message: Any, payload: bytes) -> Sequence[Any]:
@@ -147,37 +145,8 @@ def _items(message: Any, payload: bytes) -> Sequence[Any]:
     return items
 
 
-def _function_of(item: Any) -> FunctionInfo:
-    return FunctionInfo(
-        item.id,
-        item.role,
-        item.module,
-        item.offset,
-        item.size,
-        item.name,
-        item.name_source,
-        item.strategy,
-        item.probe_inside_ticks,
-        item.probe_whole_ticks,
-        tuple(item.probe_inside_counts),
-        tuple(item.probe_whole_counts),
-        item.unit,
-    )
-
-
-def _counters_of(item: Any) -> ThreadTotals:
-    return ThreadTotals(
-        item.index,
-        item.empty_polls,
-        item.empty_ticks,
-        item.batches,
-        item.received_packets,
-        item.transmit_calls,
-        item.transmitted_packets,
-        item.refused_packets,
-        item.dropped_packets,
-        tuple(item.lost),
-        item.punted_packets,
-        item.handed_over_packets,
-        item.taken_over_packets,
-    )
+def _read(kind: type[_Plain], item: Any) -> _Plain:
+    """The message's fields have the names of the class's; those that are repeated become tuples."""
+    values: dict[str, Any] = {part.name: getattr(item, part.name) for part in fields(kind)}
+    values.update((name, tuple(value)) for name, value in values.items() if not isinstance(value, int | float | str))
+    return kind(**values)

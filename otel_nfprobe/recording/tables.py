@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: columns of a recording as Arrow tables of calls, batches, packets and causes. docs/tables.md has the schema.
+"""Tables: columns of a recording as Arrow tables of calls, batches, packets and causes, and as files of them.
 
-Pure: arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and text are used, and times are
-Unix ns as integers: all readers of Parquet know these and agree on them.
+docs/tables.md has the schema. Arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and
+text are used, and times are Unix ns as integers: all readers of Parquet know these and agree on them.
 """
 
 from __future__ import annotations

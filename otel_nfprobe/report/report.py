@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: what a recording holds, as the JSON object of `nfprobe report` and as timelines for the page.
 
-Two replays: one for statistics and for which packets were slowest, one for what happened around those. Called
-by cli/report.py; the views print it.
+Two replays: one for statistics and for which packets were slowest, one for what happened around those. The views
+print it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from otel_nfprobe.shm.session import LOST_CLASSES
 #
 # Packets of one batch share its fate, so at most one of each batch is kept: the slowest. Their surroundings are
 # all batches of their thread from their arrival until they were done, and for as long before: there
-# latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out; called by report.py.
+# latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out.
 
 
 HOLDS_MAX = 10_000  # around all of the slowest packets

@@ -18,8 +18,6 @@ from otel_nfprobe.elf.elf import PAGE_BYTES, ElfImage, UnreadableError, read_ima
 from otel_nfprobe.elf.modules import Module, without_copies
 from otel_nfprobe.linux.memory import Memory
 
-__all__ = ["Mapping", "Module", "Target", "Thread"]
-
 COMPARED_BYTES = PAGE_BYTES  # of a file's first page, when device and inode do not tell that it is the mapped one
 POLICIES = {0: "other", 1: "fifo", 2: "round robin", 3: "batch", 5: "idle", 6: "deadline"}
 MAP_FILES_NEED = "; reading it through the process takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."

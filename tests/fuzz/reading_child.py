@@ -22,11 +22,12 @@ from collections import Counter
 from pathlib import Path
 
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.cli.main import main as main_of_nfprobe
 from otel_nfprobe.elf import elf
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
-from otel_nfprobe.probes.analysis import STRATEGIES, plan_functions
+from otel_nfprobe.probes.analysis import plan_functions
 from tests.fuzz.mutate import Layout, mutate
 
 CASE_SECONDS = 10  # of processor time; a good file takes one

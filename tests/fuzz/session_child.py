@@ -34,7 +34,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.status import _states
 from otel_nfprobe.monitor.fork_tracker import _runs_on_memory_of
 from otel_nfprobe.probes.arena import Arenas, read_arenas
-from otel_nfprobe.probes.descriptor_errors import find_verdicts
+from otel_nfprobe.probes.capture_programs import find_verdicts
 from otel_nfprobe.probes.evidence import find_doubts
 from otel_nfprobe.probes.inherited import _inherited, _stands
 from otel_nfprobe.probes.patch import Patcher

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker
 

@@ -14,7 +14,7 @@ import pytest
 
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
-from otel_nfprobe.cli.counter_options import find_counters
+from otel_nfprobe.cli.session_options import find_counters
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.monitor.attachment import Attachment

@@ -17,9 +17,10 @@ from otel_nfprobe.adapters import dpdk
 from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.base.strategies import IN_STACK_CALL
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import find_functions
-from otel_nfprobe.probes.analysis import IN_STACK_CALL, plan_functions
+from otel_nfprobe.probes.analysis import plan_functions
 from otel_nfprobe.target.target import Target
 from tests.support.dpdk_examples import wait_until_said
 from tests.support.testpmd import Testpmd, pcap_device

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from otel_nfprobe.base.columns import DROPPED, TRANSMITTED
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
-from otel_nfprobe.report.report import DROPPED, TRANSMITTED
 from tests.integration.test_testpmd import ROOM, assert_nothing_missing, wait_until_armed
 from tests.support.dpdk_examples import BURST
 from tests.support.testpmd import Testpmd, pcap_device

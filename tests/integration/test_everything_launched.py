@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.base.strategies import STRATEGIES
 from tests.integration.test_everything import PYTHON, WORK
 from tests.support.openvswitch import OpenVswitch
 from tests.support.testpmd import Testpmd, pcap_device

@@ -15,7 +15,7 @@ import pytest
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.monitor.summary import summarise
-from otel_nfprobe.probes.plan import FunctionPlan
+from otel_nfprobe.probes.analysis import FunctionPlan
 from otel_nfprobe.probes.probe_selection import NEEDS_STOP, choose
 from otel_nfprobe.target.linkmap import LinkMap
 from otel_nfprobe.target.target import Target

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from otel_nfprobe.base.strategies import GOT_SLOT
 from otel_nfprobe.elf.symbols import find_functions
-from otel_nfprobe.probes.analysis import GOT_SLOT, find_slots, plan_functions
+from otel_nfprobe.probes.analysis import find_slots, plan_functions
 from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.probes.analysis import GOT_SLOT
+from otel_nfprobe.base.strategies import GOT_SLOT
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, wait_until
 

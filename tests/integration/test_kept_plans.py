@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from otel_nfprobe.base.strategies import IN_STACK_CALL
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.probes import analysis
-from otel_nfprobe.probes.analysis import IN_STACK_CALL, FunctionPlan, plan_functions
+from otel_nfprobe.probes.analysis import FunctionPlan, plan_functions
 from otel_nfprobe.target.target import Target
 
 pytestmark = pytest.mark.integration

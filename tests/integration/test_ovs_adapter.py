@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import yaml
 
+from otel_nfprobe.adapters import ovs
 from otel_nfprobe.adapters.described import DescribedAdapter
 from otel_nfprobe.adapters.dpdk import find_table
-from otel_nfprobe.adapters.ovs import dpdk_kind
 from otel_nfprobe.base.columns import DROPPED
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.availability import find_refusal
@@ -178,12 +178,21 @@ def check_digests(recording: Path, frames: list[bytes]) -> None:
     assert np.all(packets["disposition"] == 1)
 
 
+def find_dpdk_kind(target: Target) -> ovs.PortKind:
+    """The functions of DPDK ports above their drivers."""
+    program = target.modules()[0]
+    data = list(ovs._data_of(target, program))
+    callers = ovs._functions_that_use(program, data, find_table(target).address)
+    part, place, offsets = next(iter(ovs._dpdk_classes(program, data, callers)))
+    send, receive = (ovs._word(part, place + offset) for offset in offsets)
+    return ovs.PortKind("dpdk", receive, send)
+
+
 def describe_switch(switch: OvsDpdk, path: Path, **changes: Any) -> Path:
     """A description of DPDK ports above their drivers, with functions found in the running switch."""
     target = Target(switch.pid)
     program = target.modules()[0]
-    kind = dpdk_kind(target, find_table(target).address)
-    assert kind is not None
+    kind = find_dpdk_kind(target)
     description = {
         "name": "described",
         "recognise": {"executable": "ovs-vswitchd*"},

@@ -10,7 +10,7 @@ import pytest
 
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import CounterChoice
-from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.report.report import build_report
 from tests.support.changing import Changing, Worker, assert_counted_as_changed, own
 from tests.support.counted import Counted, assert_never_wrong, read_truth
@@ -82,8 +82,7 @@ class PollingWorker(Worker):
 
 def test_changed_while_polls_run(talker: Talker, truth: Path, tmp_path: Path) -> None:
     """Counters come, change and go: no byte of code changes, no count is wrong, and a recording says the same."""
-    settings = {COUNTED_RECEIVES: "True"}
-    recording = RecordingWriter(tmp_path / "x.nfp", RecordingHeader(session="1", pid=talker.pid, settings=settings))
+    recording = RecordingWriter(tmp_path / "x.nfp", RecordingHeader(session="1", pid=talker.pid))
     changes = [own(0, 1), own(3, 4, 5), CounterChoice(), own(1, 2, 3, 4)]
     with Changing(talker, recording, adapter=ADAPTER) as session:
         worker = PollingWorker(talker, truth)

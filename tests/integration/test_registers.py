@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.probes.analysis import STRATEGIES
 from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ import pytest
 
 from otel_nfprobe.arch.x86_64.calls import COUNTER_CALLS, injection_calls
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
-from otel_nfprobe.cli.counter_options import check_counting
+from otel_nfprobe.cli.session_options import check_counting
 from otel_nfprobe.counters.choice import Counter, CounterChoice, choose_counters
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.linux.bpf import SystemCall

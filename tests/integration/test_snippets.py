@@ -18,10 +18,10 @@ from otel_nfprobe.arch.snippet import read_capture
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CallFlag, Columns, concatenate
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.strategies import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import Pipeline
-from otel_nfprobe.probes.analysis import GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.probes.probe_selection import NO_CAPTURE, choose
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay

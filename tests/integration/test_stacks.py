@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.probes.analysis import ENTRY_ONLY, RELOCATED_BODY
+from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
 from tests.support.chain import CHAIN, OF_ALL, PROBED, Start, probe, start_chain
 from tests.support.probed import Probed
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from otel_nfprobe.probes.analysis import STRATEGIES
+from otel_nfprobe.base.strategies import STRATEGIES
 from tests.support.probed import Probed, Talker
 
 Start = Callable[..., Talker]

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from otel_nfprobe.probes.analysis import IN_LIBRARY, IN_LINKER, STRATEGIES, FunctionPlan
+from otel_nfprobe.base.strategies import STRATEGIES
+from otel_nfprobe.probes.analysis import IN_LIBRARY, IN_LINKER, FunctionPlan
 from tests.support.probed import Probed
 
 RING_BYTES = 128 << 20  # more than any of the work here makes, should the monitor not run at all

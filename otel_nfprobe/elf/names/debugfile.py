@@ -2,7 +2,7 @@
 """Separate debug files: where distributions put the symbols and DWARF that they strip from a program.
 
 Looked for under the target's root first, then on the host; taken only when it belongs to this very build. Reads
-files only. Called by names.py and dwarf.py, and only for a module that needs one.
+files only, and only for a module that needs one. Some programs have a small one inside (.gnu_debugdata).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from otel_nfprobe.elf.names.objectfile import ObjectError, ObjectFile, text_at
+from otel_nfprobe.elf.names.objectfile import ObjectFile, text_at
 
 SECTION_NAMES = ("info", "abbrev", "str", "line_str", "str_offsets", "addr", "aranges")
 COMPILE_UNITS = (1, 3, 4, 5)  # compile, partial, skeleton, split compile
@@ -358,6 +358,3 @@ def _skip_form(info: bytes, unit: Unit, form: int, position: int) -> int:
         length = int.from_bytes(info[position : position + _BLOCK_BYTES[form]], "little")
         return position + _BLOCK_BYTES[form] + length
     raise DwarfError(f"an unknown form {form:#x} at {position:#x}")
-
-
-__all__ = ["Abbreviation", "DwarfError", "DwarfUnits", "ObjectError", "Reference", "Unit", "Value", "integer", "uleb"]

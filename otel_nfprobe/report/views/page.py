@@ -16,10 +16,13 @@ from otel_nfprobe.pipeline.dropreasons import drop_rows
 from otel_nfprobe.recording.nodes import node_rows
 from otel_nfprobe.report.report import Report, Timeline, TimelineBatch, TimelineCall
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
-from otel_nfprobe.report.views.sentence import describe_packet, explain_cause, explain_origins, explain_stolen
 from otel_nfprobe.report.views.table import (
     counter_rows,
     describe_batches,
+    describe_packet,
+    explain_cause,
+    explain_origins,
+    explain_stolen,
 )
 
 # ---- style ----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import pytest
 
 from otel_nfprobe.arch.x86_64 import scans
 from otel_nfprobe.arch.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS, UNKNOWN_FRAME, scan_function
+from otel_nfprobe.base.strategies import IN_STACK_CALL
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.elf.symbols import find_functions
-from otel_nfprobe.probes.analysis import IN_STACK_CALL, FunctionPlan, plan_functions
+from otel_nfprobe.probes.analysis import FunctionPlan, plan_functions
 
 ARGUMENT = "mov (%r10),%rax\n"
 RELOAD = "mov -8(%rbp),%r10\n"

@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from otel_nfprobe.base.printable import PrintableStream, printable, printable_value
-from otel_nfprobe.cli.listing import print_columns
+from otel_nfprobe.cli.functions import print_columns
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.report.views.table import align_columns
 

@@ -17,7 +17,7 @@ import pytest
 
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli import main as cli
-from otel_nfprobe.cli import units
+from otel_nfprobe.cli import options
 from otel_nfprobe.cli.notices import has_room
 from otel_nfprobe.report.views.numbers import format_count, format_duration
 
@@ -146,33 +146,33 @@ def test_module_runs_as_the_program() -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (units.parse_duration_ns, "50us", 50_000),
-        (units.parse_duration_ns, "50 µs", 50_000),
-        (units.parse_duration_ns, "1.5ms", 1_500_000),
-        (units.parse_duration_ns, "10s", 10**10),
-        (units.parse_duration_ns, "2m", 120 * 10**9),
-        (units.parse_duration_ns, "7ns", 7),
-        (units.parse_duration_ns, "0", 0),
-        (units.parse_seconds, "10s", 10.0),
-        (units.parse_seconds, "2.5", 2.5),
-        (units.parse_seconds, "250ms", 0.25),
-        (units.parse_bytes, "16MiB", 16 << 20),
-        (units.parse_bytes, "64k", None),
-        (units.parse_bytes, "64K", 65536),
-        (units.parse_bytes, "1GB", 10**9),
-        (units.parse_bytes, "4096", 4096),
-        (units.parse_fraction, "0.1%", 0.001),
-        (units.parse_fraction, "0.001", 0.001),
-        (units.parse_fraction, "1", 1.0),
-        (units.parse_fraction, "101%", None),
-        (units.parse_fraction, "-1", None),
-        (units.parse_fraction, "5us", None),
-        (units.parse_duration_ns, "50", None),
-        (units.parse_duration_ns, "-1s", None),
-        (units.parse_duration_ns, "", None),
-        (units.parse_duration_ns, "1e3s", None),
-        (units.parse_duration_ns, "10 parsecs", None),
-        (units.parse_seconds, "nan", None),
+        (options.parse_duration_ns, "50us", 50_000),
+        (options.parse_duration_ns, "50 µs", 50_000),
+        (options.parse_duration_ns, "1.5ms", 1_500_000),
+        (options.parse_duration_ns, "10s", 10**10),
+        (options.parse_duration_ns, "2m", 120 * 10**9),
+        (options.parse_duration_ns, "7ns", 7),
+        (options.parse_duration_ns, "0", 0),
+        (options.parse_seconds, "10s", 10.0),
+        (options.parse_seconds, "2.5", 2.5),
+        (options.parse_seconds, "250ms", 0.25),
+        (options.parse_bytes, "16MiB", 16 << 20),
+        (options.parse_bytes, "64k", None),
+        (options.parse_bytes, "64K", 65536),
+        (options.parse_bytes, "1GB", 10**9),
+        (options.parse_bytes, "4096", 4096),
+        (options.parse_fraction, "0.1%", 0.001),
+        (options.parse_fraction, "0.001", 0.001),
+        (options.parse_fraction, "1", 1.0),
+        (options.parse_fraction, "101%", None),
+        (options.parse_fraction, "-1", None),
+        (options.parse_fraction, "5us", None),
+        (options.parse_duration_ns, "50", None),
+        (options.parse_duration_ns, "-1s", None),
+        (options.parse_duration_ns, "", None),
+        (options.parse_duration_ns, "1e3s", None),
+        (options.parse_duration_ns, "10 parsecs", None),
+        (options.parse_seconds, "nan", None),
     ],
 )
 def test_units(parse, text: str, value: float | None) -> None:

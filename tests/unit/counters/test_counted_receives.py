@@ -12,7 +12,7 @@ import pytest
 
 from otel_nfprobe.base.columns import RECORD, CallFlag, CountersFlag
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
-from otel_nfprobe.recording.recording import COUNTED_RECEIVES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.report.report import build_report
 from tests.unit.counters.test_sums import BOTH, COUNTERS, ENTRY, EXIT, MARK, Thread, by_function, nested
@@ -155,23 +155,20 @@ def test_more_calls_inside_than_are_kept() -> None:
             assert row["inclusive"].tolist()[:2] == [inside, inside]
 
 
-@pytest.mark.parametrize("has_receives", [True, False])
-def test_batches_of_a_recording(tmp_path: Path, has_receives: bool) -> None:
-    """A batch counts its receive call, but not in recordings that were made when none was counted."""
-    how = {} if has_receives else {"at_entry": False, "at_exit": False}
-    settings = {"counter_choice": "cycles*1,instructions*1"} | ({COUNTED_RECEIVES: "True"} if has_receives else {})
+def test_batches_of_a_recording(tmp_path: Path) -> None:
+    """A batch counts its receive call."""
+    settings = {"counter_choice": "cycles*1,instructions*1"}
     writer = RecordingWriter(tmp_path / "x.nfprobe", RecordingHeader(session="1", pid=7, settings=settings))
     plain = FunctionInfo(0, 0, "/bin/nf", 0, 64, "", "symbol", "in-stack call")
     writer.functions([replace(plain, id=id, name=f"f{id}", role=int(id == RECEIVE)) for id in range(5)])
-    thread = received(**how)
+    thread = received()
     writer.records(0, np.array(thread.records, RECORD))
     writer.finish({})
     found = build_report(RecordingReader(writer.path)).document["batches"]["counters"]
-    # Before, what was called inside the receive call was all that was known of it.
-    expected = 1000 + (335 if has_receives else 30)
+    expected = 1000 + 335
     assert (found["batches"], found["cycles"], found["cycles_per_packet"]) == (1, expected, expected / 4)
     assert found["invalid_batches"] == 0
-    sums = SessionSums([CounterSet(0, (("cycles", 1), ("instructions", 1)), np.zeros(0), has_receives)])
+    sums = SessionSums([CounterSet(0, (("cycles", 1), ("instructions", 1)), np.zeros(0))])
     sums.add(thread.columns())
     assert sums.of_batches()["cycles"] == expected
 

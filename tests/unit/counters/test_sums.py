@@ -220,12 +220,11 @@ def counted_columns() -> Columns:
     return columns
 
 
-@pytest.mark.parametrize("counts_receives", [True, False])
-def test_batches_and_packets(counts_receives: bool) -> None:
+def test_batches_and_packets() -> None:
     columns = counted_columns()
     columns.calls["flags"][::7] |= np.uint16(CallFlag.RECEIVE)
-    left_out = CallFlag.CLIPPED | CallFlag.MARK | (0 if counts_receives else CallFlag.RECEIVE)
-    sums, counted = batch_counts(columns, counts_receives)
+    left_out = CallFlag.CLIPPED | CallFlag.MARK
+    sums, counted = batch_counts(columns)
     for index, batch in enumerate(columns.batches):
         rows = columns.calls[int(batch["first_call"]) : int(batch["first_call"]) + int(batch["calls"])]
         special = (rows["flags"] & left_out) != 0

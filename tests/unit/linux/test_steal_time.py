@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_nfprobe.linux.steal_time import PROCESSORS, StolenTime
-from otel_nfprobe.report.views.sentence import explain_stolen
+from otel_nfprobe.report.views.table import explain_stolen
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 BEGIN = "cpu  1000 10 200 9000 50 5 5 70 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_nfprobe.base.columns import Columns, PacketFlag
-from otel_nfprobe.cli.identity_options import recorded_window_ns
+from otel_nfprobe.cli.options import recorded_window_ns
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS, Repeats
 from tests.support.span_expectation import NAMES, attributes_of, make_clock

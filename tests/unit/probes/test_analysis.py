@@ -24,21 +24,11 @@ from otel_nfprobe.arch.x86_64.scan import (
 from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
 from otel_nfprobe.arch.x86_64.tailcalls import CALLER_TAIL, TWICE_TAIL
 from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, find_functions, functions_of
 from otel_nfprobe.probes import analysis
-from otel_nfprobe.probes.analysis import (
-    COPIED_ARGUMENTS,
-    ENTRY_ONLY,
-    GOT_SLOT,
-    IN_STACK_CALL,
-    NEVER_RETURNS,
-    OWN_LOOP,
-    RELOCATED_BODY,
-    FunctionPlan,
-    plan_functions,
-    relocate_displaced,
-)
+from otel_nfprobe.probes.analysis import NEVER_RETURNS, OWN_LOOP, FunctionPlan, plan_functions, relocate_displaced
 from tests.support.marks import thorough
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))

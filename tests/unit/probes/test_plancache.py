@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from otel_nfprobe.base.strategies import IN_STACK_CALL
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.filecontent import Content
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_at, functions_of
 from otel_nfprobe.probes import analysis
-from otel_nfprobe.probes.analysis import IN_STACK_CALL, RUNTIME, FunctionPlan, plan_functions
+from otel_nfprobe.probes.analysis import RUNTIME, FunctionPlan, plan_functions
 
 LIBRARY = next(Path("/lib").glob("*/libc.so.6"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from otel_nfprobe.adapters.base import CALL, DROP, FREE, RECEIVE, TRANSMIT, RoleFunction
 from otel_nfprobe.probes import probe_selection as choosing
-from otel_nfprobe.probes.plan import FunctionPlan
+from otel_nfprobe.probes.analysis import FunctionPlan
 from otel_nfprobe.probes.probe_selection import Choice
 
 MODULE = SimpleNamespace(path="/usr/lib/libnf.so")

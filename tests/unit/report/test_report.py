@@ -15,11 +15,11 @@ import pytest
 
 from otel_nfprobe.base.columns import RECORD
 from otel_nfprobe.cli.main import main
+from otel_nfprobe.cli.report import render_json
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.report import Report, build_report
-from otel_nfprobe.report.views.jsonview import render_json
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.report.views.sentence import PRECEDES, explain_cause
+from otel_nfprobe.report.views.table import PRECEDES, explain_cause
 
 
 def packet(kind: str, **more: Any) -> dict[str, Any]:
