@@ -19,9 +19,9 @@ from collections.abc import Container
 from otel_nfprobe.adapters.base import (
     ABSENT,
     COUNT_RETURN,
+    DEQUEUE,
     HAND_OVER,
     NO_OFFSET,
-    TAKE_OVER,
     WHEN_ALWAYS,
     Batch,
     Burst,
@@ -63,7 +63,7 @@ def find_handoff(target: Target, graph: Graph, frame: Frame) -> list[RoleFunctio
     put = Burst(NUMBERS, COUNT, COUNT_RETURN, packets_max=CALL_PACKETS, checked=True)
     return [
         *(_role(module, address, HAND_OVER, put, "hand over") for address in sorted(putting)),
-        *(_role(module, address, TAKE_OVER, take, "take over") for address in sorted(taking)),
+        *(_role(module, address, DEQUEUE, take, "take over") for address in sorted(taking)),
     ]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from otel_nfprobe.adapters.base import CALL, DROP, KEEP, PUNT, RECEIVE, REPLACE, TAKE_OVER, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, DEQUEUE, DROP, KEEP, PUNT, RECEIVE, REPLACE, TRANSMIT
 from otel_nfprobe.adapters.vpp_graph import INPUT, Graph, Node
 
 WORDS = {
     RECEIVE: "receive",
-    TAKE_OVER: "return",
+    DEQUEUE: "return",
     TRANSMIT: "transmit",
     DROP: "drop",
     PUNT: "punt",
@@ -21,7 +21,7 @@ WORDS = {
     REPLACE: "fragment",
     CALL: "node",
 }
-INPUTS = (RECEIVE, TAKE_OVER)
+INPUTS = (RECEIVE, DEQUEUE)
 # Input nodes whose packets have been received before: others have kept them for a turn or more, in the same buffers.
 RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
 MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of something else, and receive no packets
@@ -43,9 +43,9 @@ def handles_packets(node: Node) -> bool:
 
 
 def role_of(node: Node, graph: Graph) -> int:
-    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
+    """RECEIVE, DEQUEUE, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
     if node.type == INPUT:
-        return TAKE_OVER if node.name in RETURNS else RECEIVE
+        return DEQUEUE if node.name in RETURNS else RECEIVE
     if HANDS_ON.fullmatch(node.name):
         return CALL
     if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):

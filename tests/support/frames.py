@@ -6,7 +6,6 @@ from __future__ import annotations
 import struct
 
 from otel_nfprobe._core import ffi, lib
-
 from otel_nfprobe.pipeline import digest
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD, Rows
 from tests.support.synthetic_records import Row
 
