@@ -89,12 +89,14 @@ test-long: build stack-build ## the longer runs
 	scripts/set-up test
 	$(BIN)/pytest -m long --timeout 0 -o faulthandler_timeout=0 $(or $(TESTS),tests)
 
-lint: build ## ruff, mypy, import-linter, clang-format
+lint: build ## ruff, mypy, import-linter, clang-format, clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	find native examples -name '*.[ch]' | xargs $(BIN)/clang-format --dry-run --Werror
+	find native/core native/probe -name '*.c' ! -name bootstrap.c | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy --quiet \
+		-p $$(dirname $$(ls -t build/*/compile_commands.json | head -1))
 
 format: build ## let the formatters have their way
 	$(BIN)/ruff check --fix .

@@ -261,9 +261,9 @@ class _Lib:
     NFP_REASON_SLOW: int
     NFP_REASON_SLOWEST: int
     NFP_RECORD_BYTES: int
-    NFP_RECORD_RSP: int
+    NFP_RECORD_SP: int
     NFP_RECORD_TAG: int
-    NFP_RECORD_WORD: int
+    NFP_RECORD_VALUE: int
     NFP_REGISTER_ARGUMENTS: int
     NFP_REGISTER_NEXT: int
     NFP_REGISTER_NONE: int
@@ -275,9 +275,9 @@ class _Lib:
     NFP_RING_OFFSET: int
     NFP_RING_PLACE: int
     NFP_RING_SLACK_BYTES: int
-    NFP_ROLE_AROUND: int
     NFP_ROLE_CALL: int
     NFP_ROLE_COMMAND: int
+    NFP_ROLE_DEQUEUE: int
     NFP_ROLE_DROP: int
     NFP_ROLE_FREE: int
     NFP_ROLE_HAND_OVER: int
@@ -285,7 +285,9 @@ class _Lib:
     NFP_ROLE_KEEP: int
     NFP_ROLE_LAST: int
     NFP_ROLE_LENGTH: int
+    NFP_ROLE_LOOP_ITERATION: int
     NFP_ROLE_MESSAGE: int
+    NFP_ROLE_MESSAGE_SCOPE: int
     NFP_ROLE_NUMBER: int
     NFP_ROLE_PUNT: int
     NFP_ROLE_RECEIVE: int
@@ -293,9 +295,7 @@ class _Lib:
     NFP_ROLE_RELEASE: int
     NFP_ROLE_REPLACE: int
     NFP_ROLE_SEND: int
-    NFP_ROLE_TAKE_OVER: int
     NFP_ROLE_TRANSMIT: int
-    NFP_ROLE_TURN: int
     NFP_SAMPLE_ALL: int
     NFP_SELF_TICKS: int
     NFP_SESSION_MAGIC: int

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The record: the one fixed-size unit that a probe writes and the monitor reads. Both halves and the
-// assembler templates include this file; proto/README.md draws the bytes; tests compare the Python dtype.
+// assembler templates include this file, Python reads it through cffi; proto/README.md draws the bytes.
 //
-//   byte  0        8            12         16
-//         | word   | tag        | rsp      |
+//   byte  0        8            12        16
+//         | value  | tag        | sp      |
 //                    | 0 (bit 31) | kind (7 bits, 24..30) | function id (24 bits, 0..23) |
 //
 // In a ring the low half of the slot's address is added to `tag`, which is stored last and with one store: a slot is
-// committed when NFP_LAP_BIT is clear once the address is taken off again (ring.h). `word` and `rsp` change their meaning
-// with the kind (table below).
+// committed when NFP_LAP_BIT is clear once the address is taken off again (ring.h). `value` and `sp` (the low half of the
+// stack pointer at the function's entry) change their meaning with the kind (table below).
 #ifndef NFPROBE_RECORD_H
 #define NFPROBE_RECORD_H
 
 #define NFP_RECORD_BYTES 16
-#define NFP_RECORD_WORD 0
+#define NFP_RECORD_VALUE 0
 #define NFP_RECORD_TAG 8
-#define NFP_RECORD_RSP 12
+#define NFP_RECORD_SP 12
 
 #define NFP_FUNCTION_BITS 24
 #define NFP_FUNCTION_MASK 0xffffff
@@ -23,12 +23,12 @@
 #define NFP_KIND_MASK 0x7f
 #define NFP_LAP_BIT 0x80000000u
 
-// kind                      word                          rsp
-#define NFP_ENTRY 0 // time stamp counter            low half of rsp at the function's entry
-#define NFP_EXIT 1 // time stamp counter            low half of rsp at the function's entry
-#define NFP_POLL_ENTRY 2 // time stamp counter            low half of rsp at the function's entry
+// kind                      value                         sp
+#define NFP_ENTRY 0 // time stamp counter            stack pointer
+#define NFP_EXIT 1 // time stamp counter            stack pointer
+#define NFP_POLL_ENTRY 2 // time stamp counter            stack pointer
 #define NFP_POLL_EXIT 3 // time stamp counter            packets returned | packets asked for << 16
-#define NFP_VALUE 4 // the value captured by a call  low half of rsp of the call (its EXIT follows)
+#define NFP_VALUE 4 // the value captured by a call  stack pointer of the call (its EXIT follows)
 #define NFP_LOST 5 // number of records lost here   loss class (session.h), or NFP_LOST_MISTIMED
 #define NFP_UNWOUND 6 // time stamp counter            as EXIT: the call was left by unwinding
 #define NFP_FILL 17 // nothing: the end of a lap    nothing; nfp_drain leaves these out
@@ -53,7 +53,7 @@
 #define NFP_PACKET_NEXT 28 // buffer address            0
 // Directly behind the ENTRY, or VALUE, of a call whose frame holds packets of several batches of a turn, one for each; and of
 // one whose packets are all of another batch than the last one (native/probe/share.c).
-#define NFP_SHARE 27 // entry of the batch's receive call << 16 | its packets   low half of rsp of the call
+#define NFP_SHARE 27 // entry of the batch's receive call << 16 | its packets   stack pointer of the call
 
 // A message's facts (broker): after PACKET (buffer: the topic's address) and PACKET_ID, its topic, 12 bytes a record.
 #define NFP_PACKET_TOPIC 24 // 0                                                    bytes of the topic
@@ -84,9 +84,10 @@
 #define NFP_NOTE_DRAWN 2 // it was drawn for the sample: all of them are
 #define NFP_NO_POSITION 0xffffffffu
 
-// Readings of performance counters, directly before the ENTRY or EXIT with the same rsp, or the POLL_ENTRY or POLL_EXIT of
-// a call at this rsp: three kinds, of the first, second and third pair of counters. The tag has no function id but a check: the sum of both counters' lock words, which is
-// another one when the kernel has changed anything in between; its lowest bit says that one was not counting.
+// Readings of performance counters, directly before the ENTRY or EXIT with the same sp, or the POLL_ENTRY or POLL_EXIT of
+// a call at this sp: three kinds, of the first, second and third pair of counters. The tag has no function id but a check:
+// the sum of both counters' lock words, which is another one when the kernel has changed anything in between; its lowest bit
+// says that one was not counting.
 #define NFP_COUNTERS 32 // low halves of two counters           as ENTRY or EXIT
 #define NFP_COUNTERS_LAST 34
 #define NFP_COUNTERS_OFF 1 // in the check
@@ -115,16 +116,16 @@
 
 // cdef begin
 struct nfp_record {
-	uint64_t word;
+	uint64_t value;
 	uint32_t tag;
-	uint32_t rsp;
+	uint32_t sp;
 };
 // cdef end
 
 _Static_assert(sizeof(struct nfp_record) == NFP_RECORD_BYTES, "a record is 16 bytes");
-_Static_assert(offsetof(struct nfp_record, word) == NFP_RECORD_WORD, "template.S stores the word here");
+_Static_assert(offsetof(struct nfp_record, value) == NFP_RECORD_VALUE, "template.S stores the value here");
 _Static_assert(offsetof(struct nfp_record, tag) == NFP_RECORD_TAG, "template.S stores the tag here");
-_Static_assert(offsetof(struct nfp_record, rsp) == NFP_RECORD_RSP, "template.S stores rsp here");
+_Static_assert(offsetof(struct nfp_record, sp) == NFP_RECORD_SP, "template.S stores the stack pointer here");
 
 static inline uint32_t nfp_record_kind(const struct nfp_record *record)
 {

@@ -23,7 +23,7 @@
 #define NFP_ARENA_BYTES (216 << 20)
 #define NFP_RING_OFFSET (256 << 20)
 
-// Loss classes: counters in the thread table and the rsp word of a LOST record.
+// Loss classes: counters in the thread table and the sp word of a LOST record.
 #define NFP_LOST_CALL 0
 #define NFP_LOST_PACKET 1
 #define NFP_LOST_POLL 2
@@ -225,18 +225,19 @@ enum nfp_role {
 	NFP_ROLE_TRANSMIT = 2,
 	NFP_ROLE_DROP = 3,
 	// Of programs that work on messages (native/core/message.c).
-	NFP_ROLE_AROUND = 4, // its call is the batch of the messages that are described inside it
-	NFP_ROLE_MESSAGE = 5, // is handed a message: received when inside AROUND, else made by the program
+	NFP_ROLE_MESSAGE_SCOPE = 4, // its call is the batch of the messages that are described inside it
+	NFP_ROLE_MESSAGE =
+	    5, // is handed a message: received when inside MESSAGE_SCOPE, else made by the program
 	NFP_ROLE_SEND = 6, // sends a message to one receiver; captures its buffer << 16 | message id
 	NFP_ROLE_LENGTH = 7, // captures the length of the message that is described next
 	NFP_ROLE_NUMBER = 8, // captures its message id
 	// Of any program (native/core/batch.c).
-	NFP_ROLE_TURN = 9, // what runs from one of its calls to the next is a batch of one
+	NFP_ROLE_LOOP_ITERATION = 9, // what runs from one of its calls to the next is a batch of one
 	// Gives buffers back: drops those that were received and not handed on; others are no packets any more.
 	NFP_ROLE_FREE = 10,
 	NFP_ROLE_RECEIVE_POOLED = 11, // of a pipeline only: RECEIVE of buffers that come from a pool
 	// Takes packets over that another call has received: a batch of packets that are known (native/core/handover.c).
-	NFP_ROLE_TAKE_OVER = 12,
+	NFP_ROLE_DEQUEUE = 12,
 	// Puts packets into queues of other threads, where they are taken over; what does not fit it drops (handover.c).
 	NFP_ROLE_HAND_OVER = 13,
 	// Punts: hands packets that were received to the host's network stack, or to a program there.
@@ -329,7 +330,7 @@ struct nfp_program {
 	uint16_t
 	    array_offset; // in the batch structure, of a 16-bit offset of its array; 0xffff: pointers_offset
 	uint16_t
-	    next_number; // offset in the buffer of the number of the packet's next one; TAKE_OVER: pointer to pointer
+	    next_number; // offset in the buffer of the number of the packet's next one; DEQUEUE: pointer to pointer
 	uint16_t next_flags; // ... which is there when a bit of this 32-bit word is set
 	uint8_t next_bit;
 	// 0: pointers. Else `holders` is the offset of the number, 32 bits, of the interface that received the packet, and
@@ -392,7 +393,7 @@ struct nfp_thread {
 	uint64_t batch_earliest;
 	uint64_t handed_ticks; // exit of the last transmit or drop call
 	uint32_t counted; // number of counters that are read with each record
-	uint32_t handing; // low rsp of the transmit or drop call that late capture looks at; 0: none
+	uint32_t handing; // low sp of the transmit or drop call that late capture looks at; 0: none
 	// What few batches need.
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
 	uint64_t lost_pending[NFP_LOST_CLASSES]; // lost since the last LOST record

@@ -24,10 +24,10 @@ void nfp_hold_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, con
 		return;
 	struct nfp_open *open = &stream->tree.items[stream->hold.described];
 	if (nfp_record_kind(record) == NFP_PACKET_ID) {
-		open->value = record->word;
+		open->value = record->value;
 		open->flags |= NFP_OPEN_VALUE;
 	} else if (nfp_record_kind(record) == NFP_PACKET_TOPIC) {
-		nfp_message_begin_text(stream, record->rsp);
+		nfp_message_begin_text(stream, record->sp);
 	} else if (nfp_record_kind(record) == NFP_PACKET_TEXT) {
 		nfp_message_text(pipeline, stream, open->value, record);
 	}
@@ -41,7 +41,7 @@ static uint64_t find_text(struct nfp_stream *stream, const struct nfp_open *open
 	for (uint32_t i = stream->tree.count; i-- > 0;) {
 		const struct nfp_open *outer = &stream->tree.items[i];
 		if (outer->role == NFP_ROLE_COMMAND && outer->flags & NFP_OPEN_VALUE &&
-		    outer->rsp - open->rsp - 1 < COMMAND_REACH_BYTES && !(outer->flags & NFP_OPEN_DOUBTFUL))
+		    outer->sp - open->sp - 1 < COMMAND_REACH_BYTES && !(outer->flags & NFP_OPEN_DOUBTFUL))
 			return outer->value;
 	}
 	return own;

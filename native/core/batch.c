@@ -181,18 +181,18 @@ static void close_log(struct nfp_stream *stream)
 		stream->batch->batch.end_ticks = end;
 }
 
-// Gives the calls that are open around `rsp` rows in the stream's log. Returns the innermost one's.
-static uint32_t open_log(struct nfp_stream *stream, uint64_t ticks, uint32_t rsp)
+// Gives the calls that are open around `sp` rows in the stream's log. Returns the innermost one's.
+static uint32_t open_log(struct nfp_stream *stream, uint64_t ticks, uint32_t sp)
 {
 	struct nfp_open *items = stream->tree.items;
 	uint32_t chain[NFP_CLIPPED_MAX], count = 0, parent = NFP_NONE, i = stream->tree.count;
 	while (i-- > 0 && count < NFP_CLIPPED_MAX) {
-		if (items[i].flags & NFP_OPEN_DOUBTFUL || !nfp_rsp_encloses(items[i].rsp, rsp))
+		if (items[i].flags & NFP_OPEN_DOUBTFUL || !nfp_sp_encloses(items[i].sp, sp))
 			continue;
 		if (count >= CLIPPED_FEW && !nfp_calltree_affords(&stream->tree, 1, CLIPPED_STEPS))
 			break;
 		chain[count++] = i;
-		rsp = items[i].rsp;
+		sp = items[i].sp;
 	}
 	nfp_calltree_spend(&stream->tree, stream->tree.count - (i + 1));
 	while (count-- > 0) {
@@ -287,7 +287,7 @@ static void count_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stre
 	if (!has_all || stream->poll.lossy)
 		stream->readings.pairs = 0;
 	nfp_counted_receive(&pipeline->counted, &stream->poll.readings, &stream->readings, stream->log,
-	                    receive, stream->poll.rsp);
+	                    receive, stream->poll.sp);
 }
 
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
@@ -304,11 +304,11 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
 	if (stream->poll.arrival_ticks <= scratch.batch.start_ticks) // else it is not believed
 		scratch.batch.arrival_ticks = stream->poll.arrival_ticks;
-	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.rsp, 1);
+	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.sp, 1);
 	take_moved(pipeline, stream, &scratch.batch.start_ticks);
 	int has_all = scratch.batch.start_ticks > stream->gone_ticks;
 	leave_log(pipeline, stream);
-	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_TAKE_OVER;
+	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_DEQUEUE;
 	scratch.batch.flags |= takes_over ? NFP_BATCH_TAKEN_OVER : 0;
 	struct nfp_pending *pending = size ? pending_create(pipeline) : NULL;
 	if (pending) {
@@ -334,7 +334,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		pending->received_total = stream->received_total;
 		pending->turn = stream->turn;
 	}
-	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.rsp);
+	uint32_t parent = open_log(stream, scratch.batch.start_ticks, stream->poll.sp);
 	uint32_t receive = stream->log->count;
 	append_receive(stream, parent, &scratch, end_ticks, size | (uint64_t)requested << 32);
 	receive = receive < stream->log->count ? receive : NFP_NONE;
@@ -400,7 +400,7 @@ static void place_rows(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 }
 
 struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                                           const struct nfp_batch *batch, uint32_t first, uint32_t rsp)
+                                           const struct nfp_batch *batch, uint32_t first, uint32_t sp)
 {
 	take_rows(pipeline, stream, first);
 	leave_log(pipeline, stream);
@@ -414,11 +414,11 @@ struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct
 		pipeline->counts.batches++;
 		pipeline->counts.received += batch->size;
 	}
-	place_rows(pipeline, stream, open_log(stream, batch->start_ticks, rsp));
+	place_rows(pipeline, stream, open_log(stream, batch->start_ticks, sp));
 	return pending;
 }
 
-void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp)
+void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t sp)
 {
 	if (stream->log == &stream->outside)
 		return;
@@ -426,12 +426,12 @@ void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	close_log(stream);
 	pipeline->pending_calls += stream->log->count;
 	stream->log = &stream->outside;
-	open_log(stream, stream->last_ticks, rsp);
+	open_log(stream, stream->last_ticks, sp);
 }
 
-void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp)
+void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t sp)
 {
-	nfp_batch_close(pipeline, stream, rsp);
+	nfp_batch_close(pipeline, stream, sp);
 	if (stream->batch)
 		append_ended(pipeline, stream);
 }
@@ -441,12 +441,12 @@ void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uin
 // ends.
 
 // A call inside another one of the same function ends no turn.
-static int is_nested(struct nfp_calltree *tree, uint32_t rsp)
+static int is_nested(struct nfp_calltree *tree, uint32_t sp)
 {
 	nfp_calltree_spend(tree, tree->count);
 	for (uint32_t i = 0; i < tree->count; i++)
-		if (tree->items[i].role == NFP_ROLE_TURN && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
-		    nfp_rsp_encloses(tree->items[i].rsp, rsp))
+		if (tree->items[i].role == NFP_ROLE_LOOP_ITERATION &&
+		    !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) && nfp_sp_encloses(tree->items[i].sp, sp))
 			return 1;
 	return 0;
 }
@@ -471,21 +471,21 @@ static uint64_t turn_digest(uint64_t ticks, uint32_t thread)
 	return x ^ x >> 31;
 }
 
-void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
-                    uint32_t function, uint32_t rsp)
+void nfp_loop_iteration_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
+                              uint32_t function, uint32_t sp)
 {
-	if (is_nested(&stream->tree, rsp))
+	if (is_nested(&stream->tree, sp))
 		return;
-	nfp_calltree_displace(&stream->tree, stream->log, rsp, 1);
+	nfp_calltree_displace(&stream->tree, stream->log, sp, 1);
 	struct nfp_pending *before = stream->batch;
 	struct nfp_batch batch = {
 	    .start_ticks = ticks, .thread = stream->thread, .function = function, .size = 1};
-	struct nfp_pending *pending = nfp_batch_begin_inside(pipeline, stream, &batch, NFP_NONE, rsp);
-	if (before && before->kind == NFP_PENDING_TURN && before->packets.count)
+	struct nfp_pending *pending = nfp_batch_begin_inside(pipeline, stream, &batch, NFP_NONE, sp);
+	if (before && before->kind == NFP_PENDING_LOOP_ITERATION && before->packets.count)
 		end_turn(pipeline, before, ticks);
 	if (!pending)
 		return;
-	pending->kind = NFP_PENDING_TURN;
+	pending->kind = NFP_PENDING_LOOP_ITERATION;
 	if (!NFP_ARRAY_RESERVE(&pending->packets, 1))
 		return;
 	pending->packets.items[0] = (struct nfp_packet){

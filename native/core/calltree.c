@@ -91,14 +91,14 @@ static uint32_t bound_doubtful(struct nfp_calltree *tree, uint32_t first)
 	return first;
 }
 
-// A call begins (entry: 1) or has ended (0) at `rsp`: no frame can be left below it on the same stack.
-void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint32_t rsp, int entry)
+// A call begins (entry: 1) or has ended (0) at `sp`: no frame can be left below it on the same stack.
+void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint32_t sp, int entry)
 {
 	if (tree->credit < 0)
 		nfp_calltree_pay(tree, log);
 	uint32_t i = tree->count, gone = tree->count;
 	while (i-- > 0) {
-		int32_t distance = (int32_t)(tree->items[i].rsp - rsp);
+		int32_t distance = (int32_t)(tree->items[i].sp - sp);
 		if (distance == 0 && entry) {
 			mark_gone(tree, i);
 			gone = i;
@@ -113,22 +113,22 @@ void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint3
 		sweep(tree, log, gone);
 }
 
-// The innermost open call on the same stack above rsp, or NFP_NONE.
-uint32_t nfp_calltree_parent(struct nfp_calltree *tree, uint32_t rsp)
+// The innermost open call on the same stack above sp, or NFP_NONE.
+uint32_t nfp_calltree_parent(struct nfp_calltree *tree, uint32_t sp)
 {
 	uint32_t i = tree->count;
 	while (i-- > 0)
-		if (!doubtful(&tree->items[i]) && nfp_rsp_encloses(tree->items[i].rsp, rsp))
+		if (!doubtful(&tree->items[i]) && nfp_sp_encloses(tree->items[i].sp, sp))
 			break;
 	nfp_calltree_spend(tree, tree->count - (i + 1));
 	return i; // NFP_NONE when there is none
 }
 
-uint32_t nfp_calltree_search(struct nfp_calltree *tree, uint32_t function, uint32_t rsp)
+uint32_t nfp_calltree_search(struct nfp_calltree *tree, uint32_t function, uint32_t sp)
 {
 	uint32_t i = tree->count;
 	while (i-- > 0)
-		if (tree->items[i].rsp == rsp && tree->items[i].function == function)
+		if (tree->items[i].sp == sp && tree->items[i].function == function)
 			break;
 	nfp_calltree_spend(tree, tree->count - (i + 1));
 	return i; // NFP_NONE when there is none
@@ -151,14 +151,14 @@ int nfp_calltree_make_room(struct nfp_calltree *tree, struct nfp_log *log)
 // outlasts it is handed to its parent by nfp_parent_climb.
 void nfp_calltree_pull(struct nfp_calltree *tree, struct nfp_log *log, uint32_t index)
 {
-	uint32_t rsp = tree->items[index].rsp, behind = tree->count - index - 1;
+	uint32_t sp = tree->items[index].sp, behind = tree->count - index - 1;
 	log->irregular = 1;
 	tree->doubtful -= doubtful(&tree->items[index]) != 0;
 	tree->enclosing -= index < tree->enclosing;
 	nfp_calltree_spend(tree, behind);
 	memmove(&tree->items[index], &tree->items[index + 1], behind * sizeof(*tree->items));
 	tree->count--;
-	nfp_calltree_displace(tree, log, rsp, 0);
+	nfp_calltree_displace(tree, log, sp, 0);
 }
 
 void nfp_calltree_clear(struct nfp_calltree *tree, struct nfp_log *log)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call tree of one thread: pairs entries with exits by function and rsp, and keeps one row per call in
+// The call tree of one thread: pairs entries with exits by function and sp, and keeps one row per call in
 // a log, in the order of the entries, so that parents stand before their children. Pure: no I/O,
 // no clock; any sequence of entries and exits is legal.
 //
 // Stacks grow down. An open call that lies at or below a call that begins, or below one that ends, on the
 // same stack was left without its exit (longjmp, exception, lost record), or it belongs to a coroutine
 // whose stack lies near. Which of the two it is shows later: a call that cannot be told is *doubtful*; its
-// own exit makes it a call again, an entry at its very rsp proves that its frame is gone.
+// own exit makes it a call again, an entry at its very sp proves that its frame is gone.
 //
 // A program's next record mostly belongs to the innermost call. Looking through all that are open is paid from a credit
 // that each record adds to; a stream that overdraws it loses its outermost calls, counted, so that work is bounded
@@ -44,7 +44,7 @@ enum nfp_open_flags {
 struct nfp_open {
 	uint64_t value;
 	uint64_t start_ticks;
-	uint32_t rsp;
+	uint32_t sp;
 	uint32_t function;
 	uint32_t row; // in the log, or NFP_NONE: the call is paired but not reported
 	uint32_t handed; // transmit and drop: first of its packets in the thread's handed list
@@ -74,10 +74,10 @@ struct nfp_calltree {
 };
 
 // Slow parts, see calltree.c.
-void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint32_t rsp, int entry);
-uint32_t nfp_calltree_search(struct nfp_calltree *tree, uint32_t function, uint32_t rsp);
+void nfp_calltree_displace(struct nfp_calltree *tree, struct nfp_log *log, uint32_t sp, int entry);
+uint32_t nfp_calltree_search(struct nfp_calltree *tree, uint32_t function, uint32_t sp);
 int nfp_calltree_make_room(struct nfp_calltree *tree, struct nfp_log *log);
-uint32_t nfp_calltree_parent(struct nfp_calltree *tree, uint32_t rsp);
+uint32_t nfp_calltree_parent(struct nfp_calltree *tree, uint32_t sp);
 // Gives up the calls with this role: they will not be paired (counted).
 void nfp_calltree_give_up(struct nfp_calltree *tree, struct nfp_log *log, uint16_t role);
 // Gives up outermost calls until the credit is not overdrawn. Indices of open calls change.
@@ -117,8 +117,8 @@ static inline int nfp_calltree_affords(struct nfp_calltree *tree, uint64_t count
 	return 1;
 }
 
-// 1: a call at rsp `outer` can enclose one at `inner`.
-static inline int nfp_rsp_encloses(uint32_t outer, uint32_t inner)
+// 1: a call at sp `outer` can enclose one at `inner`.
+static inline int nfp_sp_encloses(uint32_t outer, uint32_t inner)
 {
 	int32_t distance = (int32_t)(outer - inner);
 	return distance > 0 && distance < NFP_STACK_SPAN;
@@ -166,33 +166,33 @@ static inline uint32_t nfp_log_open(struct nfp_log *log, uint64_t ticks, uint32_
 
 // Begins a call. Returns it, or NULL when there is no memory (counted).
 static inline struct nfp_open *nfp_calltree_enter(struct nfp_calltree *tree, struct nfp_log *log,
-                                                  uint64_t ticks, uint32_t function, uint32_t rsp)
+                                                  uint64_t ticks, uint32_t function, uint32_t sp)
 {
 	uint32_t parent = tree->count - 1;
-	if (tree->doubtful || (tree->count && !nfp_rsp_encloses(tree->items[parent].rsp, rsp))) {
-		nfp_calltree_displace(tree, log, rsp, 1);
-		parent = nfp_calltree_parent(tree, rsp);
+	if (tree->doubtful || (tree->count && !nfp_sp_encloses(tree->items[parent].sp, sp))) {
+		nfp_calltree_displace(tree, log, sp, 1);
+		parent = nfp_calltree_parent(tree, sp);
 	}
 	if (tree->count == tree->capacity) {
 		if (!nfp_calltree_make_room(tree, log))
 			return NULL;
-		parent = nfp_calltree_parent(tree, rsp);
+		parent = nfp_calltree_parent(tree, sp);
 	}
 	uint32_t parent_row = parent == NFP_NONE ? NFP_NONE : tree->items[parent].row;
 	struct nfp_open *open = &tree->items[tree->count++];
-	*open = (struct nfp_open){.start_ticks = ticks, .rsp = rsp, .function = function};
+	*open = (struct nfp_open){.start_ticks = ticks, .sp = sp, .function = function};
 	open->row = nfp_log_open(log, ticks, function, parent_row);
 	return open;
 }
 
 // Finds the open call that an exit or a value belongs to; NFP_NONE when there is none.
-static inline uint32_t nfp_calltree_find(struct nfp_calltree *tree, uint32_t function, uint32_t rsp)
+static inline uint32_t nfp_calltree_find(struct nfp_calltree *tree, uint32_t function, uint32_t sp)
 {
 	uint32_t top = tree->count - 1;
-	if (tree->count && tree->items[top].rsp == rsp && tree->items[top].function == function &&
+	if (tree->count && tree->items[top].sp == sp && tree->items[top].function == function &&
 	    !(tree->items[top].flags & NFP_OPEN_DOUBTFUL))
 		return top;
-	return nfp_calltree_search(tree, function, rsp);
+	return nfp_calltree_search(tree, function, sp);
 }
 
 // The probes of a call and of all calls in it lengthen the call around it.

@@ -23,14 +23,14 @@ void nfp_readings_take(struct nfp_readings *readings, const struct nfp_record *r
 	uint32_t pair = nfp_record_kind(record) - NFP_COUNTERS;
 	uint32_t change = nfp_record_function(record) >> NFP_COUNTERS_CHANGE_SHIFT;
 	if (pair == 0)
-		*readings = (struct nfp_readings){.rsp = record->rsp, .change = change};
-	if (pair != readings->pairs || record->rsp != readings->rsp || change != readings->change) {
+		*readings = (struct nfp_readings){.sp = record->sp, .change = change};
+	if (pair != readings->pairs || record->sp != readings->sp || change != readings->change) {
 		readings->pairs =
 		    0; // the first ones are missing, or belong to another record or other counters
 		return;
 	}
-	readings->low[2 * pair] = (uint32_t)record->word;
-	readings->low[2 * pair + 1] = (uint32_t)(record->word >> 32);
+	readings->low[2 * pair] = (uint32_t)record->value;
+	readings->low[2 * pair + 1] = (uint32_t)(record->value >> 32);
 	readings->check[pair] = record->tag & NFP_FUNCTION_MASK;
 	readings->pairs = pair + 1;
 }
@@ -83,9 +83,9 @@ static struct nfp_counted *give_place(struct nfp_counted_calls *calls)
 }
 
 void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
-                       uint32_t row, uint32_t rsp)
+                       uint32_t row, uint32_t sp)
 {
-	int usable = row != NFP_NONE && readings->rsp == rsp && are_present(calls, readings);
+	int usable = row != NFP_NONE && readings->sp == sp && are_present(calls, readings);
 	struct nfp_counted *counted = usable ? give_place(calls) : NULL;
 	if (counted) {
 		*counted = (struct nfp_counted){.entry = *readings, .number = calls->last, .set = calls->set};
@@ -140,14 +140,14 @@ static void contain(struct nfp_counted *outer, const struct nfp_counter_cost *co
 }
 
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
-                       uint32_t row, uint32_t rsp)
+                       uint32_t row, uint32_t sp)
 {
 	const struct nfp_call *call = &log->items[row];
 	struct nfp_counted *counted = find(calls, call->thread), *outer = around(calls, log, row);
 	const struct nfp_counter_cost *cost = cost_of(calls, call->function);
 	uint32_t difference[NFP_COUNTED_COUNTERS] = {0};
 	int valid =
-	    counted && readings->rsp == rsp && are_present(calls, readings) && counted->set == calls->set &&
+	    counted && readings->sp == sp && are_present(calls, readings) && counted->set == calls->set &&
 	    nfp_readings_judge(&counted->entry, readings, call->end_ticks - call->start_ticks, difference);
 	readings->pairs = 0;
 	if (valid)
@@ -173,9 +173,9 @@ void nfp_counted_spoil(struct nfp_counted_calls *calls, const struct nfp_calltre
 
 // What ended inside it before it was known was charged to the call around it, which the batch has cut.
 void nfp_counted_receive(struct nfp_counted_calls *calls, struct nfp_readings *entry,
-                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t rsp)
+                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t sp)
 {
-	nfp_counted_enter(calls, entry, log, row, rsp);
+	nfp_counted_enter(calls, entry, log, row, sp);
 	struct nfp_counted *counted = find(calls, log->items[row].thread);
 	for (uint32_t i = row + 1; counted && i < log->count; i++) {
 		const struct nfp_call *call = &log->items[i];
@@ -188,7 +188,7 @@ void nfp_counted_receive(struct nfp_counted_calls *calls, struct nfp_readings *e
 		else
 			contain(counted, cost_of(calls, call->function), find(calls, call->thread));
 	}
-	nfp_counted_leave(calls, exit, log, row, rsp);
+	nfp_counted_leave(calls, exit, log, row, sp);
 }
 
 void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call *row, uint32_t index)

@@ -27,7 +27,7 @@ struct nfp_readings {
 	uint32_t low[6]; // low halves
 	uint32_t check[3]; // sum of the locks of each pair; its lowest bit: not counting
 	uint32_t pairs;
-	uint32_t rsp; // of the entry or exit that they belong to
+	uint32_t sp; // of the entry or exit that they belong to
 	uint32_t change; // which counters they are, of the last NFP_COUNTERS_CHANGES
 };
 
@@ -69,18 +69,18 @@ struct nfp_counted_calls {
 
 // A record of kind NFP_COUNTERS and after.
 void nfp_readings_take(struct nfp_readings *readings, const struct nfp_record *record);
-// The call in `row` of the log begins at `rsp`.
+// The call in `row` of the log begins at `sp`.
 void nfp_counted_enter(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
-                       uint32_t row, uint32_t rsp);
+                       uint32_t row, uint32_t sp);
 // It has ended.
 void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *readings, struct nfp_log *log,
-                       uint32_t row, uint32_t rsp);
+                       uint32_t row, uint32_t sp);
 // The open calls have no counts: what a probe inside them counted was lost.
 void nfp_counted_spoil(struct nfp_counted_calls *calls, const struct nfp_calltree *tree,
                        const struct nfp_log *log);
 // A receive call is in `row`; the calls inside it follow there, and have ended. With its readings at both ends.
 void nfp_counted_receive(struct nfp_counted_calls *calls, struct nfp_readings *entry,
-                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t rsp);
+                         struct nfp_readings *exit, struct nfp_log *log, uint32_t row, uint32_t sp);
 // It is a mark: only its entry was measured, and it has no counts.
 void nfp_counted_mark(struct nfp_counted_calls *calls, struct nfp_log *log, uint32_t row);
 // It becomes call `index` of the columns.

@@ -13,7 +13,7 @@ static const struct nfp_record *slot_at(const uint8_t *ring, uint64_t ring_bytes
 }
 
 // Pairs with the store of the tag, the last one of a probe (template_macros.inc, nfp_put of the probe library): whoever
-// sees the tag sees word and rsp. `low` is that of the slot's address where it was written.
+// sees the tag sees word and sp. `low` is that of the slot's address where it was written.
 static int slot_committed(const struct nfp_record *slot, uint32_t low, uint32_t *tag)
 {
 	*tag = __atomic_load_n(&slot->tag, __ATOMIC_ACQUIRE) - low;
@@ -30,8 +30,8 @@ static uint64_t copy_piece(const struct nfp_record *slot, uint32_t low, struct n
 		if (!slot_committed(slot + read, low, &tag))
 			break;
 		__builtin_prefetch(slot + read + 32);
-		records[copied].word = slot[read].word;
-		records[copied].rsp = slot[read].rsp;
+		records[copied].value = slot[read].value;
+		records[copied].sp = slot[read].sp;
 		records[copied].tag = tag;
 		copied += tag >> NFP_KIND_SHIFT != NFP_FILL;
 	}

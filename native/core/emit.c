@@ -152,7 +152,7 @@ void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pendin
 
 static void release(struct nfp_pipeline *pipeline, struct nfp_pending *pending)
 {
-	for (uint32_t i = 0; pending->kind == NFP_PENDING_AROUND && i < pending->packets.count; i++)
+	for (uint32_t i = 0; pending->kind == NFP_PENDING_MESSAGE_SCOPE && i < pending->packets.count; i++)
 		nfp_message_late(pipeline, pending, i);
 	for (uint32_t i = 0; pending->undone && i < pending->packets.count; i++)
 		if (nfp_packet_is_here(&pending->packets.items[i]))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handovers: a packet that one batch has received goes on in another one, mostly of another thread. A call of role
-// TAKE_OVER begins a batch that has no packets of its own; each buffer that it takes holds it until the packet is
+// DEQUEUE begins a batch that has no packets of its own; each buffer that it takes holds it until the packet is
 // delivered. A packet's row is delivered when all the batches that it was in have ended, and together with them: a
 // batch that an earlier take has given is given once more, apart. See stream.h.
 #include "stream.h"
@@ -73,10 +73,10 @@ int nfp_handover_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	    !(pending->batch.flags & NFP_BATCH_TAKEN_OVER) || pending->taken >= pending->batch.size)
 		return 0;
 	struct nfp_event event = {.ticks = pending->receive_ticks,
-	                          .buffer = record->word,
+	                          .buffer = record->value,
 	                          .slot = pending->slot,
-	                          .index = record->rsp >> 16,
-	                          .kind = NFP_EVENT_TAKE_OVER};
+	                          .index = record->sp >> 16,
+	                          .kind = NFP_EVENT_DEQUEUE};
 	if (!nfp_event_append(pipeline, stream, event))
 		return 0;
 	pending->taken++;

@@ -282,7 +282,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 	mend_at_last(&patch);
 	restore_islands(&patch);
 	nfp_haste_end(&before);
-	live->threads = patch.watch.thread_set.count;
+	live->threads = patch.watch.threads.count;
 	live->traps = patch.watch.traps;
 	live->moved = patch.watch.moved;
 	live->children = patch.watch.children;

@@ -226,7 +226,7 @@ static void match_event(struct nfp_pipeline *pipeline, const struct nfp_event *e
 		absorb(pipeline, event);
 		return;
 	}
-	int takes_over = event->kind == NFP_EVENT_TAKE_OVER;
+	int takes_over = event->kind == NFP_EVENT_DEQUEUE;
 	int stays = takes_over || event->kind == NFP_EVENT_REFUSED;
 	int is_chosen = event->kind == NFP_EVENT_CHOSEN;
 	if (event->kind == NFP_EVENT_SEND ? match_send(pipeline, event)

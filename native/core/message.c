@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of a broker. A call with role AROUND reads one network packet; when a message is described inside it,
+// Messages of a broker. A call with role MESSAGE_SCOPE reads one network packet; when a message is described inside it,
 // that call becomes a batch, from its own entry to its exit, and the message is received. A message may be sent
 // to several receivers, by calls of role SEND; it is the address of its topic that tells which. A message that is
-// described outside of AROUND was made by the program itself: its sendings are not those of a received one.
+// described outside of MESSAGE_SCOPE was made by the program itself: its sendings are not those of a received one.
 // See stream.h.
 #include "stream.h"
 #include "abi/record.h"
@@ -27,13 +27,14 @@ static uint32_t find_open(struct nfp_calltree *tree, uint32_t function)
 	return i; // NFP_NONE when there is none
 }
 
-// The outermost call of role AROUND that encloses the open call `index`, or NFP_NONE.
+// The outermost call of role MESSAGE_SCOPE that encloses the open call `index`, or NFP_NONE.
 static uint32_t find_around(struct nfp_calltree *tree, uint32_t index)
 {
 	nfp_calltree_spend(tree, index);
 	for (uint32_t i = 0; i < index; i++)
-		if (tree->items[i].role == NFP_ROLE_AROUND && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
-		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
+		if (tree->items[i].role == NFP_ROLE_MESSAGE_SCOPE &&
+		    !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
+		    nfp_sp_encloses(tree->items[i].sp, tree->items[index].sp))
 			return i;
 	return NFP_NONE;
 }
@@ -51,7 +52,7 @@ static struct nfp_pending *batch_of(struct nfp_pipeline *pipeline, struct nfp_st
 {
 	const struct nfp_open *call = &stream->tree.items[around];
 	struct nfp_pending *pending = stream->batch;
-	if (pending && pending->kind == NFP_PENDING_AROUND && stream->tree.enclosing == around + 1 &&
+	if (pending && pending->kind == NFP_PENDING_MESSAGE_SCOPE && stream->tree.enclosing == around + 1 &&
 	    pending->batch.start_ticks <= call->start_ticks) {
 		pending->batch.size++;
 		pipeline->counts.received++;
@@ -61,10 +62,10 @@ static struct nfp_pending *batch_of(struct nfp_pipeline *pipeline, struct nfp_st
 	                          .thread = stream->thread,
 	                          .function = call->function,
 	                          .size = 1};
-	pending = nfp_batch_begin_inside(pipeline, stream, &batch, call->row, call->rsp);
+	pending = nfp_batch_begin_inside(pipeline, stream, &batch, call->row, call->sp);
 	if (!pending)
 		return NULL;
-	pending->kind = NFP_PENDING_AROUND;
+	pending->kind = NFP_PENDING_MESSAGE_SCOPE;
 	stream->tree.enclosing = around + 1;
 	return pending;
 }
@@ -79,7 +80,7 @@ void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		pipeline->counts.stray_packets++;
 		return;
 	}
-	uint64_t ticks = tree->items[index].start_ticks, buffer = buffer_of(record->word);
+	uint64_t ticks = tree->items[index].start_ticks, buffer = buffer_of(record->value);
 	uint32_t around = find_around(tree, index);
 	if (around == NFP_NONE) {
 		struct nfp_event event = {.ticks = ticks, .buffer = buffer, .kind = NFP_EVENT_MADE};
@@ -117,7 +118,7 @@ uint32_t nfp_message_begin_text(struct nfp_stream *stream, uint32_t bytes)
 
 static void put_topic(struct nfp_stream *stream, struct nfp_packet *packet, const struct nfp_record *record)
 {
-	struct nfp_message message = {.topic_bytes = nfp_message_begin_text(stream, record->rsp)};
+	struct nfp_message message = {.topic_bytes = nfp_message_begin_text(stream, record->sp)};
 	memcpy(packet->source, &message, sizeof(message));
 	put_body(packet, stream->facts.length);
 	packet->ip_id = (uint16_t)stream->facts.number;
@@ -131,8 +132,8 @@ void nfp_message_text(struct nfp_pipeline *pipeline, struct nfp_stream *stream, 
 	uint8_t piece[NFP_TEXT_BYTES];
 	uint32_t rest = topic->expected - topic->bytes;
 	uint32_t bytes = rest < NFP_TEXT_BYTES ? rest : NFP_TEXT_BYTES;
-	memcpy(piece, &record->word, 8);
-	memcpy(piece + 8, &record->rsp, 4);
+	memcpy(piece, &record->value, 8);
+	memcpy(piece + 8, &record->sp, 4);
 	memcpy(topic->text + topic->bytes, piece, bytes);
 	topic->bytes += bytes;
 	if (bytes && topic->bytes == topic->expected)
@@ -153,7 +154,7 @@ static void put_length(struct nfp_stream *stream, uint64_t length)
 {
 	struct nfp_pending *pending = stream->batch;
 	stream->facts.length = length;
-	if (!pending || pending->kind != NFP_PENDING_AROUND || !pending->packets.count)
+	if (!pending || pending->kind != NFP_PENDING_MESSAGE_SCOPE || !pending->packets.count)
 		return;
 	struct nfp_packet *packet = &pending->packets.items[pending->packets.count - 1];
 	if (packet->ip_version == NFP_VERSION_MESSAGE && !packet->length)

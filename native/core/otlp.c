@@ -69,8 +69,7 @@ size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 	for (uint32_t i = 0; i < job->counter_set_count; i++)
 		counters = max_of(counters, job->counter_sets[i].count);
 	uint64_t scale = nfp_scale_is_on(job) ? NFP_SPAN_SCALE_BYTES : 0;
-	job->call_bytes_max =
-	    scale + NFP_SPAN_CALL_BYTES + call + thread + (uint64_t)counters * NFP_SPAN_COUNTER_BYTES;
+	job->call_bytes_max = scale + NFP_SPAN_CALL_BYTES + call + thread + counters * NFP_SPAN_COUNTER_BYTES;
 	job->fixed_bytes_max =
 	    3 * scale + NFP_SPAN_PACKET_BYTES + NFP_SPAN_QUEUE_BYTES + NFP_SPAN_BATCH_BYTES + root + thread;
 	return find_head_bytes(job) + job->fixed_bytes_max + job->call_bytes_max + find_end_bytes(job);

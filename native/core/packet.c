@@ -20,45 +20,45 @@ static void put_ports(struct nfp_packet *packet, uint32_t ports)
 
 static void put_arrival(struct nfp_packet *packet, const struct nfp_record *record)
 {
-	packet->arrival_ticks = record->word;
+	packet->arrival_ticks = record->value;
 	packet->flags |=
-	    record->rsp == NFP_ARRIVAL_TICKS ? NFP_PACKET_ARRIVAL_KNOWN : NFP_PACKET_ARRIVAL_UNIX_NS;
+	    record->sp == NFP_ARRIVAL_TICKS ? NFP_PACKET_ARRIVAL_KNOWN : NFP_PACKET_ARRIVAL_UNIX_NS;
 }
 
 void nfp_packet_put_fact(struct nfp_packet *packet, const struct nfp_record *record)
 {
 	switch (nfp_record_kind(record)) {
 	case NFP_PACKET_ID:
-		packet->digest = record->word;
-		packet->ip_id = (uint16_t)record->rsp;
-		packet->protocol = (uint8_t)(record->rsp >> 16);
-		packet->ip_version = record->rsp >> NFP_PACKET_VERSION_SHIFT & 15;
-		packet->flags |= (uint8_t)(record->rsp >> NFP_PACKET_MARKS_SHIFT << NFP_PACKET_MARKS_BIT);
+		packet->digest = record->value;
+		packet->ip_id = (uint16_t)record->sp;
+		packet->protocol = (uint8_t)(record->sp >> 16);
+		packet->ip_version = record->sp >> NFP_PACKET_VERSION_SHIFT & 15;
+		packet->flags |= (uint8_t)(record->sp >> NFP_PACKET_MARKS_SHIFT << NFP_PACKET_MARKS_BIT);
 		break;
 	case NFP_PACKET_NUMBERS:
-		packet->receive_interface = (uint32_t)record->word;
-		packet->done_number = (uint32_t)(record->word >> 32);
+		packet->receive_interface = (uint32_t)record->value;
+		packet->done_number = (uint32_t)(record->value >> 32);
 		break;
 	case NFP_PACKET_V4:
-		put_address(packet->source, record->word & UINT32_MAX, 4);
-		put_address(packet->destination, record->word >> 32, 4);
-		put_ports(packet, record->rsp);
+		put_address(packet->source, record->value & UINT32_MAX, 4);
+		put_address(packet->destination, record->value >> 32, 4);
+		put_ports(packet, record->sp);
 		break;
 	case NFP_PACKET_ARRIVAL:
 		put_arrival(packet, record);
 		break;
 	case NFP_PACKET_SRC6_HIGH:
-		put_address(packet->source, record->word, 8);
-		put_ports(packet, record->rsp);
+		put_address(packet->source, record->value, 8);
+		put_ports(packet, record->sp);
 		break;
 	case NFP_PACKET_SRC6_LOW:
-		put_address(packet->source + 8, record->word, 8);
+		put_address(packet->source + 8, record->value, 8);
 		break;
 	case NFP_PACKET_DST6_HIGH:
-		put_address(packet->destination, record->word, 8);
+		put_address(packet->destination, record->value, 8);
 		break;
 	case NFP_PACKET_DST6_LOW:
-		put_address(packet->destination + 8, record->word, 8);
+		put_address(packet->destination + 8, record->value, 8);
 		break;
 	}
 }
@@ -89,11 +89,11 @@ int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 		stream->describing =
 		    nfp_tail_sampled_begin(stream, record) ? NFP_DESCRIBING_CHOSEN : NFP_DESCRIBING_STRAY;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_ID)
-		stream->handed.items[stream->handed.count - 1].digest = record->word;
+		stream->handed.items[stream->handed.count - 1].digest = record->value;
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NUMBERS)
-		stream->handed.items[stream->handed.count - 1].number = (uint32_t)(record->word >> 32);
+		stream->handed.items[stream->handed.count - 1].number = (uint32_t)(record->value >> 32);
 	else if (stream->describing == NFP_DESCRIBING_HANDED && kind == NFP_PACKET_NEXT)
-		stream->handed.items[stream->handed.count - 1].next = record->word;
+		stream->handed.items[stream->handed.count - 1].next = record->value;
 	return 1;
 }
 
@@ -135,9 +135,9 @@ static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	if (!pending || pending->batch.function != nfp_record_function(record) ||
 	    pending->packets.count >= pending->batch.size)
 		return 0;
-	const struct nfp_packet packet = {.buffer = record->word,
-	                                  .length = (uint16_t)record->rsp,
-	                                  .index = record->rsp >> 16,
+	const struct nfp_packet packet = {.buffer = record->value,
+	                                  .length = (uint16_t)record->sp,
+	                                  .index = record->sp >> 16,
 	                                  .receive_ticks = pending->receive_ticks,
 	                                  .done_function = NFP_NONE};
 	return nfp_packet_receive(pipeline, stream, pending, &packet);
@@ -149,9 +149,9 @@ static int handed(struct nfp_stream *stream, const struct nfp_record *record)
 	if (!i || stream->handed.count >= NFP_HANDED_MAX ||
 	    !NFP_ARRAY_RESERVE(&stream->handed, stream->handed.count + 1))
 		return 0;
-	stream->handed.items[stream->handed.count++] = (struct nfp_handed){.buffer = record->word,
-	                                                                   .position = record->rsp >> 16,
-	                                                                   .length = (uint16_t)record->rsp,
+	stream->handed.items[stream->handed.count++] = (struct nfp_handed){.buffer = record->value,
+	                                                                   .position = record->sp >> 16,
+	                                                                   .length = (uint16_t)record->sp,
 	                                                                   .chosen = NFP_NONE};
 	return 1;
 }
@@ -166,7 +166,7 @@ void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		nfp_message_begin(pipeline, stream, record);
 	else if (role == NFP_ROLE_COMMAND || role == NFP_ROLE_HOLD)
 		nfp_hold_begin_text(pipeline, stream, record);
-	else if (role == NFP_ROLE_TAKE_OVER && nfp_handover_begin(pipeline, stream, record))
+	else if (role == NFP_ROLE_DEQUEUE && nfp_handover_begin(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_NONE; // no facts follow
 	else if (role == NFP_ROLE_RECEIVE && received(pipeline, stream, record))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
@@ -183,7 +183,7 @@ static int inside_same_role(struct nfp_calltree *tree, uint32_t index)
 	for (uint32_t i = 0; i < index; i++)
 		if (tree->items[i].role == tree->items[index].role &&
 		    !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
-		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
+		    nfp_sp_encloses(tree->items[i].sp, tree->items[index].sp))
 			return 1;
 	return 0;
 }
@@ -194,7 +194,7 @@ static int inside_handing_on(struct nfp_calltree *tree, uint32_t index)
 	nfp_calltree_spend(tree, index);
 	for (uint32_t i = 0; i < index; i++)
 		if (nfp_role_hands_on(tree->items[i].role) && !(tree->items[i].flags & NFP_OPEN_DOUBTFUL) &&
-		    nfp_rsp_encloses(tree->items[i].rsp, tree->items[index].rsp))
+		    nfp_sp_encloses(tree->items[i].sp, tree->items[index].sp))
 			return 1;
 	return 0;
 }

@@ -171,7 +171,7 @@ static void end_batches(struct nfp_pipeline *pipeline)
 		if (stream->describing == NFP_DESCRIBING_RECEIVED)
 			stream->describing = NFP_DESCRIBING_STRAY;
 		const struct nfp_calltree *tree = &stream->tree;
-		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
+		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].sp - 1 : 0);
 	}
 }
 
@@ -277,10 +277,10 @@ void nfp_pipeline_count(const struct nfp_pipeline *pipeline, struct nfp_pipeline
 static uint64_t ticks_of(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                          const struct nfp_record *record)
 {
-	if (record->word > stream->last_ticks)
-		stream->last_ticks = record->word;
-	else if (UNLIKELY(stream->last_ticks - record->word > NFP_STEP_TICKS))
-		stream_step_back(pipeline, stream, record->word);
+	if (record->value > stream->last_ticks)
+		stream->last_ticks = record->value;
+	else if (UNLIKELY(stream->last_ticks - record->value > NFP_STEP_TICKS))
+		stream_step_back(pipeline, stream, record->value);
 	return stream->last_ticks;
 }
 
@@ -293,19 +293,20 @@ static void read_entry(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		if (UNLIKELY(stream->log->count >= stream->outside_limit))
 			nfp_outside_deliver(pipeline, stream, 1);
 	} else if (UNLIKELY(stream->log->count >= NFP_BATCH_CALLS_MAX)) {
-		nfp_batch_close(pipeline, stream, record->rsp);
+		nfp_batch_close(pipeline, stream, record->sp);
 	}
 	if (UNLIKELY(role && stream->tree.credit < 0))
 		nfp_calltree_pay(&stream->tree, stream->log);
-	if (UNLIKELY(role == NFP_ROLE_TURN))
-		nfp_turn_begin(pipeline, stream, ticks, function, record->rsp);
-	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->rsp);
+	if (UNLIKELY(role == NFP_ROLE_LOOP_ITERATION))
+		nfp_loop_iteration_begin(pipeline, stream, ticks, function, record->sp);
+	struct nfp_open *open = nfp_calltree_enter(&stream->tree, stream->log, ticks, function, record->sp);
 	if (UNLIKELY(stream->readings.pairs) && open)
-		nfp_counted_enter(&pipeline->counted, &stream->readings, stream->log, open->row, record->rsp);
+		nfp_counted_enter(&pipeline->counted, &stream->readings, stream->log, open->row, record->sp);
 	if (!role || !open)
 		return;
 	open->role = (uint16_t)role;
-	if (role == NFP_ROLE_AROUND && !(stream->batch && stream->batch->kind == NFP_PENDING_AROUND))
+	if (role == NFP_ROLE_MESSAGE_SCOPE &&
+	    !(stream->batch && stream->batch->kind == NFP_PENDING_MESSAGE_SCOPE))
 		stream->facts.length = stream->facts.number = 0;
 	if (open->row != NFP_NONE)
 		stream->log->items[open->row].flags = nfp_role_flag(role);
@@ -319,11 +320,11 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 {
 	struct nfp_calltree *tree = &stream->tree;
 	uint64_t ticks = ticks_of(pipeline, stream, record);
-	uint32_t index = nfp_calltree_find(tree, nfp_record_function(record), record->rsp);
+	uint32_t index = nfp_calltree_find(tree, nfp_record_function(record), record->sp);
 	if (UNLIKELY(index == NFP_NONE)) {
 		uint32_t role = pipeline->roles.items[nfp_record_function(record)];
 		tree->unpaired_exits += !nfp_detail_is_ungated(pipeline, stream, role);
-		nfp_calltree_displace(tree, stream->log, record->rsp, 0);
+		nfp_calltree_displace(tree, stream->log, record->sp, 0);
 		return;
 	}
 	if (UNLIKELY(tree->items[index].role == NFP_ROLE_SEND))
@@ -336,20 +337,21 @@ static void read_exit(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	uint32_t row = tree->items[index].row;
 	nfp_calltree_leave(tree, stream->log, index, ticks, flags);
 	if (UNLIKELY(pipeline->counted.items) && row != NFP_NONE)
-		nfp_counted_leave(&pipeline->counted, &stream->readings, stream->log, row, record->rsp);
-	if (UNLIKELY(nfp_share_is_of(stream, nfp_record_function(record), record->rsp)))
+		nfp_counted_leave(&pipeline->counted, &stream->readings, stream->log, row, record->sp);
+	if (UNLIKELY(nfp_share_is_of(stream, nfp_record_function(record), record->sp)))
 		nfp_share_end(pipeline, stream, row);
 	// A call around the batch has returned and its packets are gone: what follows is another matter.
 	if (UNLIKELY(enclosing) && stream->batch &&
-	    (stream->batch->kind == NFP_PENDING_AROUND || stream->batch->handed >= stream->batch->batch.size))
-		nfp_batch_end(pipeline, stream, record->rsp);
+	    (stream->batch->kind == NFP_PENDING_MESSAGE_SCOPE ||
+	     stream->batch->handed >= stream->batch->batch.size))
+		nfp_batch_end(pipeline, stream, record->sp);
 }
 
 static void read_mark(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	read_entry(pipeline, stream, record);
-	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->rsp);
+	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->sp);
 	if (index == NFP_NONE)
 		return; // no memory: counted
 	uint32_t row = stream->tree.items[index].row;
@@ -364,7 +366,7 @@ static void read_mark(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                        const struct nfp_record *record)
 {
-	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->rsp);
+	uint32_t index = nfp_calltree_find(&stream->tree, nfp_record_function(record), record->sp);
 	if (index == NFP_NONE) {
 		pipeline->counts.invalid++;
 		return;
@@ -373,18 +375,18 @@ static void read_value(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 	// Readings before a snippet's value are no exit's; the value of these is written together with the exit.
 	if (!nfp_role_hands_on(role) || role == NFP_ROLE_SEND || role == NFP_ROLE_FREE)
 		stream->readings.pairs = 0;
-	if (!nfp_message_value(stream, stream->tree.items[index].role, record->word))
+	if (!nfp_message_value(stream, stream->tree.items[index].role, record->value))
 		return;
-	stream->tree.items[index].value = record->word;
+	stream->tree.items[index].value = record->value;
 	stream->tree.items[index].flags |= NFP_OPEN_VALUE;
 }
 
 static void read_poll_entry(struct nfp_stream *stream, const struct nfp_record *record)
 {
 	stream->tree.unpaired_entries += stream->poll.valid;
-	stream->poll.start_ticks = record->word;
+	stream->poll.start_ticks = record->value;
 	stream->poll.function = nfp_record_function(record);
-	stream->poll.rsp = record->rsp;
+	stream->poll.sp = record->sp;
 	stream->poll.valid = 1;
 	stream->poll.earliest_ticks = stream->poll.arrival_ticks = stream->poll.queue = 0;
 	stream->poll.readings.pairs = 0;
@@ -397,14 +399,14 @@ static void read_poll_queue(struct nfp_stream *stream, const struct nfp_record *
 {
 	if (!stream->poll.valid || stream->poll.function != nfp_record_function(record))
 		return; // its POLL_ENTRY was lost: so is the poll
-	stream->poll.earliest_ticks = record->word;
-	stream->poll.queue = record->rsp;
+	stream->poll.earliest_ticks = record->value;
+	stream->poll.queue = record->sp;
 }
 
 static void read_batch_arrival(struct nfp_stream *stream, const struct nfp_record *record)
 {
 	if (stream->poll.valid && stream->poll.function == nfp_record_function(record))
-		stream->poll.arrival_ticks = record->word;
+		stream->poll.arrival_ticks = record->value;
 }
 
 static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
@@ -422,7 +424,7 @@ static void end_poll(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	if (stream->poll.queue & NFP_QUEUE_UNDETAILED)
 		nfp_detail_close(pipeline, stream);
-	nfp_batch_begin(pipeline, stream, ticks, record->rsp & 0xffff, record->rsp >> 16);
+	nfp_batch_begin(pipeline, stream, ticks, record->sp & 0xffff, record->sp >> 16);
 	stream->poll.lossy = 0;
 	if (UNLIKELY(stream->outside.count >= stream->outside_limit && stream->log == &stream->outside))
 		nfp_outside_deliver(pipeline, stream, 1); // polls that return nothing have rows there, too
@@ -440,28 +442,28 @@ static void read_lost(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record)
 {
 	struct nfp_calltree *tree = &stream->tree;
-	if (record->rsp == NFP_LOST_MISTIMED) {
-		stream_interrupt(pipeline, stream, record->word);
+	if (record->sp == NFP_LOST_MISTIMED) {
+		stream_interrupt(pipeline, stream, record->value);
 		return;
 	}
-	if (record->rsp >= NFP_LOST_CLASSES) {
+	if (record->sp >= NFP_LOST_CLASSES) {
 		pipeline->counts.invalid++;
 		return;
 	}
-	pipeline->counts.lost[record->rsp] += record->word;
+	pipeline->counts.lost[record->sp] += record->value;
 	pipeline->lossy = stream->poll.lossy = 1;
 	if (stream->batch)
 		stream->batch->batch.flags |= NFP_BATCH_LOSSY;
-	if (record->rsp == NFP_LOST_CALL) {
+	if (record->sp == NFP_LOST_CALL) {
 		// An exit and the next entry of the same function may be missing: nothing open can be trusted.
 		nfp_calltree_clear(tree, stream->log);
 		nfp_handed_cut(stream, 0);
 		stream->hold.level = 0;
-	} else if (record->rsp == NFP_LOST_POLL) {
+	} else if (record->sp == NFP_LOST_POLL) {
 		nfp_calltree_spend(tree, tree->count);
 		nfp_counted_spoil(&pipeline->counted, tree, stream->log);
 		// The calls that follow belong to a batch whose receive call is missing.
-		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].rsp - 1 : 0);
+		nfp_batch_end(pipeline, stream, tree->count ? tree->items[tree->count - 1].sp - 1 : 0);
 	}
 }
 

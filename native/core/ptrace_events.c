@@ -136,7 +136,7 @@ void nfp_let_child_go(struct nfp_watch *watch, struct nfp_seized *child)
 static void on_child(struct nfp_watch *watch, struct nfp_seized *child)
 {
 	watch->children++;
-	if (watch->mode != NFP_WATCH_RELEASE && nfp_shares_memory(watch->thread_set.pid, child->tid) != 0) {
+	if (watch->mode != NFP_WATCH_RELEASE && nfp_shares_memory(watch->threads.pid, child->tid) != 0) {
 		child->state = HELD_CHILD;
 		return;
 	}
@@ -146,10 +146,10 @@ static void on_child(struct nfp_watch *watch, struct nfp_seized *child)
 static struct nfp_seized *adopt(struct nfp_watch *watch, pid_t tid)
 {
 	char path[64];
-	struct nfp_seized *thread = nfp_thread_set_add(&watch->thread_set, tid);
+	struct nfp_seized *thread = nfp_thread_set_add(&watch->threads, tid);
 	if (!thread)
 		return NULL;
-	snprintf(path, sizeof(path), "/proc/%d/task/%d", watch->thread_set.pid, tid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d", watch->threads.pid, tid);
 	thread->foreign = access(path, F_OK) != 0;
 	thread->state = NEWBORN;
 	return thread;
@@ -161,8 +161,7 @@ static void on_birth(struct nfp_watch *watch, struct nfp_seized *parent)
 	unsigned long child = 0;
 	int known = ptrace(PTRACE_GETEVENTMSG, parent->tid, 0, &child) == 0;
 	settle(watch, parent, 0);
-	if (known && !nfp_thread_set_find(&watch->thread_set, (pid_t)child) &&
-	    nfp_is_traced_here((pid_t)child))
+	if (known && !nfp_thread_set_find(&watch->threads, (pid_t)child) && nfp_is_traced_here((pid_t)child))
 		adopt(watch, (pid_t)child);
 }
 
@@ -182,7 +181,7 @@ static void on_end(struct nfp_seized *thread)
 
 void nfp_react(struct nfp_watch *watch, pid_t tid, int status)
 {
-	struct nfp_seized *thread = nfp_thread_set_find(&watch->thread_set, tid);
+	struct nfp_seized *thread = nfp_thread_set_find(&watch->threads, tid);
 	if (!WIFSTOPPED(status)) {
 		if (thread)
 			thread->gone = 1;

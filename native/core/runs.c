@@ -72,7 +72,7 @@ static void check_run(struct nfp_runs *runs, const struct nfp_run *run, const ui
 		struct nfp_change *change = &runs->plan->changes[span->change];
 		const uint8_t *bytes = buffer + run->offset + (span->address - run->address);
 		if (!change->failed &&
-		    memcmp(bytes, is_after ? span->replacement : span->expected, span->bytes))
+		    memcmp(bytes, is_after ? span->replacement : span->expected, span->bytes) != 0)
 			change->failed = is_after ? NFP_CHANGE_UNREAD : NFP_CHANGE_UNEXPECTED;
 	}
 }

@@ -13,16 +13,16 @@ enum { ROW_STEPS = 2, BATCHES_BEHIND = 64 }; // later batches of a turn for whic
 void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record)
 {
 	struct nfp_shares *shares = &stream->shares;
-	if (shares->rsp != record->rsp || shares->function != nfp_record_function(record))
+	if (shares->sp != record->sp || shares->function != nfp_record_function(record))
 		shares->count = 0;
-	shares->rsp = record->rsp;
+	shares->sp = record->sp;
 	shares->function = nfp_record_function(record);
 	shares->seen = 1;
 	shares->found = 0;
 	if (shares->count == NFP_SHARES_MAX)
 		return;
 	shares->items[shares->count++] =
-	    (struct nfp_share){.ticks = record->word >> 16, .packets = record->word & 0xffff};
+	    (struct nfp_share){.ticks = record->value >> 16, .packets = record->value & 0xffff};
 }
 
 // Calls of a batch stand in the order of their start.
@@ -151,9 +151,9 @@ static int is_whole(struct nfp_stream *stream, uint32_t row)
 	return (innermost == NFP_NONE || innermost < row) && !stream->log->irregular;
 }
 
-int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp)
+int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t sp)
 {
-	return stream->shares.count && stream->shares.rsp == rsp && stream->shares.function == function;
+	return stream->shares.count && stream->shares.sp == sp && stream->shares.function == function;
 }
 
 void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row)
@@ -177,7 +177,7 @@ void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, c
                      enum nfp_disposition disposition, uint64_t packets)
 {
 	struct nfp_shares *shares = &stream->shares;
-	const uint32_t count = nfp_share_is_of(stream, open->function, open->rsp) ? shares->count : 0;
+	const uint32_t count = nfp_share_is_of(stream, open->function, open->sp) ? shares->count : 0;
 	uint64_t left = packets;
 	if (count)
 		find_batches(stream);

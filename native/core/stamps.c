@@ -10,7 +10,7 @@ static int is_older_fact(const struct nfp_record *record)
 {
 	uint32_t kind = nfp_record_kind(record);
 	return kind == NFP_POLL_QUEUE || kind == NFP_BATCH_ARRIVAL ||
-	       (kind == NFP_PACKET_ARRIVAL && record->rsp == NFP_ARRIVAL_TICKS);
+	       (kind == NFP_PACKET_ARRIVAL && record->sp == NFP_ARRIVAL_TICKS);
 }
 
 uint64_t nfp_stamps_bound(struct nfp_record *records, uint64_t count, uint64_t earliest_ticks,
@@ -19,14 +19,14 @@ uint64_t nfp_stamps_bound(struct nfp_record *records, uint64_t count, uint64_t e
 	uint64_t wrong = 0;
 	for (uint64_t i = 0; i < count; i++) {
 		struct nfp_record *record = &records[i];
-		if (__builtin_expect(record->word - earliest_ticks <= latest_ticks - earliest_ticks, 1))
+		if (__builtin_expect(record->value - earliest_ticks <= latest_ticks - earliest_ticks, 1))
 			continue; // most words that are no stamps are not between the two
 		uint32_t kind = nfp_record_kind(record);
 		if (kind < 32 && stamped >> kind & 1) {
 			*record = (struct nfp_record){1, NFP_LOST << NFP_KIND_SHIFT, NFP_LOST_MISTIMED};
 			wrong++;
-		} else if (record->word && record->word < earliest_ticks && is_older_fact(record)) {
-			record->word = earliest_ticks;
+		} else if (record->value && record->value < earliest_ticks && is_older_fact(record)) {
+			record->value = earliest_ticks;
 		}
 	}
 	return wrong;

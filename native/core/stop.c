@@ -23,69 +23,69 @@ static int fail(struct nfp_stop *stop, int error, const char *what)
 }
 
 // Stops threads [from, count).
-static int stop_from(struct nfp_thread_set *thread_set, uint32_t from, uint64_t deadline_ns)
+static int stop_from(struct nfp_thread_set *threads, uint32_t from, uint64_t deadline_ns)
 {
-	for (uint32_t i = from; i < thread_set->count; i++)
-		if (nfp_interrupt(&thread_set->threads[i]) != 0)
-			thread_set->threads[i].gone = 1;
-	for (uint32_t i = from; i < thread_set->count; i++) {
-		int error = nfp_wait_interrupted(&thread_set->threads[i], deadline_ns);
+	for (uint32_t i = from; i < threads->count; i++)
+		if (nfp_interrupt(&threads->items[i]) != 0)
+			threads->items[i].gone = 1;
+	for (uint32_t i = from; i < threads->count; i++) {
+		int error = nfp_wait_interrupted(&threads->items[i], deadline_ns);
 		if (error && error != -ESRCH)
 			return error;
 	}
 	return 0;
 }
 
-static int seize_all(struct nfp_stop *stop, struct nfp_thread_set *thread_set)
+static int seize_all(struct nfp_stop *stop, struct nfp_thread_set *threads)
 {
 	int found;
 	do {
-		found = nfp_thread_set_seize_new(thread_set);
+		found = nfp_thread_set_seize_new(threads);
 	} while (found > 0);
 	return found < 0 ? fail(stop, found, "a thread of the target cannot be seized") : 0;
 }
 
 // Until a look at the list finds nobody new and the kernel counts as many as are known, all threads are stopped: only a running
 // one makes another, and who was left out of the list runs.
-static int stop_all(struct nfp_stop *stop, struct nfp_thread_set *thread_set, uint64_t deadline_ns)
+static int stop_all(struct nfp_stop *stop, struct nfp_thread_set *threads, uint64_t deadline_ns)
 {
 	uint32_t from = 0;
 	int found;
 	do {
-		int error = stop_from(thread_set, from, deadline_ns);
+		int error = stop_from(threads, from, deadline_ns);
 		if (error)
 			return fail(stop, error,
 			            error == -ESTALE ? REPLACED : "a thread of the target did not stop");
-		from = thread_set->count;
-		found = nfp_thread_set_seize_new(thread_set);
+		from = threads->count;
+		found = nfp_thread_set_seize_new(threads);
 		if (found < 0)
 			return fail(stop, found, "a new thread of the target cannot be seized");
-		if (!found && nfp_thread_set_is_whole(thread_set)) {
-			error = nfp_thread_set_check(thread_set, stop->memory_fd);
+		if (!found && nfp_thread_set_is_whole(threads)) {
+			error = nfp_thread_set_check(threads, stop->memory_fd);
 			return error ? fail(stop, error, REPLACED) : 0;
 		}
 	} while (found || nfp_now_ns() < deadline_ns);
 	return fail(stop, -ETIMEDOUT, "a thread of the target is not found");
 }
 
-static void release_all(struct nfp_thread_set *thread_set)
+static void release_all(struct nfp_thread_set *threads)
 {
-	for (uint32_t i = 0; i < thread_set->count; i++)
-		if (!thread_set->threads[i].stopped &&
-		    !thread_set->threads[i].gone) { // interrupted, but the wait gave up
-			nfp_wait_interrupted(&thread_set->threads[i], nfp_now_ns() + 100000000u);
+	for (uint32_t i = 0; i < threads->count; i++)
+		if (!threads->items[i].stopped &&
+		    !threads->items[i].gone) { // interrupted, but the wait gave up
+			nfp_wait_interrupted(&threads->items[i], nfp_now_ns() + 100000000u);
 		}
-	for (uint32_t i = 0; i < thread_set->count; i++)
-		nfp_release(&thread_set->threads[i]);
+	for (uint32_t i = 0; i < threads->count; i++)
+		nfp_release(&threads->items[i]);
 }
 
-static int move_all_out(struct nfp_stop *stop, struct nfp_thread_set *thread_set, int memory,
+static int move_all_out(struct nfp_stop *stop, struct nfp_thread_set *threads, int memory,
                         const struct nfp_plan *plan)
 {
-	for (uint32_t i = 0; i < thread_set->count; i++) {
-		if (thread_set->threads[i].gone)
+	for (uint32_t i = 0; i < threads->count; i++) {
+		if (threads->items[i].gone)
 			continue;
-		int moved = nfp_move_out(&thread_set->threads[i], memory, plan);
+		int moved = nfp_move_out(&threads->items[i], memory, plan);
 		if (moved < 0)
 			return fail(stop, moved, "a thread stands in the bytes to be changed");
 		stop->moved += (uint32_t)moved;
@@ -93,26 +93,26 @@ static int move_all_out(struct nfp_stop *stop, struct nfp_thread_set *thread_set
 	return 0;
 }
 
-static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *thread_set, int memory,
+static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *threads, int memory,
                           struct nfp_runs *runs, uint64_t patience_ns)
 {
 	struct nfp_haste before;
-	int error = seize_all(stop, thread_set);
+	int error = seize_all(stop, threads);
 	nfp_haste_begin(&before);
 	uint64_t start_ns = nfp_now_ns();
 	if (!error)
-		error = stop_all(stop, thread_set, start_ns + patience_ns);
+		error = stop_all(stop, threads, start_ns + patience_ns);
 	if (!error)
-		error = move_all_out(stop, thread_set, memory, runs->plan);
+		error = move_all_out(stop, threads, memory, runs->plan);
 	if (!error) {
 		error = nfp_runs_write(runs, memory);
 		if (error)
 			fail(stop, error, "the target's code cannot be written through /proc/PID/mem");
 	}
-	release_all(thread_set);
+	release_all(threads);
 	stop->stopped_ns = nfp_now_ns() - start_ns;
 	nfp_haste_end(&before);
-	stop->threads = thread_set->count;
+	stop->threads = threads->count;
 	if (!error)
 		nfp_runs_verify(runs, memory);
 	return error;
@@ -121,12 +121,12 @@ static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *thread_s
 static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                                 const struct nfp_move *moves, uint64_t patience_ns)
 {
-	struct nfp_thread_set thread_set = {0};
+	struct nfp_thread_set threads = {0};
 	struct nfp_plan plan = {0};
 	struct nfp_runs runs = {0};
 	stop->threads = stop->moved = stop->changed = 0;
 	stop->stopped_ns = 0;
-	int error = nfp_thread_set_make(&thread_set, stop->pid, PTRACE_O_TRACEEXEC);
+	int error = nfp_thread_set_make(&threads, stop->pid, PTRACE_O_TRACEEXEC);
 	if (!error)
 		error = nfp_plan_make(&plan, changes, count, moves);
 	if (!error)
@@ -135,7 +135,7 @@ static int stop_and_change_here(struct nfp_stop *stop, struct nfp_change *change
 		fail(stop, error, "laying out the changes");
 	else {
 		nfp_runs_touch(&runs, stop->memory_fd);
-		error = change_stopped(stop, &thread_set, stop->memory_fd, &runs, patience_ns);
+		error = change_stopped(stop, &threads, stop->memory_fd, &runs, patience_ns);
 	}
 	for (uint32_t i = 0; !error && i < count; i++)
 		stop->changed += changes[i].failed == NFP_CHANGE_MADE;

@@ -40,8 +40,8 @@ enum {
 
 enum nfp_pending_kind {
 	NFP_PENDING_BURST, // what a receive call returned
-	NFP_PENDING_AROUND, // messages inside a call (message.c): ends with it
-	NFP_PENDING_TURN, // from one call to the next (batch.c)
+	NFP_PENDING_MESSAGE_SCOPE, // messages inside a call (message.c): ends with it
+	NFP_PENDING_LOOP_ITERATION, // from one call to the next (batch.c)
 };
 
 // A packet of a batch went on in another one.
@@ -100,7 +100,7 @@ enum nfp_event_kind {
 	NFP_EVENT_REPLACE,
 	NFP_EVENT_FREE, // drops what is still here
 	NFP_EVENT_SEND, // of a message: there may be more
-	NFP_EVENT_TAKE_OVER, // by a batch, on the way between receive and the others
+	NFP_EVENT_DEQUEUE, // by a batch, on the way between receive and the others
 	NFP_EVENT_REFUSED, // by a queue of another thread, and dropped, unless it is taken over
 	NFP_EVENT_CHOSEN, // a chosen packet that went from thread to thread; it is in nfp_pipeline.travellers
 	NFP_EVENT_MADE, // the buffer holds a message that was not received
@@ -185,7 +185,7 @@ struct nfp_share {
 struct nfp_shares {
 	struct nfp_share items[NFP_SHARES_MAX];
 	uint32_t count;
-	uint32_t function, rsp;
+	uint32_t function, sp;
 	uint32_t found; // the batches of its items were looked up
 	uint32_t seen; // any call of the thread has said so
 };
@@ -212,7 +212,7 @@ struct nfp_stream {
 	struct {
 		uint64_t start_ticks;
 		uint32_t function;
-		uint32_t rsp;
+		uint32_t sp;
 		uint32_t valid;
 		uint64_t earliest_ticks; // as its POLL_QUEUE record says; 0: there is none
 		uint64_t arrival_ticks; // as its BATCH_ARRIVAL record says; 0: there is none
@@ -247,7 +247,7 @@ struct nfp_stream {
 	struct {
 		uint64_t length;
 		uint64_t number;
-	} facts; // captured since the outermost call of role AROUND began
+	} facts; // captured since the outermost call of role MESSAGE_SCOPE began
 	struct nfp_topic_reader topic;
 	struct {
 		uint32_t level; // how often it holds the others
@@ -400,14 +400,14 @@ void nfp_count_done(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
 // Begins the batch that a receive call returned. `size` 0: the call is recorded outside any batch.
 void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t end_ticks,
                      uint32_t size, uint32_t requested);
-// Begins `batch` inside calls that are open at `rsp`. The rows of the stream's log from `first` on move into it
+// Begins `batch` inside calls that are open at `sp`. The rows of the stream's log from `first` on move into it
 // with the open calls among them; NFP_NONE: none do. NULL when there is no memory.
 struct nfp_pending *nfp_batch_begin_inside(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
-                                           const struct nfp_batch *batch, uint32_t first, uint32_t rsp);
+                                           const struct nfp_batch *batch, uint32_t first, uint32_t sp);
 // The calls that follow do not belong to the batch. Its packets may still be handed on.
-void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
+void nfp_batch_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t sp);
 // Nothing that follows belongs to the batch.
-void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t rsp);
+void nfp_batch_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t sp);
 // The number of the first one that was not entered before then; `count`: there is none.
 uint64_t nfp_recent_search(const struct nfp_recent *recent, uint64_t start_ticks);
 // A time of which a record has the lower 48 bits.
@@ -419,14 +419,14 @@ static inline uint64_t nfp_whole_ticks(const struct nfp_stream *stream, uint64_t
 }
 // The batch whose receive call was entered then, and which has not been delivered; or NULL.
 struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ticks);
-// A call of role TURN begins.
-void nfp_turn_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
-                    uint32_t function, uint32_t rsp);
+// A call of role LOOP_ITERATION begins.
+void nfp_loop_iteration_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,
+                              uint32_t function, uint32_t sp);
 void nfp_detail_close(struct nfp_pipeline *pipeline, struct nfp_stream *stream);
 int nfp_detail_is_ungated(struct nfp_pipeline *pipeline, const struct nfp_stream *stream, uint32_t role);
 // share.c
 void nfp_share_note(struct nfp_stream *stream, const struct nfp_record *record);
-int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t rsp);
+int nfp_share_is_of(const struct nfp_stream *stream, uint32_t function, uint32_t sp);
 // The call that has said its shares has ended; `row` is its row, or NFP_NONE.
 void nfp_share_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t row);
 // The open call handed on so many packets that it did not describe: they are counted with the batches whose they were.

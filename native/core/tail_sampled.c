@@ -25,8 +25,8 @@ int nfp_tail_sampled_begin(struct nfp_stream *stream, const struct nfp_record *r
 	struct nfp_handed *handed = &stream->handed.items[stream->handed.count - 1];
 	handed->chosen = stream->chosen.count;
 	stream->chosen.items[stream->chosen.count++] = (struct nfp_tail_sampled){
-	    .origin_ticks = record->word,
-	    .packet = {.buffer = handed->buffer, .length = handed->length, .index = record->rsp},
+	    .origin_ticks = record->value,
+	    .packet = {.buffer = handed->buffer, .length = handed->length, .index = record->sp},
 	};
 	return 1;
 }
@@ -78,26 +78,26 @@ void nfp_tail_sampled_taken(struct nfp_stream *stream, const struct nfp_record *
 	struct nfp_tail_sampled *item = &stream->chosen.items[stream->chosen.count - 1];
 	if (nfp_record_kind(record) == NFP_PACKET_VIA) {
 		if (item->via_count < NFP_VIAS_MAX)
-			item->via[item->via_count++] = record->word;
+			item->via[item->via_count++] = record->value;
 		return;
 	}
 	item->went = 1;
-	item->taken_ticks = record->word >> 16;
-	item->origin_thread = record->word & 0xffff;
-	item->taken_index = record->rsp;
+	item->taken_ticks = record->value >> 16;
+	item->origin_thread = record->value & 0xffff;
+	item->taken_index = record->sp;
 }
 
 void nfp_tail_sampled_note(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                            const struct nfp_record *record)
 {
-	if (record->rsp & NFP_NOTE_LATE)
+	if (record->sp & NFP_NOTE_LATE)
 		stream->chooses = 1;
 	if (!stream->batch) {
 		pipeline->counts.invalid++;
 		return;
 	}
-	stream->batch->batch.flags |= record->rsp & NFP_NOTE_LATE ? NFP_BATCH_CHOSEN : 0;
-	stream->batch->batch.flags |= record->rsp & NFP_NOTE_DRAWN ? NFP_BATCH_DRAWN : 0;
+	stream->batch->batch.flags |= record->sp & NFP_NOTE_LATE ? NFP_BATCH_CHOSEN : 0;
+	stream->batch->batch.flags |= record->sp & NFP_NOTE_DRAWN ? NFP_BATCH_DRAWN : 0;
 }
 
 // What was handed on beyond what was received is the NF's own.

@@ -15,31 +15,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-int nfp_thread_set_make(struct nfp_thread_set *thread_set, int32_t pid, long options)
+int nfp_thread_set_make(struct nfp_thread_set *threads, int32_t pid, long options)
 {
-	*thread_set = (struct nfp_thread_set){.pid = pid, .options = options};
-	thread_set->threads = nfp_patch_process_memory(NFP_THREAD_SET_MAX * sizeof(*thread_set->threads));
-	return thread_set->threads ? 0 : -ENOMEM;
+	*threads = (struct nfp_thread_set){.pid = pid, .options = options};
+	threads->items = nfp_patch_process_memory(NFP_THREAD_SET_MAX * sizeof(*threads->items));
+	return threads->items ? 0 : -ENOMEM;
 }
 
-struct nfp_seized *nfp_thread_set_find(const struct nfp_thread_set *thread_set, pid_t tid)
+struct nfp_seized *nfp_thread_set_find(const struct nfp_thread_set *threads, pid_t tid)
 {
-	for (uint32_t i = thread_set->count; i-- > 0;) // the latest first: a number may be used again
-		if (thread_set->threads[i].tid == tid && !thread_set->threads[i].gone)
-			return &thread_set->threads[i];
+	for (uint32_t i = threads->count; i-- > 0;) // the latest first: a number may be used again
+		if (threads->items[i].tid == tid && !threads->items[i].gone)
+			return &threads->items[i];
 	return NULL;
 }
 
-struct nfp_seized *nfp_thread_set_add(struct nfp_thread_set *thread_set, pid_t tid)
+struct nfp_seized *nfp_thread_set_add(struct nfp_thread_set *threads, pid_t tid)
 {
-	for (uint32_t i = 0; thread_set->count == NFP_THREAD_SET_MAX && i < thread_set->count; i++)
-		if (thread_set->threads[i].gone) {
-			thread_set->threads[i] = (struct nfp_seized){.tid = tid};
-			return &thread_set->threads[i];
+	for (uint32_t i = 0; threads->count == NFP_THREAD_SET_MAX && i < threads->count; i++)
+		if (threads->items[i].gone) {
+			threads->items[i] = (struct nfp_seized){.tid = tid};
+			return &threads->items[i];
 		}
-	if (thread_set->count == NFP_THREAD_SET_MAX)
+	if (threads->count == NFP_THREAD_SET_MAX)
 		return NULL;
-	struct nfp_seized *thread = &thread_set->threads[thread_set->count++];
+	struct nfp_seized *thread = &threads->items[threads->count++];
 	*thread = (struct nfp_seized){.tid = tid};
 	return thread;
 }
@@ -76,46 +76,46 @@ int nfp_is_traced_here(pid_t tid)
 	return tracer && atoi(tracer + 11) == getpid();
 }
 
-static int seize(struct nfp_thread_set *thread_set, pid_t tid)
+static int seize(struct nfp_thread_set *threads, pid_t tid)
 {
 	struct nfp_seized thread;
-	long first = tid == thread_set->pid ? PTRACE_O_TRACEEXIT : 0; // address_space.h says why
-	int error = nfp_seize_with(tid, thread_set->options | first, &thread);
-	if (error == -ESRCH || (error && is_dead(thread_set->pid, tid)))
+	long first = tid == threads->pid ? PTRACE_O_TRACEEXIT : 0; // address_space.h says why
+	int error = nfp_seize_with(tid, threads->options | first, &thread);
+	if (error == -ESRCH || (error && is_dead(threads->pid, tid)))
 		return 0;
 	if (error) // one that a seized thread has made is traced from its birth, and will report itself
 		return nfp_is_traced_here(tid) ? 0 : error;
-	return nfp_thread_set_add(thread_set, tid) ? 1 : -E2BIG;
+	return nfp_thread_set_add(threads, tid) ? 1 : -E2BIG;
 }
 
 // One is enough, all threads of a process have the same memory; but one that is ending has none.
-int nfp_thread_set_check(const struct nfp_thread_set *thread_set, int memory)
+int nfp_thread_set_check(const struct nfp_thread_set *threads, int memory)
 {
-	for (uint32_t i = 0; i < thread_set->count; i++)
-		if (!thread_set->threads[i].gone && !thread_set->threads[i].foreign &&
-		    nfp_runs_in(thread_set->threads[i].tid, memory))
+	for (uint32_t i = 0; i < threads->count; i++)
+		if (!threads->items[i].gone && !threads->items[i].foreign &&
+		    nfp_runs_in(threads->items[i].tid, memory))
 			return 0;
 	return -ESTALE;
 }
 
 struct newcomers {
-	struct nfp_thread_set *thread_set;
+	struct nfp_thread_set *threads;
 	int found;
 };
 
 static int seize_newcomer(void *context, int32_t tid)
 {
 	struct newcomers *newcomers = context;
-	int seized = nfp_thread_set_find(newcomers->thread_set, tid) ? 0 : seize(newcomers->thread_set, tid);
+	int seized = nfp_thread_set_find(newcomers->threads, tid) ? 0 : seize(newcomers->threads, tid);
 	newcomers->found += seized > 0;
 	return seized;
 }
 
-int nfp_thread_set_seize_new(struct nfp_thread_set *thread_set)
+int nfp_thread_set_seize_new(struct nfp_thread_set *threads)
 {
 	char path[64];
-	struct newcomers newcomers = {thread_set, 0};
-	snprintf(path, sizeof(path), "/proc/%d/task", thread_set->pid);
+	struct newcomers newcomers = {threads, 0};
+	snprintf(path, sizeof(path), "/proc/%d/task", threads->pid);
 	int error = nfp_each_number(path, seize_newcomer, &newcomers);
 	return error ? error : newcomers.found;
 }
@@ -132,16 +132,16 @@ static long count_threads(int32_t pid)
 	return at ? atol(at) : 0;
 }
 
-int nfp_thread_set_is_whole(const struct nfp_thread_set *thread_set)
+int nfp_thread_set_is_whole(const struct nfp_thread_set *threads)
 {
-	long known = 0, counted = count_threads(thread_set->pid);
+	long known = 0, counted = count_threads(threads->pid);
 	int has_leader = 0;
-	for (uint32_t i = 0; i < thread_set->count; i++)
-		if (!thread_set->threads[i].gone && !thread_set->threads[i].foreign) {
+	for (uint32_t i = 0; i < threads->count; i++)
+		if (!threads->items[i].gone && !threads->items[i].foreign) {
 			known++;
-			has_leader |= thread_set->threads[i].tid == thread_set->pid;
+			has_leader |= threads->items[i].tid == threads->pid;
 		}
-	return counted <= known + (!has_leader && is_dead(thread_set->pid, thread_set->pid));
+	return counted <= known + (!has_leader && is_dead(threads->pid, threads->pid));
 }
 
 int nfp_shares_memory(int32_t pid, pid_t other)
@@ -151,7 +151,7 @@ int nfp_shares_memory(int32_t pid, pid_t other)
 }
 
 // Calls `visit` for each child of a thread that runs in the target's memory, until it returns a negative number.
-static int each_sharer(int32_t pid, pid_t tid, struct nfp_thread_set *thread_set,
+static int each_sharer(int32_t pid, pid_t tid, struct nfp_thread_set *threads,
                        int (*visit)(struct nfp_thread_set *, pid_t))
 {
 	char path[96], text[4096];
@@ -163,38 +163,37 @@ static int each_sharer(int32_t pid, pid_t tid, struct nfp_thread_set *thread_set
 	for (char *word = strtok_r(text, " ", &rest); word && found >= 0; word = strtok_r(NULL, " ", &rest)) {
 		if (nfp_shares_memory(pid, atoi(word)) != 1)
 			continue;
-		int result = visit(thread_set, atoi(word));
+		int result = visit(threads, atoi(word));
 		found = result < 0 ? result : found + result;
 	}
 	return found;
 }
 
-static int seize_sharer(struct nfp_thread_set *thread_set, pid_t child)
+static int seize_sharer(struct nfp_thread_set *threads, pid_t child)
 {
-	if (nfp_thread_set_find(thread_set, child))
+	if (nfp_thread_set_find(threads, child))
 		return 0;
-	int seized = seize(thread_set, child);
+	int seized = seize(threads, child);
 	if (seized > 0)
-		nfp_thread_set_find(thread_set, child)->foreign = 1;
+		nfp_thread_set_find(threads, child)->foreign = 1;
 	return seized;
 }
 
-int nfp_thread_set_seize_sharers(struct nfp_thread_set *thread_set)
+int nfp_thread_set_seize_sharers(struct nfp_thread_set *threads)
 {
 	int found = 0;
-	for (uint32_t i = 0; i < thread_set->count && found >= 0; i++) { // grows: children of children, too
-		if (thread_set->threads[i].gone)
+	for (uint32_t i = 0; i < threads->count && found >= 0; i++) { // grows: children of children, too
+		if (threads->items[i].gone)
 			continue;
-		int result =
-		    each_sharer(thread_set->pid, thread_set->threads[i].tid, thread_set, seize_sharer);
+		int result = each_sharer(threads->pid, threads->items[i].tid, threads, seize_sharer);
 		found = result < 0 ? result : found + result;
 	}
 	return found;
 }
 
-static int count_sharer(struct nfp_thread_set *thread_set, pid_t child)
+static int count_sharer(struct nfp_thread_set *threads, pid_t child)
 {
-	(void)thread_set;
+	(void)threads;
 	(void)child;
 	return 1;
 }

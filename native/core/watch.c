@@ -27,8 +27,8 @@ static void wake(int signal)
 
 int nfp_watch_has_target(const struct nfp_watch *watch)
 {
-	for (uint32_t i = 0; !watch->replaced && i < watch->thread_set.count; i++)
-		if (!watch->thread_set.threads[i].gone && !watch->thread_set.threads[i].foreign)
+	for (uint32_t i = 0; !watch->replaced && i < watch->threads.count; i++)
+		if (!watch->threads.items[i].gone && !watch->threads.items[i].foreign)
 			return 1;
 	return 0;
 }
@@ -57,7 +57,7 @@ static int is_awaited(const struct nfp_seized *thread)
 static int is_blocked(const struct nfp_watch *watch, pid_t tid)
 {
 	char path[64], line[512];
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", watch->thread_set.pid, tid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", watch->threads.pid, tid);
 	int file = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t bytes = file < 0 ? 0 : read(file, line, sizeof(line) - 1);
 	if (file >= 0)
@@ -73,8 +73,8 @@ static uint32_t wait_for_all(struct nfp_watch *watch, uint64_t patience_ns)
 {
 	uint64_t start_ns = nfp_now_ns();
 	uint32_t missing = 0;
-	for (uint32_t i = 0; i < watch->thread_set.count; i++) {
-		struct nfp_seized *thread = &watch->thread_set.threads[i];
+	for (uint32_t i = 0; i < watch->threads.count; i++) {
+		struct nfp_seized *thread = &watch->threads.items[i];
 		while (is_awaited(thread) && !watch->replaced) {
 			uint64_t waited_ns = nfp_now_ns() - start_ns;
 			if (waited_ns > STARVED_PATIENCE_NS ||
@@ -110,8 +110,8 @@ static int is_past_birth(struct nfp_watch *watch, struct nfp_seized *thread)
 	if (thread->gone || thread->visited || thread->state >= HELD)
 		return 1;
 	long number = nfp_blocked_in(thread->tid);
-	if (number >= 0 && makes_others(number) && nfp_has_sharer(watch->thread_set.pid, thread->tid)) {
-		int found = nfp_thread_set_seize_sharers(&watch->thread_set);
+	if (number >= 0 && makes_others(number) && nfp_has_sharer(watch->threads.pid, thread->tid)) {
+		int found = nfp_thread_set_seize_sharers(&watch->threads);
 		thread->visited = found >= 0;
 	} else if (number >= 0 && !makes_others(number))
 		thread->visited = 1;
@@ -121,17 +121,17 @@ static int is_past_birth(struct nfp_watch *watch, struct nfp_seized *thread)
 static int visit_all(struct nfp_watch *watch)
 {
 	uint64_t start_ns = nfp_now_ns();
-	for (uint32_t i = 0; i < watch->thread_set.count; i++)
-		if (!is_past_birth(watch, &watch->thread_set.threads[i]))
-			interrupt(watch, &watch->thread_set.threads[i]);
-	for (uint32_t i = 0; i < watch->thread_set.count; i++) // grows
-		for (uint32_t turn = 1;
-		     !watch->thread_set.threads[i].visited && !watch->thread_set.threads[i].gone; turn++) {
+	for (uint32_t i = 0; i < watch->threads.count; i++)
+		if (!is_past_birth(watch, &watch->threads.items[i]))
+			interrupt(watch, &watch->threads.items[i]);
+	for (uint32_t i = 0; i < watch->threads.count; i++) // grows
+		for (uint32_t turn = 1; !watch->threads.items[i].visited && !watch->threads.items[i].gone;
+		     turn++) {
 			nfp_watch_pause(watch);
-			if (turn % TURNS_TO_LOOK == 0 && is_past_birth(watch, &watch->thread_set.threads[i]))
+			if (turn % TURNS_TO_LOOK == 0 && is_past_birth(watch, &watch->threads.items[i]))
 				break;
-			if (watch->thread_set.threads[i].state == RUNNING)
-				interrupt(watch, &watch->thread_set.threads[i]);
+			if (watch->threads.items[i].state == RUNNING)
+				interrupt(watch, &watch->threads.items[i]);
 			if (nfp_now_ns() - start_ns > STARVED_PATIENCE_NS)
 				return -ETIMEDOUT;
 		}
@@ -144,24 +144,24 @@ static int seize_all(struct nfp_watch *watch)
 	uint64_t start_ns = nfp_now_ns();
 	int found, is_whole = 0;
 	do {
-		found = nfp_thread_set_seize_new(&watch->thread_set);
+		found = nfp_thread_set_seize_new(&watch->threads);
 		nfp_watch_events(watch);
 		if (found >= 0) {
-			int sharers = nfp_thread_set_seize_sharers(&watch->thread_set);
+			int sharers = nfp_thread_set_seize_sharers(&watch->threads);
 			found = sharers < 0 ? sharers : found + sharers;
 		}
 		int error = found > 0 ? visit_all(watch) : 0;
 		if (error)
 			return error;
-		is_whole = !found && nfp_thread_set_is_whole(&watch->thread_set);
+		is_whole = !found && nfp_thread_set_is_whole(&watch->threads);
 		if (!found && !is_whole) { // or somebody has just begun, or ended
 			nfp_watch_pause(watch);
-			is_whole = nfp_thread_set_is_whole(&watch->thread_set);
+			is_whole = nfp_thread_set_is_whole(&watch->threads);
 		}
 		if (!is_whole && nfp_now_ns() - start_ns > STARVED_PATIENCE_NS)
 			return -ETIMEDOUT;
 	} while (found > 0 || (!found && !is_whole && nfp_watch_has_target(watch)));
-	return found < 0 ? found : nfp_thread_set_check(&watch->thread_set, watch->memory);
+	return found < 0 ? found : nfp_thread_set_check(&watch->threads, watch->memory);
 }
 
 int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp_change *changes,
@@ -174,7 +174,7 @@ int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp
 	watch->stood = nfp_patch_process_memory(count + 1);
 	int error = nfp_plan_make(&watch->plan, changes, count, NULL);
 	if (!error)
-		error = nfp_thread_set_make(&watch->thread_set, pid, OPTIONS);
+		error = nfp_thread_set_make(&watch->threads, pid, OPTIONS);
 	if (error || !watch->stood)
 		return -ENOMEM;
 	return seize_all(watch);
@@ -183,16 +183,16 @@ int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp
 void nfp_watch_hold(struct nfp_watch *watch, uint64_t patience_ns)
 {
 	watch->mode = NFP_WATCH_HOLD;
-	for (uint32_t i = 0; i < watch->thread_set.count; i++)
-		interrupt(watch, &watch->thread_set.threads[i]);
+	for (uint32_t i = 0; i < watch->threads.count; i++)
+		interrupt(watch, &watch->threads.items[i]);
 	wait_for_all(watch, patience_ns);
 }
 
 void nfp_watch_resume(struct nfp_watch *watch)
 {
 	watch->mode = NFP_WATCH_FOLLOW;
-	for (uint32_t i = 0; i < watch->thread_set.count; i++) {
-		struct nfp_seized *thread = &watch->thread_set.threads[i];
+	for (uint32_t i = 0; i < watch->threads.count; i++) {
+		struct nfp_seized *thread = &watch->threads.items[i];
 		if (thread->gone)
 			continue;
 		if (thread->state == HELD_LISTENING) { // stopped by a signal of its own: it stays so
@@ -210,11 +210,11 @@ void nfp_watch_resume(struct nfp_watch *watch)
 void nfp_watch_release(struct nfp_watch *watch, uint64_t patience_ns)
 {
 	watch->mode = NFP_WATCH_RELEASE;
-	for (uint32_t i = 0; i < watch->thread_set.count; i++) // first, since their parents wait for them
-		if (!watch->thread_set.threads[i].gone && watch->thread_set.threads[i].state == HELD_CHILD)
-			nfp_let_child_go(watch, &watch->thread_set.threads[i]);
-	for (uint32_t i = 0; i < watch->thread_set.count; i++)
-		if (watch->looks || nfp_blocked_in(watch->thread_set.threads[i].tid) < 0)
-			interrupt(watch, &watch->thread_set.threads[i]);
+	for (uint32_t i = 0; i < watch->threads.count; i++) // first, since their parents wait for them
+		if (!watch->threads.items[i].gone && watch->threads.items[i].state == HELD_CHILD)
+			nfp_let_child_go(watch, &watch->threads.items[i]);
+	for (uint32_t i = 0; i < watch->threads.count; i++)
+		if (watch->looks || nfp_blocked_in(watch->threads.items[i].tid) < 0)
+			interrupt(watch, &watch->threads.items[i]);
 	watch->left += wait_for_all(watch, patience_ns); // the end of this process lets those go
 }

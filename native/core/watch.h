@@ -13,7 +13,7 @@ enum nfp_watch_mode {
 };
 
 struct nfp_watch {
-	struct nfp_thread_set thread_set;
+	struct nfp_thread_set threads;
 	struct nfp_plan plan;
 	int memory; // /proc/PID/mem, the caller's
 	enum nfp_watch_mode mode;

@@ -54,9 +54,9 @@ static uint32_t inside_ticks(void)
 		struct nfp_record record = nfp_calibrated_record((const void *)(uintptr_t)at);
 		uint32_t kind = nfp_record_kind(&record);
 		if (kind == NFP_ENTRY)
-			entry = record.word;
+			entry = record.value;
 		else if (kind == NFP_EXIT)
-			sum += record.word - entry;
+			sum += record.value - entry;
 	}
 	return (uint32_t)sum;
 }

@@ -24,8 +24,8 @@ struct round {
 static void take(struct reading *reading, const struct nfp_record *record)
 {
 	uint32_t pair = nfp_record_kind(record) - NFP_COUNTERS;
-	reading->low[2 * pair] = (uint32_t)record->word;
-	reading->low[2 * pair + 1] = (uint32_t)(record->word >> 32);
+	reading->low[2 * pair] = (uint32_t)record->value;
+	reading->low[2 * pair + 1] = (uint32_t)(record->value >> 32);
 	reading->check[pair] = record->tag & NFP_FUNCTION_MASK;
 }
 

@@ -161,7 +161,7 @@ static int find_numbers(struct nfp_thread *thread, struct nfp_program *program, 
 		return 0;
 	if (program->role == NFP_ROLE_RECEIVE) {
 		burst->numbers = nfp_pending_numbers(thread, program, structure, &found);
-	} else if (program->role == NFP_ROLE_TAKE_OVER) {
+	} else if (program->role == NFP_ROLE_DEQUEUE) {
 		burst->numbers = nfp_pending_returned(thread, program, structure, &found);
 	} else {
 		found = nfp_smaller(found, NFP_LATE_POINTERS);
@@ -179,7 +179,7 @@ static int find_burst(struct nfp_thread *thread, struct nfp_program *program, co
                       uint32_t count, struct nfp_burst *burst)
 {
 	uint64_t pointers = argument(frame, program->pointers_argument);
-	if (program->number_shift && program->role == NFP_ROLE_TAKE_OVER &&
+	if (program->number_shift && program->role == NFP_ROLE_DEQUEUE &&
 	    program->queue_argument != NFP_ABSENT)
 		return find_taken(thread, program, frame, burst);
 	if (program->number_shift)
@@ -204,11 +204,11 @@ static inline int take_only(struct nfp_thread *thread, const struct nfp_program 
 
 // The slots of readings, before a record of the call.
 static struct nfp_record *put_readings(struct nfp_record *slot, const struct nfp_kept_readings *readings,
-                                       uint32_t rsp)
+                                       uint32_t sp)
 {
 	for (uint32_t pair = 0; pair < readings->pairs; pair++)
 		slot = nfp_put(slot, readings->lows[pair],
-		               readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+		               readings->check[pair] | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, sp);
 	return slot;
 }
 
@@ -228,10 +228,10 @@ write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struc
 	if (!slot)
 		return;
 	if (polled->entry)
-		slot = put_readings(slot, polled->entry, nfp_low_rsp(frame));
+		slot = put_readings(slot, polled->entry, nfp_low_sp(frame));
 	slot = nfp_put_polled(slot, thread, polled->function, frame, polled->queue, polled->arrival_ticks);
 	if (polled->entry)
-		slot = put_readings(slot, polled->exit, nfp_low_rsp(frame));
+		slot = put_readings(slot, polled->exit, nfp_low_sp(frame));
 	nfp_put_returned(slot, polled->function, polled->tsc, polled->count, polled->asked);
 }
 
@@ -262,7 +262,7 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		                           .numbers = nfp_late_of(thread)->numbers};
 	else if (!find_burst(thread, program, frame, count, &burst))
 		return;
-	int takes_over = program->role == NFP_ROLE_TAKE_OVER;
+	int takes_over = program->role == NFP_ROLE_DEQUEUE;
 	count = takes_over && burst.numbers ? burst.count : count;
 	if (!count) {
 		thread->shared->empty_polls++;
@@ -323,7 +323,7 @@ static void read_packets(struct nfp_thread *thread, uint32_t function, struct nf
 	else if (thread->gate & NFP_GATE_LATE && program->role == NFP_ROLE_REPLACE && burst.number_shift)
 		nfp_owner_forget(thread, burst);
 	else if (thread->gate & NFP_GATE_LATE && nfp_late_sends_away(program))
-		nfp_late_enter(thread, program, burst, nfp_low_rsp(frame), ticks);
+		nfp_late_enter(thread, program, burst, nfp_low_sp(frame), ticks);
 	else
 		write_packets(thread, function, program, &burst);
 }
@@ -335,7 +335,7 @@ static int enter_next(struct nfp_thread *thread, const struct nfp_program *progr
 	if (count > NFP_LATE_POINTERS || !nfp_is_proven(program) || program->verdict)
 		return 0;
 	const uint32_t *numbers = nfp_numbers_of(program, argument(frame, program->pointers_argument), count);
-	return numbers && nfp_late_enter_next(thread, program, numbers, count, nfp_low_rsp(frame), ticks);
+	return numbers && nfp_late_enter_next(thread, program, numbers, count, nfp_low_sp(frame), ticks);
 }
 
 // Before they are put into queues of other threads.
@@ -362,6 +362,7 @@ void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, u
 	uint64_t ticks = frame->tsc;
 	if (program->role == NFP_ROLE_HAND_OVER) {
 		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
+		// NOLINTNEXTLINE(clang-analyzer-security.ArrayBound)
 		frame->arguments[0] = *(&frame->return_address + 1);
 		if (thread->gate & NFP_GATE_LATE)
 			pin_packets(nfp_thread_ready(thread, NFP_LOST_PACKET), program, frame, count);
@@ -402,10 +403,10 @@ static void put_exit(struct nfp_thread *thread, uint32_t function, const struct 
                      uint64_t tsc)
 {
 	if (thread->counted)
-		nfp_counters_write(thread, nfp_low_rsp(frame));
+		nfp_counters_write(thread, nfp_low_sp(frame));
 	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_CALL);
 	if (slot)
-		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
 }
 
 static void put_handed(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
@@ -471,18 +472,18 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (program->role == NFP_ROLE_HAND_OVER) { // whose its packets are is told where they are taken over
 		hand_over(thread, function, program, frame, count, asked);
 		if (thread->counted)
-			nfp_counters_write(thread, nfp_low_rsp(frame));
+			nfp_counters_write(thread, nfp_low_sp(frame));
 		put_handed(thread, function, frame, tsc, count, asked);
 		return;
 	}
 	count_handed(thread->shared, program->role, count, asked);
 	if (thread->counted)
-		nfp_counters_write(thread, nfp_low_rsp(frame));
+		nfp_counters_write(thread, nfp_low_sp(frame));
 	if (program->number_shift && thread->shares)
 		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
-		               nfp_low_rsp(frame));
-	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_rsp(frame), tsc) &&
+		               nfp_low_sp(frame));
+	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_sp(frame), tsc) &&
 	    nfp_late_sends_away(program))
-		nfp_late_exit(thread, function, program, nfp_low_rsp(frame), tsc, count);
+		nfp_late_exit(thread, function, program, nfp_low_sp(frame), tsc, count);
 	put_handed(thread, function, frame, tsc, count, program->number_shift ? node_of(frame) : asked);
 }

@@ -61,23 +61,21 @@ static inline __attribute__((always_inline)) uint64_t read_pair(const struct nfp
 	return first | (uint64_t)second << 32;
 }
 
-static inline __attribute__((always_inline)) struct nfp_record *put_pair(const struct nfp_thread *thread,
-                                                                         struct nfp_record *slot,
-                                                                         uint32_t pair, uint32_t count,
-                                                                         uint32_t rsp)
+static inline __attribute__((always_inline)) struct nfp_record *
+put_pair(const struct nfp_thread *thread, struct nfp_record *slot, uint32_t pair, uint32_t count, uint32_t sp)
 {
 	uint32_t check;
 	uint64_t lows = read_pair(thread, pair, count, &check);
-	return nfp_put(slot, lows, check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, rsp);
+	return nfp_put(slot, lows, check | (NFP_COUNTERS + pair) << NFP_KIND_SHIFT, sp);
 }
 
 // The number of counters is known to the compiler.
 static inline __attribute__((always_inline)) void write_all(struct nfp_thread *thread, uint32_t count,
-                                                            uint32_t rsp)
+                                                            uint32_t sp)
 {
 	struct nfp_record *slot = nfp_take(thread, PAIRS(count));
 	for (uint32_t pair = 0; pair < PAIRS(count); pair++)
-		slot = put_pair(thread, slot, pair, count, rsp);
+		slot = put_pair(thread, slot, pair, count, sp);
 }
 
 static inline __attribute__((always_inline)) void keep_all(const struct nfp_thread *thread, uint32_t count,
@@ -89,9 +87,9 @@ static inline __attribute__((always_inline)) void keep_all(const struct nfp_thre
 }
 
 #define WRITER(count)                                                                                        \
-	static void write_##count(struct nfp_thread *thread, uint32_t rsp)                                   \
+	static void write_##count(struct nfp_thread *thread, uint32_t sp)                                    \
 	{                                                                                                    \
-		write_all(thread, count, rsp);                                                               \
+		write_all(thread, count, sp);                                                                \
 	}                                                                                                    \
 	static void keep_##count(struct nfp_thread *thread, struct nfp_kept_readings *readings)              \
 	{                                                                                                    \
@@ -109,7 +107,7 @@ WRITER(6)
 void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count)
 {
 	static const struct {
-		void (*write)(struct nfp_thread *thread, uint32_t rsp);
+		void (*write)(struct nfp_thread *thread, uint32_t sp);
 		void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings);
 	} made[] = {CHOICE(1), CHOICE(2), CHOICE(3), CHOICE(4), CHOICE(5), CHOICE(6)};
 	counters->write = made[count - 1].write;
@@ -124,13 +122,13 @@ void nfp_counters_keep(struct nfp_thread *thread, struct nfp_kept_readings *read
 		((struct nfp_counter_pages *)thread->counter_pages)->keep(thread, readings);
 }
 
-void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp)
+void nfp_counters_write(struct nfp_thread *thread, uint32_t sp)
 {
 	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
 	// Room for the records that follow, too.
 	uint64_t bytes = (PAIRS(count) + 2) * NFP_RECORD_BYTES;
 	if (count && (thread->cursor + bytes <= thread->room || nfp_ring_space_find(thread, bytes)))
-		((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
+		((struct nfp_counter_pages *)thread->counter_pages)->write(thread, sp);
 }
 
 void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame)
@@ -153,9 +151,9 @@ static inline __attribute__((always_inline)) int has_room(struct nfp_thread *thr
 }
 
 // As nfp_thread_slow, for a thread whose counters are read. A signal handler that comes before the record has taken its
-// slot makes the template come here once more; readings without their record are recognised by rsp and left out.
+// slot makes the template come here once more; readings without their record are recognised by sp and left out.
 __attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thread, uint32_t loss,
-                                                          uint32_t rsp)
+                                                          uint32_t sp)
 {
 	uint32_t count = __atomic_load_n(&thread->counted, __ATOMIC_ACQUIRE);
 	if (__builtin_expect(count == 0 || !has_room(thread, count), 0)) {
@@ -168,7 +166,7 @@ __attribute__((used)) struct nfp_thread *nfp_counted_slow(struct nfp_thread *thr
 			return thread;
 		}
 	}
-	((struct nfp_counter_pages *)thread->counter_pages)->write(thread, rsp);
+	((struct nfp_counter_pages *)thread->counter_pages)->write(thread, sp);
 	nfp_limit_set_one(thread);
 	return thread;
 }

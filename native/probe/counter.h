@@ -27,7 +27,7 @@ struct nfp_kept_readings {
 
 struct nfp_counter_pages {
 	const volatile struct nfp_counter_page *pages[NFP_COUNTERS_MAX]; // never a null pointer once used
-	void (*write)(struct nfp_thread *thread, uint32_t rsp); // made for their number
+	void (*write)(struct nfp_thread *thread, uint32_t sp); // made for their number
 	void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings); // the same
 	uint32_t polls[NFP_COUNTERS_MAX]; // what each counts in the probe of an empty poll
 	uint32_t change; // which counters they are, as it stands in the check

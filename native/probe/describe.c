@@ -14,9 +14,9 @@ struct packet_writer {
 	uint32_t function;
 };
 
-static void put(struct packet_writer *writer, uint32_t kind, uint64_t word, uint32_t rsp)
+static void put(struct packet_writer *writer, uint32_t kind, uint64_t word, uint32_t sp)
 {
-	writer->slot = nfp_put(writer->slot, word, writer->function | kind << NFP_KIND_SHIFT, rsp);
+	writer->slot = nfp_put(writer->slot, word, writer->function | kind << NFP_KIND_SHIFT, sp);
 }
 
 static void put_addresses(struct packet_writer *writer, const struct nfp_packet_facts *facts)

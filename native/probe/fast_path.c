@@ -77,7 +77,7 @@ static __attribute__((noinline)) void enter_numbered(struct nfp_thread *thread, 
 		numbers =
 		    nfp_late_numbers_in_page(program, frame->arguments[program->pointers_argument], &count);
 	if (numbers && count && count <= nfp_smaller(program->packets_max, NFP_LATE_POINTERS) &&
-	    nfp_late_enter_next(thread, program, numbers, count, nfp_low_rsp(frame), frame->tsc))
+	    nfp_late_enter_next(thread, program, numbers, count, nfp_low_sp(frame), frame->tsc))
 		nfp_frame_keep(frame, count);
 	else
 		nfp_any_packets_entry(thread, frame, tsc, selector);
@@ -94,7 +94,7 @@ void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint6
 		nfp_any_packets_entry(thread, frame, tsc, selector);
 	else if (thread->gate & NFP_GATE_LATE)
 		nfp_late_enter(thread, program, burst_of(program, frame, requested(program, frame)),
-		               nfp_low_rsp(frame), frame->tsc);
+		               nfp_low_sp(frame), frame->tsc);
 }
 
 // The last step of a call that handed packets on.
@@ -122,15 +122,15 @@ static __attribute__((noinline)) void
 late_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc, uint32_t selector)
 {
 	const struct nfp_program *program = program_of(selector);
-	uint32_t low_rsp = nfp_low_rsp(frame);
+	uint32_t low_sp = nfp_low_sp(frame);
 	int is_passed = 0;
-	if (nfp_late_is_behind(thread, low_rsp)) {
+	if (nfp_late_is_behind(thread, low_sp)) {
 		struct nfp_burst burst = burst_of(program, frame, requested(program, frame));
 		is_passed = nfp_late_pass_newest(thread, burst, tsc);
 		if (!is_passed)
-			nfp_late_catch_up(thread, burst, low_rsp);
+			nfp_late_catch_up(thread, burst, low_sp);
 	}
-	if (is_passed || nfp_late_pass(thread, low_rsp, tsc))
+	if (is_passed || nfp_late_pass(thread, low_sp, tsc))
 		packets_exit(thread, program, frame, tsc, selector);
 	else
 		nfp_any_packets_exit(thread, frame, tsc, selector);
@@ -144,7 +144,7 @@ void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, 
 	// Not for a block of an earlier session: its index is another thread's now.
 	if (__builtin_expect(!program->plain || !thread->limit, 0))
 		nfp_any_packets_exit(thread, frame, tsc, selector);
-	else if (thread->gate & NFP_GATE_LATE && thread->handing == nfp_low_rsp(frame))
+	else if (thread->gate & NFP_GATE_LATE && thread->handing == nfp_low_sp(frame))
 		late_packets_exit(thread, frame, tsc, selector);
 	else
 		packets_exit(thread, program, frame, tsc, selector);

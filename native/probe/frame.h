@@ -23,7 +23,7 @@ struct nfp_counted_frame {
 };
 _Static_assert(sizeof(struct nfp_kept_readings) == 48, "template_packets.S: READINGS is 48");
 
-static inline uint32_t nfp_low_rsp(const struct nfp_frame *frame)
+static inline uint32_t nfp_low_sp(const struct nfp_frame *frame)
 {
 	return (uint32_t)(uintptr_t)&frame->return_address;
 }
@@ -57,7 +57,7 @@ static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, struct 
                                                 uint32_t queue, uint64_t arrival_ticks)
 {
 	slot = nfp_put(slot, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
-	               nfp_low_rsp(frame));
+	               nfp_low_sp(frame));
 	slot = nfp_put(slot, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT,
 	               queue);
 	if (!arrival_ticks)
@@ -78,8 +78,8 @@ static inline void nfp_put_handed(struct nfp_record *slot, uint32_t function, co
                                   uint64_t tsc, uint32_t count, uint32_t asked)
 {
 	slot = nfp_put(slot, count | (uint64_t)asked << 32, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
-	               nfp_low_rsp(frame));
-	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_rsp(frame));
+	               nfp_low_sp(frame));
+	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
 }
 
 // arch/x86_64/thunk.S calls these. `selector` is function id | program index << 24.

@@ -20,7 +20,7 @@ enum {
 };
 _Static_assert(NFP_THREAD_COUNT <= 1 << (32 - PIN_BITS), "a thread has 10 bits");
 _Static_assert((NFP_LATE_PINS & (NFP_LATE_PINS - 1)) == 0, "the low bits of a number say where it is");
-_Static_assert((int)NFP_LATE_NUMBERS <= (int)NFP_LATE_TAKEN, "a call's numbers have room");
+_Static_assert(NFP_LATE_NUMBERS <= NFP_LATE_TAKEN, "a call's numbers have room");
 
 // Where the buffer's entry is; NULL: there is none. Partner: make_owners (helper.c).
 static uint32_t *entry_of(uint32_t number, uint32_t shift)

@@ -105,7 +105,7 @@ struct nfp_late {
 	uint64_t
 	    array; // of the call's pointers or numbers, when they are those of `whole` and not kept once more; else 0
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
-	uint32_t frame; // low rsp of the transmit or drop call that was looked at; 0: none
+	uint32_t frame; // low sp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
 	uint32_t until_check; // calls; 0 as well while all of them are copied
 	uint16_t copied; // of `copies`
@@ -231,7 +231,7 @@ void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_b
 // The same of numbered buffers: `count` of them stand in `numbers` already.
 void nfp_late_receive_numbers(struct nfp_thread *thread, uint32_t function, uint32_t count,
                               uint64_t start_ticks);
-// A transmit or drop call begins at `ticks` (0: not known); `frame`, its low rsp, tells it from others.
+// A transmit or drop call begins at `ticks` (0: not known); `frame`, its low sp, tells it from others.
 void nfp_late_enter(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_burst burst,
                     uint32_t frame, uint64_t ticks);
 // The same for one that nfp_trusted_entry_thunk let pass: it has ended, and is looked at now.
@@ -482,7 +482,7 @@ void nfp_share_receive(struct nfp_thread *thread, const struct nfp_program *prog
                        struct nfp_burst burst, uint32_t count, uint64_t start_ticks);
 // A call with the frame `structure` ends: whose packets it holds is written.
 void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                    uint64_t structure, uint32_t low_rsp);
+                    uint64_t structure, uint32_t low_sp);
 
 // late.c, for snapshot.c: position of the latest one below `before` where the pointer was received, NFP_LATE_NOWHERE: none.
 #define NFP_LATE_NOWHERE UINT64_MAX

@@ -125,13 +125,13 @@ long nfp_sync(uint64_t what);
 long nfp_calibrate(uint64_t bare, uint64_t probed);
 // The same for what calls of a function count, in so many rounds. Returns 0 or -errno; -EAGAIN: the counters were never
 // undisturbed.
-long nfp_calibrate_counters(uint64_t function, uint64_t rounds);
+long nfp_calibrate_counters(uint64_t function, uint64_t wanted);
 
-// counter.c. Writes the readings of a thread's counters, for the ENTRY or EXIT at `rsp` that follows.
-void nfp_counters_write(struct nfp_thread *thread, uint32_t rsp);
+// counter.c. Writes the readings of a thread's counters, for the ENTRY or EXIT at `sp` that follows.
+void nfp_counters_write(struct nfp_thread *thread, uint32_t sp);
 // counter_pages.c. See enum nfp_command.
 long nfp_counters_begin(void);
-long nfp_counters_set(uint64_t index, uint64_t count, uint64_t pages, uint64_t change);
+long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t change);
 // Nothing is counted any more; the kernel gets its counters back.
 void nfp_counters_end(void);
 
@@ -186,10 +186,10 @@ static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t
 
 // Writes a reserved slot, and returns the next one. The tag goes last: it commits the slot (partner: nfp_drain's acquire
 // load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
-static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t word, uint32_t tag, uint32_t rsp)
+static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t value, uint32_t tag, uint32_t sp)
 {
-	slot->word = word;
-	slot->rsp = rsp;
+	slot->value = value;
+	slot->sp = sp;
 	__atomic_store_n(&slot->tag, tag + (uint32_t)(uintptr_t)slot, __ATOMIC_RELEASE);
 	return slot + 1;
 }

@@ -22,8 +22,8 @@ enum {
 	POSITION_MASK = (1 << POSITION_BITS) - 1,
 };
 _Static_assert(NFP_THREAD_COUNT <= 1 << (32 - BATCH_BITS - POSITION_BITS), "a thread has 10 bits");
-_Static_assert((int)NFP_LATE_BATCHES <= 1 << BATCH_BITS, "batches that are kept differ in 10 bits");
-_Static_assert((int)NFP_LATE_NUMBERS <= (int)POSITION_MASK, "a position has 12 bits");
+_Static_assert(NFP_LATE_BATCHES <= 1 << BATCH_BITS, "batches that are kept differ in 10 bits");
+_Static_assert(NFP_LATE_NUMBERS <= POSITION_MASK, "a position has 12 bits");
 
 uint64_t nfp_owners_needed(uint64_t buffers_bytes)
 {

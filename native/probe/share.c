@@ -110,7 +110,7 @@ static void find_shares(const struct nfp_thread *thread, const struct nfp_progra
 		add(shares, age_of(thread, program, numbers[i]), 1);
 }
 
-static void write(struct nfp_thread *thread, uint32_t function, uint32_t low_rsp, const struct shares *shares)
+static void write(struct nfp_thread *thread, uint32_t function, uint32_t low_sp, const struct shares *shares)
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (shares->count == 1 && !shares->order[0])
@@ -120,12 +120,12 @@ static void write(struct nfp_thread *thread, uint32_t function, uint32_t low_rsp
 		uint32_t age = shares->order[i];
 		uint64_t start_ticks = nfp_late_batch_at(late, late->batches - 1 - age)->start_ticks;
 		slot = nfp_put(slot, start_ticks << 16 | shares->packets[age],
-		               function | (uint32_t)NFP_SHARE << NFP_KIND_SHIFT, low_rsp);
+		               function | (uint32_t)NFP_SHARE << NFP_KIND_SHIFT, low_sp);
 	}
 }
 
 void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                    uint64_t structure, uint32_t low_rsp)
+                    uint64_t structure, uint32_t low_sp)
 {
 	uint16_t count;
 	struct shares shares = {.count = 0};
@@ -137,16 +137,16 @@ void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct n
 	if (!numbers)
 		return;
 	find_shares(thread, program, numbers, count, &shares);
-	write(thread, function, low_rsp, &shares);
+	write(thread, function, low_sp, &shares);
 }
 
 // arch/x86_64/thunk.S calls this. A function whose value a person captures has a program's number that is another one.
 __attribute__((used)) void nfp_node_shares(struct nfp_thread *thread, uint32_t selector, uint64_t frame,
-                                           uint32_t low_rsp)
+                                           uint32_t low_sp)
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	if (selector >> NFP_KIND_SHIFT != NFP_NODE_PROGRAM || !thread->limit || !late->input)
 		return;
 	late->worked = 1;
-	nfp_share_call(thread, selector & NFP_FUNCTION_MASK, late->input, frame, low_rsp);
+	nfp_share_call(thread, selector & NFP_FUNCTION_MASK, late->input, frame, low_sp);
 }

@@ -42,8 +42,8 @@ static void clipped_empty(struct content *content)
 static void clipped_turns(struct content *content)
 {
 	open_calls(content, 63, 16);
-	while (put_now(content, NFP_ENTRY, NFP_ROLE_TURN, TOP - 4096))
-		put_now(content, NFP_EXIT, NFP_ROLE_TURN, TOP - 4096);
+	while (put_now(content, NFP_ENTRY, NFP_ROLE_LOOP_ITERATION, TOP - 4096))
+		put_now(content, NFP_EXIT, NFP_ROLE_LOOP_ITERATION, TOP - 4096);
 }
 
 static void polls_deep(struct content *content)
@@ -77,7 +77,7 @@ static void one_turn(struct content *content)
 {
 	put_poll(content, NFP_ROLE_RECEIVE, content->ticks, 2);
 	put(content, NFP_BATCH_NOTE, NFP_ROLE_RECEIVE, 0, NFP_NOTE_LATE);
-	while (put_poll(content, NFP_ROLE_TAKE_OVER, content->ticks, 1))
+	while (put_poll(content, NFP_ROLE_DEQUEUE, content->ticks, 1))
 		;
 }
 
@@ -86,8 +86,8 @@ static void turns_in_one_turn(struct content *content)
 {
 	put_poll(content, NFP_ROLE_RECEIVE, content->ticks, 2);
 	put(content, NFP_BATCH_NOTE, NFP_ROLE_RECEIVE, 0, NFP_NOTE_LATE);
-	while (put_now(content, NFP_ENTRY, NFP_ROLE_TURN, TOP))
-		put_now(content, NFP_EXIT, NFP_ROLE_TURN, TOP);
+	while (put_now(content, NFP_ENTRY, NFP_ROLE_LOOP_ITERATION, TOP))
+		put_now(content, NFP_EXIT, NFP_ROLE_LOOP_ITERATION, TOP);
 }
 
 static void chosen_without_end(struct content *content)

@@ -51,9 +51,9 @@ static void outermost_ends_counted(struct content *content)
 {
 	while (content->count < content->room) {
 		for (uint32_t i = 0; i < DEEP; i++) {
-			uint32_t rsp = TOP - i * (STACK - 4096);
-			put(content, NFP_COUNTERS, 2, 5, rsp);
-			put_now(content, NFP_ENTRY, NFP_ROLE_CALL, rsp);
+			uint32_t sp = TOP - i * (STACK - 4096);
+			put(content, NFP_COUNTERS, 2, 5, sp);
+			put_now(content, NFP_ENTRY, NFP_ROLE_CALL, sp);
 		}
 		for (uint32_t i = 0; i < DEEP; i++)
 			put_now(content, NFP_EXIT, NFP_ROLE_CALL, TOP - i * (STACK - 4096));
@@ -87,8 +87,8 @@ static void transmits_deep(struct content *content)
 static void turns_deep(struct content *content)
 {
 	open_calls(content, DEEP - 1, 16);
-	while (put_now(content, NFP_ENTRY, NFP_ROLE_TURN, TOP - DEEP * 16))
-		put_now(content, NFP_EXIT, NFP_ROLE_TURN, TOP - DEEP * 16);
+	while (put_now(content, NFP_ENTRY, NFP_ROLE_LOOP_ITERATION, TOP - DEEP * 16))
+		put_now(content, NFP_EXIT, NFP_ROLE_LOOP_ITERATION, TOP - DEEP * 16);
 }
 
 static void marks_deep(struct content *content)

@@ -33,7 +33,7 @@ static void message(struct content *content, uint64_t digest)
 
 static void colliding_topics(struct content *content)
 {
-	put_now(content, NFP_ENTRY, NFP_ROLE_AROUND, 0x800);
+	put_now(content, NFP_ENTRY, NFP_ROLE_MESSAGE_SCOPE, 0x800);
 	for (uint64_t i = 1; content->count < content->room; i++)
 		message(content, i << 32 | i);
 }
@@ -41,16 +41,16 @@ static void colliding_topics(struct content *content)
 // Two calls that read messages by turns, each with many open calls inside.
 static void arounds_by_turns(struct content *content)
 {
-	put_now(content, NFP_ENTRY, NFP_ROLE_AROUND, TOP + 64);
+	put_now(content, NFP_ENTRY, NFP_ROLE_MESSAGE_SCOPE, TOP + 64);
 	open_calls(content, 8000, 16);
-	put_now(content, NFP_ENTRY, NFP_ROLE_AROUND, TOP + 2 * STACK);
+	put_now(content, NFP_ENTRY, NFP_ROLE_MESSAGE_SCOPE, TOP + 2 * STACK);
 	for (uint32_t i = 0; i < 8000; i++)
 		put_now(content, NFP_ENTRY, NFP_ROLE_CALL, TOP + 2 * STACK - 16 - i * 16);
 	for (int i = 0; content->count < content->room; i++) {
-		uint32_t rsp = (i & 1 ? TOP : TOP + 2 * STACK) - 9000 * 16;
-		put_now(content, NFP_ENTRY, NFP_ROLE_MESSAGE, rsp);
+		uint32_t sp = (i & 1 ? TOP : TOP + 2 * STACK) - 9000 * 16;
+		put_now(content, NFP_ENTRY, NFP_ROLE_MESSAGE, sp);
 		put(content, NFP_PACKET, NFP_ROLE_MESSAGE, (uint64_t)i, 64);
-		put_now(content, NFP_EXIT, NFP_ROLE_MESSAGE, rsp);
+		put_now(content, NFP_EXIT, NFP_ROLE_MESSAGE, sp);
 	}
 }
 
@@ -60,9 +60,9 @@ static void taken_over_and_over(struct content *content)
 	put_poll(content, NFP_ROLE_RECEIVE, content->ticks, 1);
 	put(content, NFP_PACKET, NFP_ROLE_RECEIVE, 7, 64);
 	for (int i = 0; content->count < content->room; i++) {
-		put_poll(content, NFP_ROLE_TAKE_OVER, content->ticks, 60000);
+		put_poll(content, NFP_ROLE_DEQUEUE, content->ticks, 60000);
 		for (int j = 0; j < (i & 31 ? 1 : 200); j++)
-			put(content, NFP_PACKET, NFP_ROLE_TAKE_OVER, 7, 0);
+			put(content, NFP_PACKET, NFP_ROLE_DEQUEUE, 7, 0);
 	}
 }
 
@@ -74,8 +74,8 @@ static void takers_held(struct content *content)
 	while (content->count < content->room / 2)
 		put(content, NFP_PACKET, NFP_ROLE_RECEIVE, content->count % 60000, 64);
 	open_calls(content, 64, 16);
-	for (uint64_t i = 0; put_poll(content, NFP_ROLE_TAKE_OVER, content->ticks, 1); i++)
-		put(content, NFP_PACKET, NFP_ROLE_TAKE_OVER, i % 50000, 0);
+	for (uint64_t i = 0; put_poll(content, NFP_ROLE_DEQUEUE, content->ticks, 1); i++)
+		put(content, NFP_PACKET, NFP_ROLE_DEQUEUE, i % 50000, 0);
 }
 
 static void threads_by_turns(struct content *content)

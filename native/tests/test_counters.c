@@ -67,11 +67,11 @@ static void read_all(struct model *model, struct nfp_readings *readings, uint32_
 {
 	*readings = (struct nfp_readings){0};
 	for (uint32_t pair = 0; pair < (count + 1) / 2; pair++) {
-		struct nfp_record record = {.rsp = 4096};
+		struct nfp_record record = {.sp = 4096};
 		uint32_t check = 0, off = 0, low[2] = {0};
 		for (uint32_t i = 2 * pair; i < count && i < 2 * pair + 2; i++)
 			low[i % 2] = read_one(model, (int)i, &check, &off, &when[i]);
-		record.word = low[0] | (uint64_t)low[1] << 32;
+		record.value = low[0] | (uint64_t)low[1] << 32;
 		record.tag = (NFP_COUNTERS + pair) << NFP_KIND_SHIFT;
 		record.tag |= ((check & ~(uint32_t)NFP_COUNTERS_OFF) | off) & NFP_FUNCTION_MASK;
 		nfp_readings_take(readings, &record);
@@ -142,10 +142,10 @@ static void test_take(void)
 	CHECK(readings.pairs == 0);
 	nfp_readings_take(&readings, &first);
 	nfp_readings_take(&readings, &second);
-	CHECK(readings.pairs == 2 && readings.low[2] == 2 && readings.rsp == 100);
+	CHECK(readings.pairs == 2 && readings.low[2] == 2 && readings.sp == 100);
 	nfp_readings_take(&readings, &first);
 	CHECK(readings.pairs == 1);
-	second.rsp = 200; // of a signal handler
+	second.sp = 200; // of a signal handler
 	nfp_readings_take(&readings, &second);
 	CHECK(readings.pairs == 0);
 }
@@ -156,17 +156,17 @@ static void test_room(void)
 	static struct nfp_call rows[5000];
 	struct nfp_counted_calls calls = {0};
 	struct nfp_log log = {.items = rows, .count = 5000};
-	struct nfp_readings readings = {.rsp = 8, .pairs = 1};
+	struct nfp_readings readings = {.sp = 8, .pairs = 1};
 	nfp_counted_enter(&calls, &readings, &log, 0, 8); // open to the end
 	for (uint32_t i = 0; i < 1000000; i++) {
-		readings = (struct nfp_readings){.rsp = 8, .pairs = 1};
+		readings = (struct nfp_readings){.sp = 8, .pairs = 1};
 		nfp_counted_enter(&calls, &readings, &log, 1, 8);
 		CHECK(calls.last && rows[1].thread == calls.last);
 		nfp_counted_deliver(&calls, &rows[1], 1);
 	}
 	CHECK(calls.capacity == 1024 && calls.given.count == 1000000);
 	for (uint32_t i = 1; i < 5000; i++) {
-		readings = (struct nfp_readings){.rsp = 8, .pairs = 1};
+		readings = (struct nfp_readings){.sp = 8, .pairs = 1};
 		nfp_counted_enter(&calls, &readings, &log, i, 8);
 	}
 	calls.given.count = 0;

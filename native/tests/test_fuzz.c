@@ -29,33 +29,33 @@ static struct nfp_record likely_record(unsigned long *state, uint64_t *ticks)
 	unsigned long random = next_random(state);
 	uint32_t kind = kinds[random % (sizeof(kinds) / sizeof(kinds[0]))];
 	struct nfp_record record = {.tag = kind << NFP_KIND_SHIFT | (random >> 8) % (FUNCTIONS + 1),
-	                            .rsp = 0x70000000u - (random >> 16) % 6 * 16};
+	                            .sp = 0x70000000u - (random >> 16) % 6 * 16};
 	*ticks += (random >> 24) % 50;
-	record.word = kind == NFP_POLL_ENTRY ? *ticks - (random >> 32) % 100 : *ticks;
+	record.value = kind == NFP_POLL_ENTRY ? *ticks - (random >> 32) % 100 : *ticks;
 	if (kind == NFP_POLL_ENTRY)
-		polled = record.word;
+		polled = record.value;
 	if (kind == NFP_PACKET_ORIGIN)
 		record = (struct nfp_record){polled, record.tag, (uint32_t)((random >> 32) % 5)};
 	if (kind == NFP_POLL_EXIT)
-		record.rsp = (uint32_t)((random >> 32) % 5 | 4 << 16);
+		record.sp = (uint32_t)((random >> 32) % 5 | 4 << 16);
 	if (kind == NFP_PACKET) {
-		record.word = 0x1000 + (random >> 32) % 9 * 64;
-		record.rsp = 60 | (uint32_t)((random >> 40) % 4) << 16;
+		record.value = 0x1000 + (random >> 32) % 9 * 64;
+		record.sp = 60 | (uint32_t)((random >> 40) % 4) << 16;
 	}
 	if (kind == NFP_VALUE)
-		record.word =
+		record.value =
 		    (random >> 40) & 1 ? (0x1000 + (random >> 41) % 9 * 64) << 16 : (random >> 32) % 5;
 	if (kind == NFP_PACKET_NEXT)
-		record.word = 0x1000 + (random >> 32) % 9 * 64;
+		record.value = 0x1000 + (random >> 32) % 9 * 64;
 	if (kind == NFP_PACKET_TAKEN || kind == NFP_PACKET_VIA)
 		record = (struct nfp_record){polled << 16 | (random >> 36) % 3, record.tag,
 		                             (uint32_t)((random >> 32) % 5)};
 	if (kind == NFP_PACKET_TOPIC)
-		record.rsp = (uint32_t)((random >> 32) % 2000);
+		record.sp = (uint32_t)((random >> 32) % 2000);
 	if (kind == NFP_LOST)
-		record.rsp = (random >> 32) % 5 == 4 ? NFP_LOST_MISTIMED : (random >> 32) % 5;
+		record.sp = (random >> 32) % 5 == 4 ? NFP_LOST_MISTIMED : (random >> 32) % 5;
 	if (kind == NFP_BATCH_NOTE)
-		record.rsp = (random >> 32) % 4;
+		record.sp = (random >> 32) % 4;
 	if (kind >= NFP_COUNTERS) // of few counters that change seldom
 		record.tag = kind << NFP_KIND_SHIFT | ((random >> 40) % 9 == 0 ? 3 : 2) |
 		             ((random >> 44) % 9 == 0) << NFP_COUNTERS_CHANGE_SHIFT;
@@ -68,11 +68,11 @@ static int likely_poll(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	unsigned long random = next_random(state);
 	uint32_t reading =
 	    NFP_COUNTERS << NFP_KIND_SHIFT | 2 | (random >> 40 & 1) << NFP_COUNTERS_CHANGE_SHIFT;
-	uint32_t rsp = 0x70000000u - (random >> 16) % 6 * 16, function = 1 + (random >> 8) % 2 * 6;
+	uint32_t sp = 0x70000000u - (random >> 16) % 6 * 16, function = 1 + (random >> 8) % 2 * 6;
 	const struct nfp_record whole[] = {
-	    {random, reading, rsp},
-	    {*ticks, NFP_POLL_ENTRY << NFP_KIND_SHIFT | function, rsp},
-	    {random + random % 5000, reading, rsp},
+	    {random, reading, sp},
+	    {*ticks, NFP_POLL_ENTRY << NFP_KIND_SHIFT | function, sp},
+	    {random + random % 5000, reading, sp},
 	    {*ticks + 9, NFP_POLL_EXIT << NFP_KIND_SHIFT | function, 3 | 4 << 16}};
 	int count = 0;
 	*ticks += 10;
@@ -92,10 +92,10 @@ struct sequence {
 };
 
 // One record of a sequence, and sometimes another one between it and the next.
-static void then(struct sequence *sequence, uint32_t kind, uint32_t function, uint64_t word, uint32_t rsp)
+static void then(struct sequence *sequence, uint32_t kind, uint32_t function, uint64_t word, uint32_t sp)
 {
 	sequence->records[sequence->count++] =
-	    (struct nfp_record){word, kind << NFP_KIND_SHIFT | function, rsp};
+	    (struct nfp_record){word, kind << NFP_KIND_SHIFT | function, sp};
 	if (next_random(sequence->state) % 40 == 0)
 		sequence->records[sequence->count++] = likely_record(sequence->state, sequence->ticks);
 }
@@ -103,23 +103,23 @@ static void then(struct sequence *sequence, uint32_t kind, uint32_t function, ui
 // A receive call whose packets are described late: some when they are handed on; some are taken over.
 static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record records[32])
 {
-	enum { RECEIVE = 1, TRANSMIT = 2, DROP = 3, TAKE_OVER = 11 };
+	enum { RECEIVE = 1, TRANSMIT = 2, DROP = 3, DEQUEUE = 11 };
 	struct sequence sequence = {records, state, ticks, 0};
 	unsigned long random = next_random(state);
 	uint64_t origin = *ticks += 5, buffer = 0x1000 + random % 9 * 64;
-	uint32_t giver = random >> 20 & 1 ? DROP : TRANSMIT, rsp = 0x70000000u - 160;
-	then(&sequence, NFP_POLL_ENTRY, RECEIVE, origin, rsp);
+	uint32_t giver = random >> 20 & 1 ? DROP : TRANSMIT, sp = 0x70000000u - 160;
+	then(&sequence, NFP_POLL_ENTRY, RECEIVE, origin, sp);
 	then(&sequence, NFP_POLL_QUEUE, RECEIVE, origin - random % 64, (uint32_t)(random >> 32));
 	if (random >> 12 & 1) // some are later than the poll
 		then(&sequence, NFP_BATCH_ARRIVAL, RECEIVE, origin + 8 - random % 64, 0);
 	then(&sequence, NFP_POLL_EXIT, RECEIVE, *ticks += 5, 2 | 4 << 16);
 	then(&sequence, NFP_BATCH_NOTE, RECEIVE, 0, (uint32_t)(random >> 8) % 4);
 	if (random >> 31 & 1) {
-		then(&sequence, NFP_POLL_ENTRY, TAKE_OVER, *ticks += 5, rsp);
-		then(&sequence, NFP_POLL_EXIT, TAKE_OVER, *ticks += 5, 1 | 4 << 16);
-		then(&sequence, NFP_PACKET, TAKE_OVER, buffer, 0);
+		then(&sequence, NFP_POLL_ENTRY, DEQUEUE, *ticks += 5, sp);
+		then(&sequence, NFP_POLL_EXIT, DEQUEUE, *ticks += 5, 1 | 4 << 16);
+		then(&sequence, NFP_PACKET, DEQUEUE, buffer, 0);
 	}
-	then(&sequence, NFP_ENTRY, giver, *ticks += 5, rsp);
+	then(&sequence, NFP_ENTRY, giver, *ticks += 5, sp);
 	then(&sequence, NFP_PACKET, giver, buffer, 60);
 	then(&sequence, NFP_PACKET_ORIGIN, 0, random >> 33 & 7 ? origin : random,
 	     (uint32_t)(random >> 36) % 3);
@@ -132,20 +132,20 @@ static int likely_late(unsigned long *state, uint64_t *ticks, struct nfp_record 
 	then(&sequence, NFP_PACKET_ID, 0, buffer * 3, 4 << 24);
 	for (uint64_t i = 0; i < (random >> 40) % 4; i++)
 		then(&sequence, NFP_SHARE, giver, (origin - (random >> 42) % 3 * 10) << 16 | (i + random % 3),
-		     rsp);
-	then(&sequence, NFP_VALUE, giver, 1 | 1ull << 32, rsp);
-	then(&sequence, NFP_EXIT, giver, *ticks += 5, rsp);
+		     sp);
+	then(&sequence, NFP_VALUE, giver, 1 | 1ull << 32, sp);
+	then(&sequence, NFP_EXIT, giver, *ticks += 5, sp);
 	return sequence.count;
 }
 
 // A message that is read, described with its topic, and sent.
 static int likely_message(unsigned long *state, uint64_t *ticks, struct nfp_record records[32])
 {
-	enum { AROUND = 12, MESSAGE = 13, SEND = 14 };
+	enum { SCOPE = 12, MESSAGE = 13, SEND = 14 };
 	struct sequence sequence = {records, state, ticks, 0};
 	unsigned long random = next_random(state);
 	uint64_t buffer = 0x1000 + random % 9 * 64;
-	then(&sequence, NFP_ENTRY, AROUND, *ticks += 5, 0x70000000u);
+	then(&sequence, NFP_ENTRY, SCOPE, *ticks += 5, 0x70000000u);
 	then(&sequence, NFP_ENTRY, MESSAGE, *ticks += 5, 0x70000000u - 16);
 	then(&sequence, NFP_PACKET, MESSAGE, buffer, 0);
 	then(&sequence, NFP_PACKET_ID, 0, random % 200, (uint32_t)NFP_VERSION_MESSAGE << 24);
@@ -155,7 +155,7 @@ static int likely_message(unsigned long *state, uint64_t *ticks, struct nfp_reco
 	then(&sequence, NFP_ENTRY, SEND, *ticks += 5, 0x70000000u - 16);
 	then(&sequence, NFP_VALUE, SEND, buffer << 16, 0x70000000u - 16);
 	then(&sequence, NFP_EXIT, SEND, *ticks += 5, 0x70000000u - 16);
-	then(&sequence, NFP_EXIT, AROUND, *ticks += 5, 0x70000000u);
+	then(&sequence, NFP_EXIT, SCOPE, *ticks += 5, 0x70000000u);
 	return sequence.count;
 }
 
@@ -320,9 +320,9 @@ static void *scribble(void *unused)
 		struct nfp_record record = likely_record(&state, &ticks);
 		uint64_t at = next_random(&state) % 4 ? position : next_random(&state) % (1 << 20) * 16;
 		uint64_t *slot = &shared.ring[at % NFP_RING_BYTES_MIN / 8];
-		uint64_t tail = (uint64_t)record.rsp << 32 |
-		                (uint32_t)(record.tag + nfp_ring_low(at, NFP_RING_BYTES_MIN));
-		__atomic_store_n(slot, record.word, __ATOMIC_RELAXED);
+		uint64_t tail =
+		    (uint64_t)record.sp << 32 | (uint32_t)(record.tag + nfp_ring_low(at, NFP_RING_BYTES_MIN));
+		__atomic_store_n(slot, record.value, __ATOMIC_RELAXED);
 		__atomic_store_n(slot + 1, next_random(&state) % 64 ? tail : next_random(&state),
 		                 __ATOMIC_RELAXED);
 		position += NFP_RECORD_BYTES;

@@ -24,8 +24,8 @@ static int produce(uint64_t *position, uint64_t *limit, uint64_t number)
 			return 0;
 	}
 	struct nfp_record *slot = (struct nfp_record *)(ring + (*position & (RING_BYTES - 1)));
-	slot->word = number;
-	slot->rsp = (uint32_t)(number * 2654435761u);
+	slot->value = number;
+	slot->sp = (uint32_t)(number * 2654435761u);
 	uint32_t tag = (uint32_t)(number & NFP_FUNCTION_MASK) + nfp_ring_low(*position, RING_BYTES);
 	__atomic_store_n(&slot->tag, tag, __ATOMIC_RELEASE);
 	*position += NFP_RECORD_BYTES;
@@ -51,9 +51,9 @@ static uint64_t consume(uint64_t *position, uint64_t expected)
 	struct nfp_drain_hole hole;
 	uint64_t count = nfp_drain(ring, RING_BYTES, position, 0, records, ROOM, &hole);
 	for (uint64_t i = 0; i < count; i++, expected++) {
-		CHECK(records[i].word == expected);
+		CHECK(records[i].value == expected);
 		CHECK(records[i].tag == (expected & NFP_FUNCTION_MASK));
-		CHECK(records[i].rsp == (uint32_t)(expected * 2654435761u));
+		CHECK(records[i].sp == (uint32_t)(expected * 2654435761u));
 	}
 	CHECK(!hole.torn && !hole.blocked);
 	nfp_drain_publish(&shared, *position);
@@ -98,11 +98,11 @@ static void test_holes(void)
 			CHECK(produce(&end, &limit, (uint64_t)i));
 	}
 	CHECK(nfp_drain(ring, RING_BYTES, &position, 0, records, ROOM, &hole) == 2);
-	CHECK(hole.blocked && !hole.torn && records[1].word == 1);
+	CHECK(hole.blocked && !hole.torn && records[1].value == 1);
 	CHECK(nfp_drain(ring, RING_BYTES, &position, 0, records, ROOM, &hole) == 0);
 	CHECK(hole.blocked && !hole.torn);
 	CHECK(nfp_drain(ring, RING_BYTES, &position, 1, records, ROOM, &hole) == 4);
-	CHECK(!hole.blocked && hole.torn == 2 && records[0].word == 4 && position == end);
+	CHECK(!hole.blocked && hole.torn == 2 && records[0].value == 4 && position == end);
 }
 
 int main(void)

@@ -26,7 +26,7 @@ enum {
 
 struct nfp_library nfp_library = {.session_fd = -1};
 struct nfp_thread *nfp_counted_slow(struct nfp_thread *block, uint32_t loss,
-                                    uint32_t rsp); // counter.c, for thunk.S
+                                    uint32_t sp); // counter.c, for thunk.S
 static struct nfp_session_header header = {.ring_bytes = RING_BYTES, .ring_stride = RING_BYTES};
 static struct nfp_thread_shared shared;
 static struct nfp_thread thread;
@@ -68,10 +68,10 @@ static void drain(void)
 			readings += kind >= NFP_COUNTERS;
 			if (kind >= NFP_COUNTERS)
 				continue;
-			CHECK(kind == NFP_ENTRY && records[i].rsp == 7);
-			CHECK(records[i].word < written && written < WRITTEN_MAX);
-			CHECK(!arrived[records[i].word]);
-			arrived[records[i].word] = 1;
+			CHECK(kind == NFP_ENTRY && records[i].sp == 7);
+			CHECK(records[i].value < written && written < WRITTEN_MAX);
+			CHECK(!arrived[records[i].value]);
+			arrived[records[i].value] = 1;
 		}
 		nfp_drain_publish(&shared, read_position);
 	} while (read_position != before);

@@ -104,8 +104,8 @@ static void *scribble(void *unused)
 		uint64_t position = *tail + next_random(&state) % 64 * NFP_RECORD_BYTES;
 		struct nfp_record record = odd_record(&state, position);
 		uint64_t at = position / NFP_RECORD_BYTES % SLOTS * 2;
-		ring[at] = record.word;
-		ring[at + 1] = (uint64_t)record.rsp << 32 | record.tag;
+		ring[at] = record.value;
+		ring[at + 1] = (uint64_t)record.sp << 32 | record.tag;
 		if (next_random(&state) % 4096 == 0)
 			*tail = odd_number(&state);
 	}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's list of threads leaves living ones out while others end: a thread_set without one of them is known not to be whole.
+// The kernel's list of threads leaves living ones out while others end: a threads without one of them is known not to be whole.
 #define _GNU_SOURCE
 #include "check.h"
 #include "thread_set.h"
@@ -45,24 +45,24 @@ static pid_t make_target(int leads)
 static int look(void *shared)
 {
 	int leads = *(int *)shared;
-	struct nfp_thread_set thread_set;
+	struct nfp_thread_set threads;
 	pid_t target = make_target(leads);
-	CHECK(nfp_thread_set_make(&thread_set, target, 0) == 0);
-	CHECK(!nfp_thread_set_is_whole(&thread_set));
-	while (nfp_thread_set_seize_new(&thread_set) != 0)
+	CHECK(nfp_thread_set_make(&threads, target, 0) == 0);
+	CHECK(!nfp_thread_set_is_whole(&threads));
+	while (nfp_thread_set_seize_new(&threads) != 0)
 		; // the first thread may be on its way out
-	CHECK(thread_set.count >= THREADS);
-	for (int i = 0; !leads && i < 1000 && !nfp_thread_set_is_whole(&thread_set); i++) {
+	CHECK(threads.count >= THREADS);
+	for (int i = 0; !leads && i < 1000 && !nfp_thread_set_is_whole(&threads); i++) {
 		int status;
 		if (waitpid(target, &status, __WALL | WNOHANG) == target)
-			nfp_thread_set_find(&thread_set, target)->gone = 1;
+			nfp_thread_set_find(&threads, target)->gone = 1;
 		usleep(1000);
 	}
-	CHECK(nfp_thread_set_is_whole(&thread_set));
-	struct nfp_seized left_out = thread_set.threads[--thread_set.count];
-	CHECK(!nfp_thread_set_is_whole(&thread_set));
-	thread_set.threads[thread_set.count++] = left_out;
-	CHECK(nfp_thread_set_is_whole(&thread_set));
+	CHECK(nfp_thread_set_is_whole(&threads));
+	struct nfp_seized left_out = threads.items[--threads.count];
+	CHECK(!nfp_thread_set_is_whole(&threads));
+	threads.items[threads.count++] = left_out;
+	CHECK(nfp_thread_set_is_whole(&threads));
 	kill(target, SIGKILL);
 	return 0;
 }
@@ -71,6 +71,6 @@ int main(void)
 {
 	for (int leads = 0; leads < 2; leads++)
 		CHECK(nfp_patch_process(look, &leads) == 0);
-	printf("thread_set: threads that the list leaves out are missed\n");
+	printf("threads: threads that the list leaves out are missed\n");
 	return 0;
 }

@@ -19,20 +19,19 @@ struct content {
 	uint64_t ticks;
 };
 
-static inline int put(struct content *content, uint32_t kind, uint32_t function, uint64_t word, uint32_t rsp)
+static inline int put(struct content *content, uint32_t kind, uint32_t function, uint64_t word, uint32_t sp)
 {
 	if (content->count == content->room)
 		return 0;
-	content->records[content->count++] =
-	    (struct nfp_record){word, kind << NFP_KIND_SHIFT | function, rsp};
+	content->records[content->count++] = (struct nfp_record){word, kind << NFP_KIND_SHIFT | function, sp};
 	return 1;
 }
 
 // A record with the next time stamp.
-static inline int put_now(struct content *content, uint32_t kind, uint32_t function, uint32_t rsp)
+static inline int put_now(struct content *content, uint32_t kind, uint32_t function, uint32_t sp)
 {
 	content->ticks += 10;
-	return put(content, kind, function, content->ticks, rsp);
+	return put(content, kind, function, content->ticks, sp);
 }
 
 static inline int put_poll(struct content *content, uint32_t function, uint64_t start_ticks, uint32_t size)
@@ -44,7 +43,7 @@ static inline int put_poll(struct content *content, uint32_t function, uint64_t 
 enum {
 	DEEP = 16383, // open calls, one less than nfp_calltree_make_room leaves
 	TOP = 0x70000000,
-	STACK = 64 << 20, // NFP_STACK_SPAN: rsp further apart is another stack
+	STACK = 64 << 20, // NFP_STACK_SPAN: sp further apart is another stack
 };
 
 static inline void open_calls(struct content *content, uint32_t count, uint32_t step)

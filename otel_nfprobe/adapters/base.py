@@ -23,20 +23,20 @@ PUNT = lib.NFP_ROLE_PUNT  # hands packets to the host
 KEEP = lib.NFP_ROLE_KEEP  # takes packets in that may stay
 REPLACE = lib.NFP_ROLE_REPLACE  # takes packets in and sends others in their place
 FREE = lib.NFP_ROLE_FREE  # drops what was received and not handed on
-TAKE_OVER = lib.NFP_ROLE_TAKE_OVER  # takes packets over that another call has received
+DEQUEUE = lib.NFP_ROLE_DEQUEUE  # takes packets over that another call has received
 HAND_OVER = lib.NFP_ROLE_HAND_OVER  # puts packets into queues of other threads, or drops them
 COMMAND = lib.NFP_ROLE_COMMAND  # reads a text that says what is done in its calls
 HOLD = lib.NFP_ROLE_HOLD  # reads a text; returns when the other threads stand still
 RELEASE = lib.NFP_ROLE_RELEASE  # lets them go
 # Roles of functions whose probes read no packets; session.h says what each means.
 CALL = lib.NFP_ROLE_CALL  # an inner function, for its snippet
-AROUND = lib.NFP_ROLE_AROUND
+MESSAGE_SCOPE = lib.NFP_ROLE_MESSAGE_SCOPE
 MESSAGE = lib.NFP_ROLE_MESSAGE  # reads a message's topic
 SEND = lib.NFP_ROLE_SEND
 LENGTH = lib.NFP_ROLE_LENGTH
 NUMBER = lib.NFP_ROLE_NUMBER
-TURN = lib.NFP_ROLE_TURN
-READ_NO_PACKETS = (CALL, AROUND, SEND, LENGTH, NUMBER, TURN, RELEASE)
+LOOP_ITERATION = lib.NFP_ROLE_LOOP_ITERATION
+READ_NO_PACKETS = (CALL, MESSAGE_SCOPE, SEND, LENGTH, NUMBER, LOOP_ITERATION, RELEASE)
 COUNT_RETURN = lib.NFP_COUNT_RETURN
 COUNT_ARGUMENT = lib.NFP_COUNT_ARGUMENT
 COUNT_FIXED = lib.NFP_COUNT_FIXED
@@ -271,7 +271,7 @@ class Burst:
         when: which return values of a receive function say that it has received something, WHEN_*.
         checked: its packets are looked at with care (native/probe/validate.c): a person described them.
         queue: the argument of a receive function that says which queue it polls, or ABSENT.
-        first, step: of TAKE_OVER: bytes before the first pointer of the array, and from one to the next.
+        first, step: of DEQUEUE: bytes before the first pointer of the array, and from one to the next.
     """
 
     pointers: int
@@ -318,9 +318,9 @@ def make_program(role: int, burst: Burst, buffer: Buffer) -> dict[str, int]:
     """
     program = {"role": role, **burst.fields(), **buffer.fields()}
     program |= buffer.numbered.fields(role) if buffer.numbered else {}
-    if burst.batch is not None and role not in (RECEIVE, TAKE_OVER):
+    if burst.batch is not None and role not in (RECEIVE, DEQUEUE):
         program["when"] = WHEN_ALWAYS  # the call empties the batch: it is counted at its entry
-    if role == TAKE_OVER:
+    if role == DEQUEUE:
         program["pointers_offset"] = burst.first or program["pointers_offset"]
         program["next_number"] = program["next_number"] if buffer.numbered else burst.step
     needed = [("pointers_argument", burst.pointers)]

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from otel_nfprobe.adapters.base import (
     ABSENT,
-    AROUND,
     COUNT_FIXED,
     LENGTH,
     MESSAGE,
+    MESSAGE_SCOPE,
     NUMBER,
     SEND,
     WHEN_ALWAYS,
@@ -40,12 +40,12 @@ BUFFER_AND_NUMBER = "mov rax, rdx; shl rax, 16; movzx ecx, si; or rax, rcx"
 SECOND_ARGUMENT_16 = "movzx eax, si"
 THIRD_ARGUMENT_32 = "mov eax, edx"
 NEEDED = {  # name: role, snippet, label
-    "packet__read": (AROUND, "", "reads a network packet"),
+    "packet__read": (MESSAGE_SCOPE, "", "reads a network packet"),
     "sub__messages_queue": (MESSAGE, "", "routes a message"),
     "send__publish": (SEND, BUFFER_AND_NUMBER, "sends a message to a subscriber"),
 }
 WELCOME = {
-    "handle__packet": (AROUND, "", "works on a network packet"),
+    "handle__packet": (MESSAGE_SCOPE, "", "works on a network packet"),
     "mosquitto_acl_check": (LENGTH, THIRD_ARGUMENT_32, "length of a message"),
     "db__message_store_find": (NUMBER, SECOND_ARGUMENT_16, "id of a message"),
     "db__message_release_incoming": (NUMBER, SECOND_ARGUMENT_16, "id of a message that is released"),

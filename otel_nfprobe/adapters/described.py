@@ -23,11 +23,11 @@ from otel_nfprobe.adapters.base import (
     COUNT_FIXED,
     COUNT_MEMORY,
     COUNT_RETURN,
+    DEQUEUE,
     DROP,
     NO_OFFSET,
     PACKETS_MAX,
     RECEIVE,
-    TAKE_OVER,
     TRANSMIT,
     WHEN_ALWAYS,
     WHEN_NONZERO,
@@ -38,12 +38,12 @@ from otel_nfprobe.adapters.base import (
     RoleFunction,
     make_program,
 )
-from otel_nfprobe.adapters.generic import find_turn
+from otel_nfprobe.adapters.generic import find_loop_iteration
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
 
-ROLES = {"receive": RECEIVE, "take_over": TAKE_OVER, "transmit": TRANSMIT, "drop": DROP}
+ROLES = {"receive": RECEIVE, "take_over": DEQUEUE, "transmit": TRANSMIT, "drop": DROP}
 POLLING = ("receive", "take_over")  # their calls return packets
 ARRIVAL_UNITS = {"ticks": lib.NFP_ARRIVAL_TICKS, "unix_ns": lib.NFP_ARRIVAL_UNIX_NS}
 LINK_LAYERS = {"ethernet": lib.NFP_LINK_ETHERNET, "ip": lib.NFP_LINK_IP}
@@ -137,7 +137,7 @@ class DescribedAdapter:
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
         if self._turn:
-            return [find_turn(target, self._turn)]
+            return [find_loop_iteration(target, self._turn)]
         found = []
         for role, glob, burst in self._calls:
             functions = find_functions(target, [glob])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.adapters.base import KNOWS_LIBRARY, TAKE_OVER, Burst, RoleFunction, make_program
+from otel_nfprobe.adapters.base import DEQUEUE, KNOWS_LIBRARY, Burst, RoleFunction, make_program
 from otel_nfprobe.adapters.dpdk_free import free_roles
 from otel_nfprobe.adapters.dpdk_stamps import stamp_note, with_stamp
 from otel_nfprobe.adapters.ethdev import MBUF, data_of, mbuf_note, module_at, port_roles
@@ -269,7 +269,7 @@ DEQUEUE_BURST = 6  # the word of an entry, in the versions below
 VERSIONS = range(22, 25)  # of the library, DPDK 21.11 to 24.07: later ones have other entries
 # uint16_t dequeue(void *port, struct rte_event *events, uint16_t count, uint64_t timeout); an event is a word of its
 # own and a pointer.
-DEQUEUE = Burst(pointers=1, requested=2, count_mask=0xFFFF, queue=0, first=8, step=16)
+EVENT_DEQUEUE = Burst(pointers=1, requested=2, count_mask=0xFFFF, queue=0, first=8, step=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _event_roles(target: Target, modules: Sequence[Module]) -> Iterator[RoleFunc
         for address in dict.fromkeys(dequeues):
             module = module_at(modules, address)
             if module is not None and (address != placeholder or 2 * count < DEVICES):
-                yield _role(module, address, DEQUEUE, "dequeue")
+                yield _role(module, address, EVENT_DEQUEUE, "dequeue")
         return  # the first table is the live one
 
 
@@ -331,4 +331,4 @@ def _role(module: Module, address: int, burst: Burst, word: str) -> RoleFunction
     function = function_at(module, address - module.base)
     name = function.label if function is not None else f"{module.name}+{address - module.base:#x}"
     label = f"{module.name.split('.so')[0].removeprefix('librte_')} {word}"
-    return RoleFunction(address, name, TAKE_OVER, make_program(TAKE_OVER, burst, MBUF), label)
+    return RoleFunction(address, name, DEQUEUE, make_program(DEQUEUE, burst, MBUF), label)

@@ -7,7 +7,7 @@ like slow packets. Chosen by `--batch-function`; it never recognises a program b
 
 from __future__ import annotations
 
-from otel_nfprobe.adapters.base import KNOWS_LIBRARY, TURN, RoleFunction
+from otel_nfprobe.adapters.base import KNOWS_LIBRARY, LOOP_ITERATION, RoleFunction
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
@@ -33,14 +33,14 @@ class GenericAdapter:
 
     def roles(self, target: Target) -> list[RoleFunction]:
         """See Adapter."""
-        return [find_turn(target, self._function)]
+        return [find_loop_iteration(target, self._function)]
 
     def notes(self, target: Target) -> list[str]:
         """See Adapter."""
         return [f"a batch lasts from one call of {self._function} to the next of the same thread"]
 
 
-def find_turn(target: Target, glob: str) -> RoleFunction:
+def find_loop_iteration(target: Target, glob: str) -> RoleFunction:
     """The function whose calls begin batches.
 
     Raises:
@@ -53,4 +53,4 @@ def find_turn(target: Target, glob: str) -> RoleFunction:
             f"nfprobe functions {target.pid} --functions '{glob}'",
         )
     function = functions[0]
-    return RoleFunction(function.address, function.label, TURN, {}, f"{function.name} begins a batch")
+    return RoleFunction(function.address, function.label, LOOP_ITERATION, {}, f"{function.name} begins a batch")

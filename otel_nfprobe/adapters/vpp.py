@@ -30,6 +30,7 @@ from otel_nfprobe.adapters.base import (
     CALL,
     COMMAND,
     COUNT_RETURN,
+    DEQUEUE,
     DROP,
     HAND_OVER,
     HOLD,
@@ -40,7 +41,6 @@ from otel_nfprobe.adapters.base import (
     RECEIVE,
     RELEASE,
     REPLACE,
-    TAKE_OVER,
     TRANSMIT,
     VECTORS,
     WHEN_ALWAYS,
@@ -121,7 +121,7 @@ def read_version(target: Target) -> str:
 
 WORDS = {
     RECEIVE: "receive",
-    TAKE_OVER: "return",
+    DEQUEUE: "return",
     TRANSMIT: "transmit",
     DROP: "drop",
     PUNT: "punt",
@@ -129,7 +129,7 @@ WORDS = {
     REPLACE: "fragment",
     CALL: "node",
 }
-INPUTS = (RECEIVE, TAKE_OVER)
+INPUTS = (RECEIVE, DEQUEUE)
 # Input nodes whose packets have been received before: others have kept them for a turn or more, in the same buffers.
 RETURNS = ("crypto-dispatch", "crypto-deq", "nsim-wheel")
 MESSAGES = ("appsl-rx-mqs-input",)  # input nodes that return numbers of something else, and receive no packets
@@ -151,9 +151,9 @@ def handles_packets(node: Node) -> bool:
 
 
 def role_of(node: Node, graph: Graph) -> int:
-    """RECEIVE, TAKE_OVER, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
+    """RECEIVE, DEQUEUE, TRANSMIT, DROP, PUNT, KEEP, REPLACE, or CALL of a node that hands its packets on."""
     if node.type == INPUT:
-        return TAKE_OVER if node.name in RETURNS else RECEIVE
+        return DEQUEUE if node.name in RETURNS else RECEIVE
     if HANDS_ON.fullmatch(node.name):
         return CALL
     if node.name.removesuffix(DELETED_SUFFIX).endswith(TRANSMIT_SUFFIX):
@@ -343,7 +343,7 @@ def find_handoff(target: Target, graph: Graph, frame: Frame) -> list[RoleFunctio
     put = Burst(NUMBERS, COUNT, COUNT_RETURN, packets_max=CALL_PACKETS, checked=True)
     return [
         *(_handoff_role(module, address, HAND_OVER, put, "hand over") for address in sorted(putting)),
-        *(_handoff_role(module, address, TAKE_OVER, take, "take over") for address in sorted(taking)),
+        *(_handoff_role(module, address, DEQUEUE, take, "take over") for address in sorted(taking)),
     ]
 
 

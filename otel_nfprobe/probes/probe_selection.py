@@ -142,7 +142,7 @@ class Choice:
             is_node = role is not None and role.unit == VECTORS and snippet == role.snippet
             return ProbeRequest(plan, program=NODE_PROGRAM if is_node else 0, gate=gate, snippet=snippet)
         program = self.readers().index(role)
-        if role.role not in (lib.NFP_ROLE_RECEIVE, lib.NFP_ROLE_TAKE_OVER):
+        if role.role not in (lib.NFP_ROLE_RECEIVE, lib.NFP_ROLE_DEQUEUE):
             return ProbeRequest(plan, lib.NFP_SHAPE_PACKETS, program, when=int(role.program.get("when", 0)))
         mask, when = int(role.program.get("count_mask", ALL_BITS)), int(role.program.get("when", 0))
         queue = int(role.program.get("queue_argument", NO_ARGUMENT))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD, Rows
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from tests.benchmarks.rounds import make_parser, spent_s, spread, write_figures
@@ -65,8 +65,8 @@ def stream(work_calls: int, packets: bool, ring_bytes: int = RING_BYTES) -> Rows
     turn = np.repeat(np.arange(count, dtype=np.uint64), len(one))
     kind = records["tag"] >> 24
     timed, buffers = kind <= TIMED_LAST, kind == PACKET
-    records["word"][timed] += turn[timed] * np.uint64(TURN_TICKS) + np.uint64(1000)
-    records["word"][buffers] += (turn[buffers] % np.uint64(512)) * np.uint64(BURST * 2304)
+    records["value"][timed] += turn[timed] * np.uint64(TURN_TICKS) + np.uint64(1000)
+    records["value"][buffers] += (turn[buffers] % np.uint64(512)) * np.uint64(BURST * 2304)
     return records
 
 

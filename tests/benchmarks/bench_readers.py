@@ -46,7 +46,7 @@ def make_records(ring_bytes: int) -> Rows:
     lap = varied_stream(32, False, ring_bytes)
     lap = lap[(lap["tag"] >> 24) <= 3]
     records = np.tile(lap, LAPS)
-    records["word"] += np.repeat(np.arange(LAPS, dtype=np.uint64) * (lap["word"].max() + np.uint64(1000)), len(lap))
+    records["value"] += np.repeat(np.arange(LAPS, dtype=np.uint64) * (lap["value"].max() + np.uint64(1000)), len(lap))
     return records
 
 
@@ -55,7 +55,7 @@ def write_ctf(folder: Path, records: Rows) -> None:
     folder.mkdir()
     events = np.zeros(len(records), dtype=[("id", "<u4"), ("timestamp", "<u8"), ("function", "<u4")])
     events["id"] = (records["tag"] >> 24) & 1
-    events["timestamp"] = np.maximum.accumulate(records["word"])
+    events["timestamp"] = np.maximum.accumulate(records["value"])
     events["function"] = records["tag"] & 0xFFFF
     (folder / "metadata").write_text(METADATA)
     (folder / "stream").write_bytes(events.tobytes())

@@ -32,7 +32,7 @@ def varied_stream(work_calls: int, packets: bool, ring_bytes: int = RING_BYTES) 
     """As they come out of the drain; time stamps vary as they do on a machine: by some ticks."""
     records = stream(work_calls, packets, ring_bytes)
     timed = (records["tag"] >> 24) <= 2
-    records["word"][timed] += np.random.default_rng(1).integers(0, 9, timed.sum()).astype(np.uint64)
+    records["value"][timed] += np.random.default_rng(1).integers(0, 9, timed.sum()).astype(np.uint64)
     return records
 
 

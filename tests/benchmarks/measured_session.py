@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from otel_nfprobe._core import lib
-
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.export.endpoint import find_endpoint

@@ -24,7 +24,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from otel_nfprobe._core import ffi, lib
-
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.linux.descriptors import ADD_SEALS, KEPT_SIZE, SESSION_NAME
 from otel_nfprobe.probes import inject

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iced_x86 import Code, Decoder, Instruction, Mnemonic, OpKind, Register, RegisterExt
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.arch.x86_64 import scan
 
 ADDRESS = 0x400000

@@ -9,7 +9,6 @@ import random
 from typing import Any
 
 from otel_nfprobe._core import ffi
-
 from otel_nfprobe.shm.session import (
     ARENA_OFFSET,
     FIXED_BYTES,

@@ -29,7 +29,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from otel_nfprobe._core import lib
-
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.status import _states
 from otel_nfprobe.monitor.fork_tracker import _runs_on_memory_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag

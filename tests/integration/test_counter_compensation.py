@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.counters.compensation import SHAPES, calibrate_counters, costs_of

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.shm.session import FIXED_BYTES, PROBE_COUNT, PROBE_TABLE_OFFSET
 from otel_nfprobe.target.leftover import session_descriptors

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters import base
 from otel_nfprobe.adapters.dpdk import DpdkAdapter
 from otel_nfprobe.base.columns import PacketFlag

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.probes import inject as injection
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, Thread

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.probes.inject import inject
 from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.target import Target

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes import preemption

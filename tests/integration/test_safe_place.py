@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.probes.inject import inject
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, has_ended

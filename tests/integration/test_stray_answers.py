@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from otel_nfprobe._core import ffi
 
+from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.leftover import session_descriptors
 from tests.integration.test_damaged_table import GLOBS, RING_BYTES, Whole

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.elf.ehframe import RSP, Frame, FrameTable, parse_frames
 from otel_nfprobe.probes.template import template_bytes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.adapters.base import CALL, COMMAND, DROP, HAND_OVER, HOLD, RECEIVE, TAKE_OVER, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, COMMAND, DEQUEUE, DROP, HAND_OVER, HOLD, RECEIVE, TRANSMIT
 from otel_nfprobe.adapters.vpp import VppAdapter
 from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, read_graph
 from otel_nfprobe.base.columns import concatenate
@@ -179,7 +179,7 @@ def test_nodes_that_read_no_packets_need_no_capture_program(
     double.ask("1000")
     choice = choose(Target(double.pid), VppAdapter(), [], [])
     assert (len(choice.roles), len(choice.plans)) == (15, 15)
-    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP, HOLD, COMMAND, HAND_OVER, TAKE_OVER}
+    assert {role.role for role in choice.readers()} == {RECEIVE, TRANSMIT, DROP, HOLD, COMMAND, HAND_OVER, DEQUEUE}
     assert sum(bool(request.snippet) for request in choice.requests()) == 7
 
 

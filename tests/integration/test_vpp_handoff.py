@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from otel_nfprobe.adapters.base import HAND_OVER, TAKE_OVER
+from otel_nfprobe.adapters.base import DEQUEUE, HAND_OVER
 from otel_nfprobe.adapters.vpp import find_handoff, find_thread_numbers
 from otel_nfprobe.adapters.vpp_frames import Frame
 from otel_nfprobe.adapters.vpp_graph import read_graph
@@ -224,7 +224,7 @@ def test_no_workers_no_queues(start: Start) -> None:
     """A target whose tables lead nowhere has no such roles, and all others."""
     target = Target(start("handoff").double.pid)
     graph, frame = read_graph(target), Frame(10, 6)
-    assert [role.role for role in find_handoff(target, graph, frame)] == [HAND_OVER, TAKE_OVER]
+    assert [role.role for role in find_handoff(target, graph, frame)] == [HAND_OVER, DEQUEUE]
     assert find_handoff(target, replace(graph, mains=graph.mains[:1]), frame) == []
     assert find_handoff(target, replace(graph, nodes=graph.nodes[:20]), frame) == []
 

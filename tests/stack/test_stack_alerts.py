@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.target.target import Target
 from tests.support.jaeger_client import JaegerClient, await_true

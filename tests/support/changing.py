@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import CountersFlag
 from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.compensation import Compensation

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns, CountersFlag
 from otel_nfprobe.recording.recording import RecordingWriter

@@ -6,7 +6,6 @@ from __future__ import annotations
 import struct
 
 from otel_nfprobe._core import ffi, lib
-
 from tests.support import packet_digest as digest
 
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from otel_nfprobe._core import ffi
 
+from otel_nfprobe._core import ffi
 from otel_nfprobe.adapters import base, installed
 from otel_nfprobe.adapters.base import DROP, RECEIVE, TRANSMIT, Buffer, Burst
 from otel_nfprobe.adapters.described import DescribedAdapter

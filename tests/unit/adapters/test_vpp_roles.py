@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from otel_nfprobe.adapters.base import CALL, DROP, KEEP, PUNT, RECEIVE, REPLACE, TAKE_OVER, TRANSMIT
+from otel_nfprobe.adapters.base import CALL, DEQUEUE, DROP, KEEP, PUNT, RECEIVE, REPLACE, TRANSMIT
 from otel_nfprobe.adapters.vpp import handles_packets, role_of
 from otel_nfprobe.adapters.vpp_graph import INPUT, INTERNAL, Graph, Layout, Node
 
 ROLES = {
     RECEIVE: ["pg-input", "dpdk-input", "memif-input", "af-packet-input", "virtio-input", "pipe-input", "port-rx-eth0"],
-    TAKE_OVER: ["crypto-deq", "crypto-dispatch", "nsim-wheel"],
+    DEQUEUE: ["crypto-deq", "crypto-dispatch", "nsim-wheel"],
 }
 INNER_ROLES = {
     TRANSMIT: ["memif0/0-tx", "host-vpp1-tx", "tap0-tx", "interface-1-tx-deleted", "pipe0.0-tx"],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from otel_nfprobe._core import ffi
 
+from otel_nfprobe._core import ffi
 from otel_nfprobe.base.clock import ANCHOR, Clock, ClockPair, sample_pair
 from otel_nfprobe.base.errors import UsageError
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, RECORD, Columns, Rows, concatenate
 from otel_nfprobe.base.holdrows import HOLD, join_holds
 from otel_nfprobe.causes.holds import add_held, describe_hold, find_longest, hold_threads

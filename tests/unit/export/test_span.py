@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import BATCH, CALL, MESSAGE_VERSION, NONE, PACKET, Columns
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
 from otel_nfprobe.export.span import TAIL, TAIL_KINDS, EncodedRequest, SpanEncoder, find_session_id, make_tails

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD, THREAD
 from tests.support.synthetic_records import entry
 from tests.support.written_ring import WrittenRing
@@ -49,8 +49,8 @@ class Ring:
         count, torn, blocked = self.written.drain(out, skip_hole)
         got: Any = np.frombuffer(ffi.buffer(out), RECORD)[:count]
         assert (got["tag"] == 3).all()
-        assert (got["rsp"] == 77).all()
-        return got["word"].tolist(), torn, blocked
+        assert (got["sp"] == 77).all()
+        return got["value"].tolist(), torn, blocked
 
 
 def test_empty_ring_gives_nothing() -> None:

@@ -8,8 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import RECORD, THREAD
 from otel_nfprobe.shm.rings import PART
 from tests.unit.monitor.test_drain import RING_BYTES, SLOTS, Ring
@@ -52,7 +52,7 @@ class Rings:
         while self.sweep.next < self.sweep.threads:
             count, first = lib.nfp_sweep_take(self.sweep, pointers[0], room_each or room, pointers[1]), 0
             for thread, _, size in parts[:count].tolist():
-                found.append((thread, records["word"][first : first + size].tolist()))
+                found.append((thread, records["value"][first : first + size].tolist()))
                 first += size
         return found
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import ABSORBED, DROPPED, PUNTED, TRANSMITTED, UNKNOWN, Columns
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from tests.support.synthetic_records import Row, entry, leave, poll, record, records, value

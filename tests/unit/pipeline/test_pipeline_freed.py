@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, UNKNOWN, Columns
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from tests.support.synthetic_records import (

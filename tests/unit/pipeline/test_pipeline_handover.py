@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import TRANSMITTED, BatchFlag, Columns, HandoverFlag, concatenate, with_again
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from otel_nfprobe.pipeline.sampling import find_population
@@ -38,7 +38,7 @@ def take_over(buffers: list[int], start: int) -> list[Row]:
 
 def run(rounds: list[Round]) -> tuple[list[Columns], PipelineCounts]:
     """Takes after each round, and the counts."""
-    with Pipeline(np.append(ROLES, np.uint8(lib.NFP_ROLE_TAKE_OVER))) as pipeline:
+    with Pipeline(np.append(ROLES, np.uint8(lib.NFP_ROLE_DEQUEUE))) as pipeline:
         takes = []
         for rows in rounds:
             for thread, some in enumerate(rows):
@@ -120,7 +120,7 @@ def test_what_nobody_has_received_is_left_out() -> None:
 def test_the_second_thread_was_drained_first_and_in_parts() -> None:
     """As after a pause of the monitor: what one ring held is taken before another one is looked at."""
     first, again = ([*take_over([0x10], at), *hand_on(TX, at + 20, at + 30, 600, [0x10])] for at in (200, 1200))
-    with Pipeline(np.append(ROLES, np.uint8(lib.NFP_ROLE_TAKE_OVER))) as pipeline:
+    with Pipeline(np.append(ROLES, np.uint8(lib.NFP_ROLE_DEQUEUE))) as pipeline:
         takes = []
         for rows in (first, take_over([], 300)):
             pipeline.feed(SECOND, records(rows))
@@ -177,7 +177,7 @@ def receive_late(start: int, count: int) -> list[Row]:
 
 
 def run_late(rounds: list[Round]) -> tuple[Columns, PipelineCounts]:
-    roles = np.append(ROLES, np.array([lib.NFP_ROLE_TAKE_OVER, lib.NFP_ROLE_HAND_OVER], np.uint8))
+    roles = np.append(ROLES, np.array([lib.NFP_ROLE_DEQUEUE, lib.NFP_ROLE_HAND_OVER], np.uint8))
     with Pipeline(roles) as pipeline:
         takes = []
         for rows in rounds:

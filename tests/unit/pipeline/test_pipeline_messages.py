@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import MESSAGE, NONE, TRANSMITTED, UNKNOWN, BatchFlag, Columns, concatenate
 from otel_nfprobe.pipeline.flow import describe_flow
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
@@ -14,14 +14,14 @@ from tests.support.synthetic_records import Row, entry, leave, lost, poll, recor
 READ, HANDLE, ACL, FIND, QUEUE, SEND, INNER, TURN, RX = range(9)
 ROLES = np.array(
     [
-        lib.NFP_ROLE_AROUND,
-        lib.NFP_ROLE_AROUND,
+        lib.NFP_ROLE_MESSAGE_SCOPE,
+        lib.NFP_ROLE_MESSAGE_SCOPE,
         lib.NFP_ROLE_LENGTH,
         lib.NFP_ROLE_NUMBER,
         lib.NFP_ROLE_MESSAGE,
         lib.NFP_ROLE_SEND,
         lib.NFP_ROLE_CALL,
-        lib.NFP_ROLE_TURN,
+        lib.NFP_ROLE_LOOP_ITERATION,
         lib.NFP_ROLE_RECEIVE,
     ],
     np.uint8,

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import DROPPED, TRANSMITTED, Columns, concatenate
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
 from tests.support.synthetic_records import (
@@ -27,7 +27,7 @@ from tests.unit.monitor.test_latecapture import hand_on as hand_on_chosen
 from tests.unit.monitor.test_latecapture import receiver as late_receiver
 
 TAKE, PUT = len(ROLES), len(ROLES) + 1
-ALL_ROLES = np.append(ROLES, np.array([lib.NFP_ROLE_TAKE_OVER, lib.NFP_ROLE_HAND_OVER], np.uint8))
+ALL_ROLES = np.append(ROLES, np.array([lib.NFP_ROLE_DEQUEUE, lib.NFP_ROLE_HAND_OVER], np.uint8))
 Round = tuple[list[Row], list[Row]]  # records of the first thread and of the second
 
 

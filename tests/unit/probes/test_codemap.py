@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from otel_nfprobe._core import lib
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.probes.codemap import (
     BODY,
     DISPLACED,

@@ -102,7 +102,7 @@ def test_slow_packets_trigger_and_nothing_is_twice(session: Session, tmp_path: P
         reader = RecordingReader(file)
         rows = [block.array(recording_dtype()) for block in reader.blocks() if block.type == recording.RECORDS]
         assert reader.summary["flight"]["reason"] == TRIGGERED
-        words.append(np.concatenate(rows)["word"][::1])
+        words.append(np.concatenate(rows)["value"][::1])
     assert 2 <= len(words) <= 5
     entries = [rows[0] for rows in words]
     assert entries == sorted(entries)
@@ -111,7 +111,7 @@ def test_slow_packets_trigger_and_nothing_is_twice(session: Session, tmp_path: P
 
 
 def recording_dtype() -> np.dtype:
-    return np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
+    return np.dtype([("value", "<u8"), ("tag", "<u4"), ("sp", "<u4")])
 
 
 def test_without_a_reason_nothing_is_written(session: Session, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from otel_nfprobe.recording.recordingfile import MAGIC, RecordingFile
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.report import build_report
 
-RECORD = np.dtype([("word", "<u8"), ("tag", "<u4"), ("rsp", "<u4")])
+RECORD = np.dtype([("value", "<u8"), ("tag", "<u4"), ("sp", "<u4")])
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
 HEADER = RecordingHeader("0.1.0", "s1", 42, "/bin/nf", "host", 123, 2.6e9, {"service.name": "nf"}, {"packets": "all"})
 FUNCTION = FunctionInfo(
@@ -39,7 +39,7 @@ SUMMARY = {"pid": 42, "records": {"read": 300}}
 
 def records(count: int, first: int = 0) -> np.ndarray:
     array = np.zeros(count, RECORD)
-    array["word"] = np.arange(first, first + count)
+    array["value"] = np.arange(first, first + count)
     array["tag"] = 1
     return array
 
@@ -238,7 +238,7 @@ def test_a_bound_ends_it_whole(tmp_path: Path) -> None:
     chance = np.random.default_rng(1)
     for _ in range(30):
         rows = records(5_000)
-        rows["word"] = chance.integers(0, 1 << 63, len(rows))
+        rows["value"] = chance.integers(0, 1 << 63, len(rows))
         writer.records(0, rows)
         writer.flush()
     assert writer.reached_max
@@ -324,7 +324,7 @@ from tests.unit.recording import test_recording as t
 from otel_nfprobe.base.errors import NfprobeError
 writer = t.RecordingWriter({str(tmp_path / "r")!r}, t.HEADER)
 rows = t.records(1000)
-rows["word"] = np.random.default_rng(1).integers(0, 1 << 63, 1000)
+rows["value"] = np.random.default_rng(1).integers(0, 1 << 63, 1000)
 writer.records(0, rows)
 writer.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (12000, resource.RLIM_INFINITY))

@@ -247,7 +247,7 @@ def test_hostile_records_do_no_harm(tmp_path: Path) -> None:
         path = tmp_path / str(attempt)
         array = np.frombuffer(rng.bytes(16 * 3000), RECORD).copy()
         if attempt % 2:  # kinds and functions that exist
-            array["tag"] = (array["tag"] % 16) << 24 | array["rsp"] % 6
+            array["tag"] = (array["tag"] % 16) << 24 | array["sp"] % 6
         simulation.records = array.tolist()
         report = build_report(RecordingReader(record(path, simulation)))
         json.loads(render_json(report))

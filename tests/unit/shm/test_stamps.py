@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from otel_nfprobe._core import ffi, lib
 
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.shm.stamps import SKEW_TICKS, StampBounds
 from tests.support.synthetic_records import (
@@ -61,7 +61,7 @@ def test_words_that_are_no_stamps_stay() -> None:
 def test_waits_do_not_begin_before_the_session() -> None:
     rows = [record(16, RX, 5, 0), record(11, RX, 5, 0), record(11, RX, 5, 1), record(16, RX, 0, 0)]
     array, wrong = bound(rows)
-    assert array["word"].tolist() == [NOW - 1000, NOW - 1000, 5, 0]
+    assert array["value"].tolist() == [NOW - 1000, NOW - 1000, 5, 0]
     assert wrong == 0
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from otel_nfprobe._core import ffi
 
+from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 from otel_nfprobe.linux.memory import Memory
 from otel_nfprobe.monitor.attachment import Attachment

@@ -75,7 +75,7 @@
 	jz .Lvalue_done_\name
 .Lvalue_again_\name:
 	RESERVE %rdx, %edx, .Lvalue_full_\name
-	mov %rax, NFP_RECORD_WORD(%rdx)
+	mov %rax, NFP_RECORD_VALUE(%rdx)
 	COMMIT \name, %rdx, NFP_VALUE
 	cmpq $0, NFP_THREAD_SHARES(%rcx)
 	jne .Lvalue_shares_\name
