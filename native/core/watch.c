@@ -128,6 +128,8 @@ static int visit_all(struct nfp_watch *watch)
 		for (uint32_t turn = 1;
 		     !watch->thread_set.threads[i].visited && !watch->thread_set.threads[i].gone; turn++) {
 			nfp_watch_pause(watch);
+			if (watch->replaced) // nobody reports the end of the threads that it had
+				return -ESTALE;
 			if (turn % TURNS_TO_LOOK == 0 && is_past_birth(watch, &watch->thread_set.threads[i]))
 				break;
 			if (watch->thread_set.threads[i].state == RUNNING)
