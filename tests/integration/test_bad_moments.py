@@ -37,9 +37,10 @@ def firewall(start_firewall: Callable[..., Firewall]) -> Firewall:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """So small that a busy machine records as much, too, before the session ends."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "nfprobe-test", str(folder)]
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "nfprobe-test", str(folder)]
     if subprocess.run(words, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     yield folder
