@@ -14,7 +14,7 @@ import pytest
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache")]
 
 LIBCRYPTO = next(Path("/usr/lib").glob("*/libcrypto.so.3"))
 CONTRACT = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}
@@ -45,11 +45,6 @@ int Ring::push(int x) const { return v + squeeze(x); }
 extern "C" __attribute__((visibility("default"))) int entry(int a, const char *b) { return net::squeeze(a) + b[0]; }
 __asm__(".text\\n.globl bare\\n.type bare,@function\\nbare: mov %edi,%eax\\nadd $1,%eax\\nret\\n.size bare,.-bare");
 """
-
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def _run(*words: object) -> None:
