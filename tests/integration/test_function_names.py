@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
+from tests.support.probed import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache")]
 
@@ -68,10 +68,7 @@ def test_a_slot_names_what_nothing_else_names(spawn: Callable[..., Any], tmp_pat
     _run(*words, f"-Wl,-rpath,{tmp_path}")
     expected = {item.name: item.offset for item in find_functions(tmp_path / "full.so", ["*"])}
     process = spawn(tmp_path / "b")
-    deadline = time.monotonic() + 90
-    while "State:\tS" not in Path(f"/proc/{process.pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: "State:\tS" in Path(f"/proc/{process.pid}/status").read_text())
     found = find_functions(Target(process.pid), ["libwork:*"])
     by_offset = {item.offset: item for item in found}
     chosen, other = by_offset[expected["chosen"]], by_offset[expected["other"]]
