@@ -73,9 +73,10 @@ test-set-up:
 		else echo "go is missing: the tests with Jaeger and the Collector will be skipped"; fi
 
 # Its own target, since tests take twice as long while lines are counted; what sessions do inside of targets is not.
+# A test of times and sizes may fail for that: whether all pass is what `make quick` says.
 coverage: build ## lines that the quick tests run, of Python and C
 	@rm -rf build/coverage && mkdir -p build/coverage
-	COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage run -m pytest -q $(TOGETHER) \
+	-COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage run -m pytest -q $(TOGETHER) \
 		-m 'not long and not thorough' tests/unit
 	@COVERAGE_FILE=$(CURDIR)/build/coverage/python $(BIN)/coverage combine -q
 	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) COVERAGE=1 BUILD=$(CURDIR)/build/coverage/native coverage

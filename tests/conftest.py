@@ -18,6 +18,8 @@ import pytest
 
 # Modules that tests of several folders use.
 from tests.support.firewall import Firewall
+from tests.support.metrics_receiver import MetricsReceiver
+from tests.support.otlp_receiver import Receiver
 from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames, write_pcap
 
@@ -111,6 +113,28 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+@pytest.fixture
+def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was ever kept of files that were analysed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of spans on loopback."""
+    server = Receiver()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def metrics_receiver() -> Iterator[MetricsReceiver]:
+    """A receiver of metrics on loopback."""
+    server = MetricsReceiver()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(autouse=True)

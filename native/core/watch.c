@@ -128,6 +128,8 @@ static int visit_all(struct nfp_watch *watch)
 		for (uint32_t turn = 1; !watch->threads.items[i].visited && !watch->threads.items[i].gone;
 		     turn++) {
 			nfp_watch_pause(watch);
+			if (watch->replaced) // nobody reports the end of the threads that it had
+				return -ESTALE;
 			if (turn % TURNS_TO_LOOK == 0 && is_past_birth(watch, &watch->threads.items[i]))
 				break;
 			if (watch->threads.items[i].state == RUNNING)

@@ -19,7 +19,8 @@ from tests.support.vpp_double import RELEASES, build_double
 if TYPE_CHECKING:
     from tests.support.vpp_ways import Meter
 
-pytest.register_assert_rewrite("counted", "changing", "vpp_ways")  # they say what was wrong, as in a test
+# They say what was wrong, as in a test.
+pytest.register_assert_rewrite("tests.support.counted", "tests.support.changing", "tests.support.vpp_ways")
 
 
 @pytest.fixture
@@ -30,14 +31,19 @@ def truth(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def talker(
+    request: pytest.FixtureRequest,
     compile_target: Callable[..., Path],
     spawn: Callable[..., subprocess.Popen[str]],
     truth: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Talker:
-    """tests/targets/counted.c, a processor made of a signal handler."""
+    """The target that the file names, with flags of the compiler: pytest.mark.target(NAME, FLAG...).
+
+    Without that mark it is tests/targets/counted.c, a processor made of a signal handler.
+    """
+    mark = request.node.get_closest_marker("target")
     monkeypatch.setenv("TRUTH", str(truth))
-    return Talker(spawn(compile_target("counted"), stdin=subprocess.PIPE))
+    return Talker(spawn(compile_target(*(mark.args if mark else ("counted",))), stdin=subprocess.PIPE))
 
 
 @pytest.fixture
@@ -70,6 +76,12 @@ def start_hostile(
 def vpp_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The double of VPP, in its newest layout."""
     return build_double(tmp_path_factory.mktemp("vpp"), RELEASES[-1])
+
+
+@pytest.fixture(scope="session")
+def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The double of VPP in each layout, by release."""
+    return {release: build_double(tmp_path_factory.mktemp("vpp"), release) for release in RELEASES}
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -123,6 +124,7 @@ class Measured:
     def run(self, moments: Moments, plan: Plan, writer: int, release: Callable[[], None]) -> dict[str, Any]:
         """A session without any length. Returns what came of it."""
         passed = [0, 0]
+        began_s = time.monotonic()
         error = ""
         try:
             moments.begin(plan[0], writer)
@@ -141,7 +143,8 @@ class Measured:
         was_made = moments.was_made
         moments.begin(0, -1)
         left = self.monitor.attachment.not_restored
-        return {"plan": plan, "passed": passed, "made": was_made, "error": error, "said": self.said, "left": left}
+        found = {"plan": plan, "passed": passed, "made": was_made, "error": error, "said": self.said, "left": left}
+        return found | {"took_s": time.monotonic() - began_s}
 
 
 def attach(moments: Moments, command: list[str], plan: Plan) -> dict[str, Any]:

@@ -46,13 +46,6 @@ CALLS = 100
 PAUSE_S = 5.0  # of the agent, before it tries again; doubled each time
 
 
-@pytest.fixture
-def receiver() -> Iterator[MetricsReceiver]:
-    server = MetricsReceiver()
-    yield server
-    server.stop()
-
-
 class Watched(RunningAgent):
     """An agent and the most memory that it and its sessions had, as far as somebody looked."""
 
@@ -82,20 +75,20 @@ class Watched(RunningAgent):
 
 
 @pytest.fixture
-def agent(receiver: MetricsReceiver, tmp_path: Path) -> Iterator[Watched]:
+def agent(metrics_receiver: MetricsReceiver, tmp_path: Path) -> Iterator[Watched]:
     file = tmp_path / "agent.yaml"
-    file.write_text(RULES.format(port=receiver.port, name=NAME))
+    file.write_text(RULES.format(port=metrics_receiver.port, name=NAME))
     agent = Watched(file)
     yield agent
     agent.process.terminate()
     agent.process.wait(PATIENCE_S)
 
 
-def receives(receiver: MetricsReceiver, calls: int) -> bool:
+def receives(metrics_receiver: MetricsReceiver, calls: int) -> bool:
     """Waits until it has been told of all calls, and of no other."""
 
     def count() -> int:
-        found = receiver.metrics().get("nf.function.duration") if receiver.exports else None
+        found = metrics_receiver.metrics().get("nf.function.duration") if metrics_receiver.exports else None
         return sum(point.count for point in found.exponential_histogram.data_points) if found else 0
 
     return wait_until(lambda: count() == calls, PATIENCE_S)
@@ -110,7 +103,7 @@ def attempts_max(seconds: float) -> int:
 
 
 def test_hostile_processes_beside_a_good_one(
-    agent: Watched, receiver: MetricsReceiver, start_hostile: Callable[..., Talker], bait: Bait
+    agent: Watched, metrics_receiver: MetricsReceiver, start_hostile: Callable[..., Talker], bait: Bait
 ) -> None:
     good = start_hostile("behaves", turned=False, name=NAME)
     assert agent.tells(good, "attached to")
@@ -123,7 +116,7 @@ def test_hostile_processes_beside_a_good_one(
         assert agent.tells(talkers[mode], FAILING.get(mode, "attached to")), "".join(agent.said)
         assert good.ask(f"step {CALLS}") == "right"
         called += CALLS
-        assert receives(receiver, called), mode
+        assert receives(metrics_receiver, called), mode
         assert agent.ask("/healthz")[0] == 200
         bait.assert_untouched()
     assert agent.shows('nf_agent_sessions{rule="good"}', 1.0)

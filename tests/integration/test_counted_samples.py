@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +23,12 @@ from otel_nfprobe.report.report import build_report
 from tests.support.changing import Changing, OfTheKernel
 from tests.support.probed import Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("faulting")]
 
 TURNS = 8  # 80 ms each
 FUNCTIONS = "--functions", "faulting*:touch_pages", "--functions", "faulting*:compute", "--adapter", "none"
 KNOWN = 0.8  # of all faults at least: not those before a thread's first sample, and behind samples that were lost
 OTHERS = 100  # faults at most: of the command that is read and answered
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("faulting"), stdin=subprocess.PIPE))
 
 
 class Session:

@@ -23,7 +23,7 @@ from otel_nfprobe.target.leftover import session_descriptors
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("processes")]
 
 GLOBS = ["processes-*:*"]
 SLOT_GLOBS = ["libz.so*:crc32", "libz.so*:adler32"]
@@ -70,11 +70,6 @@ def killed(nfprobe: Any, pid: int, globs: list[str], *options: str) -> Iterator[
     monitor.kill()
     monitor.communicate()
     yield SharedTable(pid)
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("processes"), stdin=subprocess.PIPE))
 
 
 @pytest.fixture

@@ -53,13 +53,6 @@ def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         example.stop()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
-
-
 def follow(recording: Path) -> tuple[Columns, PipelineCounts]:
     """What became of each packet."""
     reader = RecordingReader(recording)

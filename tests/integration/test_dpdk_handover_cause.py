@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,6 @@ class Reader(threading.Thread):
         self._ending.set()
         self.join()
         os.close(self._pipe)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def play(example: Example, content: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.integration
 PACKETS = 2000
 FLOW = "dst port 443 and net 10.0.0.0/27"
 OTHERS = ("udp and not port 53 or icmp", "ip6 and src portrange 10000-10020", "host 10.0.0.9 or less 70", "tcp or ip6")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def ids_by_tcpdump(capture: Path, expression: str, output: Path) -> list[str]:

@@ -15,12 +15,7 @@ import pytest
 from tests.support.forking import OWN, code_of, fork, is_as_before
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("forks"), stdin=subprocess.PIPE))
+pytestmark = [pytest.mark.integration, pytest.mark.target("forks")]
 
 
 def wait_for_lines(process: subprocess.Popen[str], word: str, count: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("forks"), stdin=subprocess.PIPE))
+pytestmark = [pytest.mark.integration, pytest.mark.target("forks")]
 
 
 @pytest.mark.parametrize(

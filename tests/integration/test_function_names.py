@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
+from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache")]
 
 LIBCRYPTO = next(Path("/usr/lib").glob("*/libcrypto.so.3"))
 CONTRACT = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}
@@ -47,11 +47,6 @@ __asm__(".text\\n.globl bare\\n.type bare,@function\\nbare: mov %edi,%eax\\nadd 
 """
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def _run(*words: object) -> None:
     subprocess.run([str(word) for word in words], check=True)
 
@@ -73,10 +68,7 @@ def test_a_slot_names_what_nothing_else_names(spawn: Callable[..., Any], tmp_pat
     _run(*words, f"-Wl,-rpath,{tmp_path}")
     expected = {item.name: item.offset for item in find_functions(tmp_path / "full.so", ["*"])}
     process = spawn(tmp_path / "b")
-    deadline = time.monotonic() + 90
-    while "State:\tS" not in Path(f"/proc/{process.pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: "State:\tS" in Path(f"/proc/{process.pid}/status").read_text())
     found = find_functions(Target(process.pid), ["libwork:*"])
     by_offset = {item.offset: item for item in found}
     chosen, other = by_offset[expected["chosen"]], by_offset[expected["other"]]

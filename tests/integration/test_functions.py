@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from otel_nfprobe.base.strategies import GOT_SLOT
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.probes.analysis import find_slots, plan_functions
 from otel_nfprobe.target.target import Target
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -54,10 +54,7 @@ def _digest(pid: int) -> str:
 @pytest.fixture
 def sleeper(spawn: Callable[..., subprocess.Popen[str]]) -> int:
     process = spawn("sleep", "60")
-    deadline = time.monotonic() + 60
-    while len(Target(process.pid).modules()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: len(Target(process.pid).modules()) >= 3)
     return int(process.pid)
 
 
@@ -117,10 +114,7 @@ def test_slots_of_a_process(binding: str, spawn: Callable[..., Any], tmp_path: P
     words = ["gcc", "-O1", f"-Wl,-z,{binding}", "-o", program, tmp_path / "program.c", library]
     subprocess.run([*words, f"-Wl,-rpath,{tmp_path}"], check=True)
     process = spawn(program)
-    deadline = time.monotonic() + 60
-    while "State:\tS" not in Path(f"/proc/{process.pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: "State:\tS" in Path(f"/proc/{process.pid}/status").read_text())
     target = Target(process.pid)
     plans = plan_functions(find_functions(target, ["libcalled:*twice", "libcalled:thrice"]), target, "got")
     assert {plan.strategy for plan in plans} == {GOT_SLOT}

@@ -27,18 +27,13 @@ from otel_nfprobe.target.target import Target
 from tests.support.firewall import fails
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("turns")]
 
 TURNS = 5_000
 SLOW_TURNS = 50
 THREAD_TURNS = 500
 
 Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Start) -> Talker:
-    return Talker(spawn(compile_target("turns"), stdin=subprocess.PIPE))
 
 
 def write(folder: Path, text: str) -> Path:

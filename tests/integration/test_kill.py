@@ -18,6 +18,7 @@ from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.target.target import Target
 from tests.integration.test_testpmd import wait_until_armed
+from tests.support.probed import wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
@@ -29,10 +30,7 @@ def assert_forwards(testpmd: Testpmd) -> None:
     testpmd.drain_output()
     assert testpmd.process.poll() is None
     before = testpmd.telemetry()[1]
-    deadline = time.monotonic() + 30
-    while testpmd.telemetry()[1] == before:
-        assert time.monotonic() < deadline, "testpmd stands still"
-        time.sleep(0.01)
+    assert wait_until(lambda: testpmd.telemetry()[1] != before), "testpmd stands still"
 
 
 @pytest.mark.parametrize("kills", KILLS)
@@ -70,9 +68,12 @@ def test_gates_close_when_the_monitor_dies(
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     monitor.kill()
     monitor.wait()
-    time.sleep(0.5)
-    states = json.loads(nfprobe.run("status", testpmd.pid, "--json").stdout)
-    assert [(state["state"], state["monitor"]) for state in states] == [("silent", None)]
+
+    def status() -> Any:
+        return json.loads(nfprobe.run("status", testpmd.pid, "--json").stdout)
+
+    assert wait_until(lambda: [(state["state"], state["monitor"]) for state in status()] == [("silent", None)])
+    states = status()
     assert states[0]["probes"] > 0
     assert nfprobe.json("detach", testpmd.pid)["restored"] == states[0]["probes"]
     assert_forwards(testpmd)

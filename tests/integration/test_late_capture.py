@@ -32,7 +32,7 @@ from tests.integration.test_testpmd import ROOM, assert_nothing_missing, check_r
 from tests.support.probed import Talker, wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("late")]
 
 BATCH = 20  # of tests/targets/late.c
 DESCRIPTION = """
@@ -115,11 +115,6 @@ class Late:
         assert np.all(packets["flags"] == 0)
         assert (self.counts.unplaced, self.counts.unknown, self.counts.invalid) == (0, 0, 0)
         assert self.counts.received == self.counts.transmitted == batches * BATCH
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("late"), stdin=subprocess.PIPE))
 
 
 def test_everything_is_what_all_gives(

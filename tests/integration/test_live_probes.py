@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,10 @@ from otel_nfprobe.probes.patch import Patcher
 from otel_nfprobe.probes.trampoline import Probe
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("patching")]
 
 SITES = ["patching-*:long_*", "patching-*:short_*"]
 FUTEX = "202 "
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("patching"), stdin=subprocess.PIPE))
 
 
 def single_sites(probed: Probed) -> int:

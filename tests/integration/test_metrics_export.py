@@ -42,13 +42,6 @@ OPTIONS = (
 )
 
 
-@pytest.fixture
-def receiver() -> Iterator[MetricsReceiver]:
-    server = MetricsReceiver()
-    yield server
-    server.stop()
-
-
 def numbers(metric: Metric) -> dict[str, int]:
     """The values of a counter by its attribute's."""
     values = {}
@@ -61,18 +54,18 @@ def test_metrics_of_a_session(
     nfprobe: Any,
     firewall_binary: Path,
     spawn: Callable[..., subprocess.Popen[str]],
-    receiver: MetricsReceiver,
+    metrics_receiver: MetricsReceiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
     words = ["--rate", "30000", "--slow-every", "300", "--slow-us", "40000"]
     firewall = spawn(firewall_binary, *words, stdout=subprocess.DEVNULL)
-    endpoint = f"http://127.0.0.1:{receiver.port}"
+    endpoint = f"http://127.0.0.1:{metrics_receiver.port}"
     options = ["--adapter", DESCRIPTION, *OPTIONS, "--endpoint", endpoint, "--max-traces-per-second", "30"]
     summary = nfprobe.json("attach", firewall.pid, *options)
-    assert summary["metrics"] == {"delivered": len(receiver.exports), "failed": 0, "error": ""}
-    assert len(receiver.exports) >= 2
-    metrics = receiver.metrics()  # of the last export, which speaks of the whole session
+    assert summary["metrics"] == {"delivered": len(metrics_receiver.exports), "failed": 0, "error": ""}
+    assert len(metrics_receiver.exports) >= 2
+    metrics = metrics_receiver.metrics()  # of the last export, which speaks of the whole session
     packets = summary["packets"]
     assert numbers(metrics["nf.packet.received"]) == {"": packets["received"]}
     assert numbers(metrics["nf.packet.processed"]) == {name: packets[name] for name in packets if name != "received"}
@@ -98,33 +91,33 @@ def test_metrics_of_a_session(
     assert overhead.as_double == pytest.approx(summary["overhead"]["share_of_core"], abs=1e-5)
     (busy,) = metrics["nf.thread.busy"].gauge.data_points
     assert 0 <= busy.as_double <= 1
-    check_exemplars(receiver)
+    check_exemplars(metrics_receiver)
 
 
-def find_exemplars(receiver: MetricsReceiver, name: str) -> Iterator[tuple[str, Any]]:
+def find_exemplars(metrics_receiver: MetricsReceiver, name: str) -> Iterator[tuple[str, Any]]:
     """Of all exports, with the function's name or "" ."""
-    for export in range(len(receiver.exports)):
-        for point in receiver.metrics(export)[name].exponential_histogram.data_points:
+    for export in range(len(metrics_receiver.exports)):
+        for point in metrics_receiver.metrics(export)[name].exponential_histogram.data_points:
             label = "".join(item.value.string_value for item in point.attributes)
             yield from ((label, exemplar) for exemplar in point.exemplars)
 
 
-def check_exemplars(receiver: MetricsReceiver) -> None:
+def check_exemplars(metrics_receiver: MetricsReceiver) -> None:
     latency_ns, ids, culprits = {}, set(), set()
-    for span in receiver.spans():
+    for span in metrics_receiver.spans():
         ids.add((span.trace_id, span.span_id))
         values = {item.key: item.value for item in span.attributes}
         if "nf.packet.latency_ns" in values:
             latency_ns[span.trace_id, span.span_id] = values["nf.packet.latency_ns"].int_value
         if "nf.tail.function" in values:
             culprits.add(values["nf.tail.function"].string_value)
-    latencies = list(find_exemplars(receiver, "nf.packet.latency"))
+    latencies = list(find_exemplars(metrics_receiver, "nf.packet.latency"))
     assert latencies
     for _, exemplar in latencies:
         known = latency_ns[exemplar.trace_id, exemplar.span_id]
         assert exemplar.as_double * 1e9 == pytest.approx(known, rel=2e-3, abs=2)
     # fw_output, and on a busy machine others or none
-    durations = list(find_exemplars(receiver, "nf.function.duration"))
+    durations = list(find_exemplars(metrics_receiver, "nf.function.duration"))
     assert {name for name, _ in durations} == culprits
     for _, exemplar in durations:
         assert exemplar.as_double > 0
@@ -132,7 +125,7 @@ def check_exemplars(receiver: MetricsReceiver) -> None:
 
 
 def test_metrics_are_shown_to_who_asks(firewall_binary: Path, spawn: Callable[..., subprocess.Popen[str]]) -> None:
-    """Without a receiver of spans, too; the page counts what the summary counts."""
+    """Without a metrics_receiver of spans, too; the page counts what the summary counts."""
     firewall = spawn(firewall_binary, "--rate", "30000", stdout=subprocess.DEVNULL)
     words = ["attach", firewall.pid, "--adapter", DESCRIPTION, "--trial", "0s", "--metrics-listen", "0", "--json"]
     with subprocess.Popen(

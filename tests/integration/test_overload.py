@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,6 @@ LATE_S, REST_S = 0.1, 0.005
 RUN_NS = 100_000  # of testpmd: some batches, far fewer than fill the ring
 MEMORY_BYTES_MAX = 250_000_000  # 64 MiB of it are the queue of the exporter, which a receiver in Python fills
 OPTIONS = ("--trial", "0s", "--packets", "slow", "--ring-size", "512KiB", "--spool", "none", "--json")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def count_reasons(requests: list[bytes]) -> Counter[str]:

@@ -3,23 +3,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("threads")]
 
 GLOBS = ["threads-*:step", "threads-*:two_steps", "threads-*:fork_inside"]
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("threads"), stdin=subprocess.PIPE))
 
 
 def assert_equals_own_count(probed: Probed, talker: Talker) -> None:

@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("processes")]
 
 EVERYTHING = ["processes-*:*"]
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("processes"), stdin=subprocess.PIPE))
 
 
 @pytest.mark.parametrize("globs", [EVERYTHING, [*EVERYTHING, "libc.so*:*"]], ids=["program", "C library, too"])

@@ -20,17 +20,12 @@ from otel_nfprobe.report.report import build_report
 from tests.support.firewall import fails
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("burning")]
 
 TURNS = 12_000
 TOLERANCE = 0.15  # of some hundred samples
 SAMPLES_MIN = 100
 Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Start) -> Talker:
-    return Talker(spawn(compile_target("burning"), stdin=subprocess.PIPE))
 
 
 def folded(recording: Path, **request: Any) -> dict[str, int]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,6 @@ from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def spans_of(requests: list[bytes]) -> list[bytes]:

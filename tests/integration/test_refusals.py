@@ -18,6 +18,7 @@ import pytest
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target
+from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -76,6 +77,20 @@ def _settle(pid: int, program: str, state: str = "S") -> None:
         time.sleep(0.01)
 
 
+def _is_idle(pid: int) -> bool:
+    """Whether no thread begins, ends or runs for a while."""
+
+    def look() -> list[str]:
+        wanted = ("State:", "Pid:", "voluntary", "nonvoluntary")
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir())
+        lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        return [line for line in lines if line.startswith(wanted)]
+
+    before = look()
+    time.sleep(0.2)
+    return before == look() and all("S (" in line for line in before if line.startswith("State:"))
+
+
 def _refused(nfprobe: Any, pid: int, status: int, *says: str) -> str:
     """Runs the verbs that look at a process and checks what they say. Returns the next command."""
     before = _look(pid)
@@ -121,10 +136,7 @@ def test_a_kernel_thread(nfprobe: Any) -> None:
 def test_a_zombie(nfprobe: Any) -> None:
     process = subprocess.Popen(["true"])
     try:
-        deadline = time.monotonic() + 60
-        while "State:\tZ" not in Path(f"/proc/{process.pid}/status").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert wait_until(lambda: "State:\tZ" in Path(f"/proc/{process.pid}/status").read_text())
         _refused(nfprobe, process.pid, 3, "has ended", str(os.getpid()))
     finally:
         process.wait()
@@ -139,6 +151,7 @@ def test_a_go_program(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
     subprocess.run(words, check=True, cwd=tmp_path)
     process = spawn(tmp_path / "program")
     _settle(process.pid, "program")
+    assert wait_until(lambda: _is_idle(process.pid))  # its runtime makes threads and maps memory after that
     _refused(nfprobe, process.pid, 3, "Go program")
 
 
@@ -166,10 +179,7 @@ def test_a_program_without_a_c_library(nfprobe: Any, spawn: Spawn, tmp_path: Pat
 
 
 def _await_sleep(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S")
 
 
 def test_a_shell_script_names_what_it_has_started(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
@@ -218,10 +228,7 @@ def test_a_stopped_process(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
 def test_strict_seccomp(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
     process = spawn(_build(tmp_path, STRICT_C), stdin=subprocess.PIPE)
     _settle(process.pid, "program")
-    deadline = time.monotonic() + 60
-    while "Seccomp:\t1" not in Path(f"/proc/{process.pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: "Seccomp:\t1" in Path(f"/proc/{process.pid}/status").read_text())
     _refused(nfprobe, process.pid, 3, "strict seccomp")
     assert process.poll() is None
 
@@ -229,10 +236,7 @@ def test_strict_seccomp(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
 def test_a_seccomp_filter_is_a_note(nfprobe: Any, spawn: Spawn, tmp_path: Path) -> None:
     process = spawn(_build(tmp_path, FILTER_C))
     _settle(process.pid, "program")
-    deadline = time.monotonic() + 60
-    while "Seccomp:\t2" not in Path(f"/proc/{process.pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: "Seccomp:\t2" in Path(f"/proc/{process.pid}/status").read_text())
     assert "seccomp filter" in check_target(Target(process.pid))[0]
     assert "seccomp filter" in nfprobe.json("doctor", process.pid, status=2)["target"]["notes"][0]
 

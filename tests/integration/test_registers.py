@@ -18,16 +18,11 @@ from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.counters.choice import choose_counters
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("registers")]
 
 ADAPTER = Path(__file__).resolve().parent.parent / "targets" / "registers.yaml"
 GLOBS = ["registers*:touch_nothing", "registers*:use_red_zone"]
 ROUNDS = 5000
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("registers"), stdin=subprocess.PIPE))
 
 
 def test_the_target_itself(talker: Talker) -> None:

@@ -29,7 +29,7 @@ from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.otlp_receiver import Receiver
 from tests.support.probed import Probed, Talker, keep_calls
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.target("captured", "-fno-builtin")]
 
 TARGETS = Path(__file__).resolve().parent.parent / "targets"
 MASK = (1 << 64) - 1
@@ -80,11 +80,6 @@ class Captured(Probed):
         calls = calls[[names[function] == name for function in calls["function"]]]
         assert ((calls["flags"] & CallFlag.VALUE) != 0).all()
         return [int(value) for value in calls["value"][np.argsort(calls["start_ticks"], kind="stable")]]
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("captured", "-fno-builtin"), stdin=subprocess.PIPE))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Probed, Talker, wait_until
 from tests.support.testpmd import Testpmd
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("napping"), stdin=subprocess.PIPE))
+pytestmark = [pytest.mark.integration, pytest.mark.target("napping")]
 
 
 def switches(pid: int) -> int:

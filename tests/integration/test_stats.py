@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +15,7 @@ from otel_nfprobe.target.target import Target
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def talker(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
-    return Talker(spawn(compile_target("napping"), stdin=subprocess.PIPE))
+pytestmark = [pytest.mark.integration, pytest.mark.target("napping")]
 
 
 def test_calls_of_a_known_length(nfprobe: Any, talker: Talker) -> None:

@@ -55,7 +55,7 @@ def test_every_packet_of_a_file(
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     testpmd.command("start")
     testpmd.wait_for_packets(count)
-    time.sleep(0.2)
+    testpmd.command("stop")  # the last call has returned
     summary = nfprobe.end(monitor)
     assert testpmd.counters() == testpmd.telemetry() == (count, count)
     assert summary["batches"] == -(-count // 32)

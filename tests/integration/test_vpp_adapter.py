@@ -24,18 +24,13 @@ from otel_nfprobe.probes.probe_selection import choose
 from otel_nfprobe.recording.nodes import NUMBER_SHIFT
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, keep_calls, wait_until
-from tests.support.vpp_double import RELEASES, build_double
+from tests.support.vpp_double import RELEASES
 
 pytestmark = pytest.mark.integration
 
 COUNT = 20_000
 ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP, "node": CALL}
 Counts = dict[str, tuple[int, int]]  # calls and vectors of each node
-
-
-@pytest.fixture(scope="module")
-def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    return {release: build_double(tmp_path_factory.mktemp("vpp"), release) for release in RELEASES}
 
 
 @pytest.fixture

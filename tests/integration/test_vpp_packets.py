@@ -25,7 +25,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.packet_digest import describe
 from tests.support.probed import Talker
 from tests.support.traffic import make_frames, read_pcap, write_pcap
-from tests.support.vpp_double import RELEASES, build_double
+from tests.support.vpp_double import RELEASES
 
 pytestmark = pytest.mark.integration
 
@@ -33,11 +33,6 @@ COUNT = 5_000
 LENGTHS = (60, 74, 590, 1514, 2061, 2062, 2063, 6000)  # a buffer holds 2,048 bytes
 NAMES = ("in.pcap", "transmitted.pcap", "dropped.pcap", "punted.pcap")
 LATE = ("--packets", "slow", "--slower-than", "0us")
-
-
-@pytest.fixture(scope="module")
-def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    return {release: build_double(tmp_path_factory.mktemp("vpp"), release) for release in RELEASES}
 
 
 class Traffic:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ def run_session(nfprobe: Any, testpmd: Testpmd, endpoint: str, service: str, rec
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     testpmd.command("start")
     testpmd.wait_for_packets(PACKETS)
-    time.sleep(0.2)
+    testpmd.command("stop")  # the last call has returned
     summary: dict[str, Any] = nfprobe.end(monitor)
     return summary
 

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
-
-from tests.support.otlp_receiver import Receiver
 
 
 @pytest.fixture
@@ -17,11 +14,3 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A receiver of spans on loopback."""
-    server = Receiver()
-    yield server
-    server.stop()

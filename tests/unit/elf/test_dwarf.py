@@ -23,6 +23,8 @@ from otel_nfprobe.elf.names.inlined import inlined_in
 from otel_nfprobe.elf.symbols import functions_of
 from tests.support.marks import thorough
 
+pytestmark = pytest.mark.usefixtures("private_cache")
+
 SOURCE = """
 #include <cstdio>
 #include <map>
@@ -38,11 +40,6 @@ typedef std::map<std::string, std::vector<int>> Table;
 Table fill(int count) { Table t; for (int i = 0; i < count; i++) t["a"].push_back(step(i)); return t; }
 int main(int count, char **words) { return outer(count, words[0]) + (int)fill(count).size(); }
 """
-
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")

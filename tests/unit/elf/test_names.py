@@ -28,6 +28,8 @@ from otel_nfprobe.elf.symbols import (
     use_archives,
 )
 
+pytestmark = pytest.mark.usefixtures("private_cache")
+
 SOURCE = """
 static __attribute__((noipa)) int hidden(int a) { return a * 7 + 1; }
 static __attribute__((noipa)) int quiet(const char *text, long more) { return text[more] + hidden((int)more); }
@@ -56,11 +58,6 @@ template <class T> __attribute__((noinline)) T twice(T x) { return x + x; }
 template int twice<int>(int);
 template long twice<long>(long);
 """
-
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def _run(*words: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -22,13 +21,6 @@ from otel_nfprobe.export.otlp import (
 )
 from otel_nfprobe.export.span import EncodedRequest
 from tests.support.otlp_receiver import Answer, Receiver, answer_ok, find_dead_endpoint
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def fail_with(code: grpc.StatusCode, delay_s: float | None = None) -> Answer:

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -28,13 +28,6 @@ from otel_nfprobe.export.spool import Spool, SpoolFullError, SpoolSettings, desc
 from tests.support.otlp_receiver import Receiver, answer_ok, find_dead_endpoint
 
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.stop()
 
 
 def await_that(condition: Callable[[], bool]) -> None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics say what the C statistics say; exemplars point to spans that exist; a dead receiver harms nobody."""
+"""Metrics say what the C statistics say; exemplars point to spans that exist; a dead metrics_receiver harms nobody."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -284,28 +283,21 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     assert other.take() == exemplars
 
 
-@pytest.fixture
-def receiver() -> Iterator[MetricsReceiver]:
-    server = MetricsReceiver()
-    yield server
-    server.stop()
-
-
 def make_maker() -> MetricsMaker:
     return MetricsMaker({"service.name": "x", "process.pid": 7}, START_NS, TICKS_PER_SECOND, Temporality())
 
 
-def test_what_is_sent_arrives(receiver: MetricsReceiver) -> None:
-    sender = MetricsSender(open_exporter(receiver.endpoint()), make_maker())
+def test_what_is_sent_arrives(metrics_receiver: MetricsReceiver) -> None:
+    sender = MetricsSender(open_exporter(metrics_receiver.endpoint()), make_maker())
     statistics = statistics_of(calls(0, durations(1)))
     sender.send(snapshot(1, statistics, 10))
     sent = sender.close(60.0)
     assert (sent.delivered, sent.failed, sent.error) == (1, 0, "")
-    metrics = receiver.metrics()
+    metrics = metrics_receiver.metrics()
     (point,) = metrics["nf.function.duration"].exponential_histogram.data_points
     assert point.count == sum(point.positive.bucket_counts) + point.zero_count == 20_000
     assert (point.attributes[0].key, point.attributes[0].value.string_value) == ("code.function.name", "first")
-    resource = {item.key: item.value for item in receiver.exports[0].resource_metrics[0].resource.attributes}
+    resource = {item.key: item.value for item in metrics_receiver.exports[0].resource_metrics[0].resource.attributes}
     assert resource["process.pid"].int_value == 7
 
 
@@ -326,17 +318,17 @@ def test_receivers_that_take_no_metrics(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_metrics_by_http(capfd: pytest.CaptureFixture[str]) -> None:
-    receiver, statistics = HttpReceiver(), Statistics()
-    receiver.answers = [Answered(), Answered(404), Answered(503)]
+    metrics_receiver, statistics = HttpReceiver(), Statistics()
+    metrics_receiver.answers = [Answered(), Answered(404), Answered(503)]
     variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
-    settings = find_settings(f"http://127.0.0.1:{receiver.port}", variables)
+    settings = find_settings(f"http://127.0.0.1:{metrics_receiver.port}", variables)
     assert settings is not None
     for delivered, refused, close_s in ((1, False, 60.0), (0, True, 60.0), (0, False, 0.5)):
         sender = MetricsSender(open_exporter(settings.endpoint), make_maker())
         sender.send(snapshot(1, statistics, 10))
         sent = sender.close(close_s)
         assert (sent.delivered, sent.failed, sent.is_refused) == (delivered, 1 - delivered, refused), sent.error
-    receiver.stop()
-    assert set(receiver.paths) == {"/v1/metrics"}
-    assert ExportMetricsServiceRequest.FromString(receiver.requests[0]).resource_metrics
+    metrics_receiver.stop()
+    assert set(metrics_receiver.paths) == {"/v1/metrics"}
+    assert ExportMetricsServiceRequest.FromString(metrics_receiver.requests[0]).resource_metrics
     assert capfd.readouterr().err == ""

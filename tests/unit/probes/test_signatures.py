@@ -13,6 +13,8 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.probes.signatures import FROM_CODE, FROM_DWARF, Signature, signatures_of
 
+pytestmark = pytest.mark.usefixtures("private_cache")
+
 LIBC = next(Path("/lib").glob("*/libc.so.6"))
 SOURCE = """
 #include <stdarg.h>
@@ -48,11 +50,6 @@ EXPECTED = {
     "pointer": (3, True, 3),
     "conditional": (2, True, 2),
 }
-
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
