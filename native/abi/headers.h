@@ -45,7 +45,8 @@ struct nfp_packet_facts {
 	uint8_t flags; // NFP_FACTS_*
 	uint8_t reserved;
 };
-_Static_assert(sizeof(struct nfp_packet_facts) == 56, "digest_check.h and digest.py have the same layout");
+_Static_assert(sizeof(struct nfp_packet_facts) == 56,
+               "digest_check.h and packet_digest.py have the same layout");
 
 // Where the parser stands. 0 <= at <= readable <= end always; `end` is the end of the packet's own bytes,
 // at first the packet's length, then the end that its IP header states.
