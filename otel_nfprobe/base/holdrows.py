@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of holds, as columns.py has them (holds.py). Pure; imports nothing of the project."""
+"""The dtype of holds (holds.py). Pure; imports nothing of the project."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOLD = np.dtype(
         ("text", "u1", (84,)),
     ]
 )
-"""As struct nfp_hold. thread: of the one that held the others, its index in the thread table; text: what for."""
+"""As struct nfp_hold. thread: index in the thread table of the thread that held the others; text: the reason."""
 
 
 def join_holds(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
-    """Each hold once, by rising end."""
+    """Returns each hold once, sorted by end."""
     holds = np.concatenate([*parts, np.empty(0, HOLD)])
     if not len(holds):
         return holds
