@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Software counters: what the kernel counts for each thread, read by the monitor at intervals and never in a probe.
+"""Software counters: counted by the kernel for each thread, read by the monitor at intervals and never in a probe.
 
-An interval is joined to the calls and batches that ran in it by time: what is known is that it happened then, on that
-thread.
+An interval is joined by time to the calls and batches that ran in it: it is only known that the events happened then,
+on that thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from otel_nfprobe.counters.perf import Kernel
 from otel_nfprobe.shm.threadtable import Claim
 
 INTERVAL_S = 0.1
-INTERVALS_MAX = 100_000  # older ones are forgotten, their sums are not
+INTERVALS_MAX = 100_000  # older ones are dropped, their sums are kept
 SOFTWARE_MAX = 16
 
 INTERVAL = np.dtype(
@@ -51,27 +51,27 @@ class SoftwareCounters:
 
     Attributes:
         counters: what is counted.
-        ticks: the time stamp counter now.
-        say: tells a person, once for each reason.
+        ticks: reads the timestamp counter.
+        say: reports to the user, once per reason.
     """
 
     counters: tuple[Counter, ...]
     ticks: Callable[[], int]
     say: Callable[[str], None]
     kernel: Kernel = field(default_factory=Kernel)
-    _threads: dict[int, _Thread] = field(default_factory=dict)  # by tid
-    _totals: dict[int, list[int]] = field(default_factory=dict)  # of ended threads, too
+    _threads: dict[int, _Thread] = field(default_factory=dict)  # by thread ID
+    _totals: dict[int, list[int]] = field(default_factory=dict)  # including ended threads
     _rows: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
     _due_at: float = 0.0
-    _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters that others were changed to
+    _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters used before a change
 
     def follow(self, claims: Iterable[Claim], is_ours: Callable[[int], bool]) -> None:
-        """Reads what is due; begins with threads that are new and ends with those that are gone.
+        """Reads what is due; starts new threads and ends those that are gone.
 
         Args:
-            claims: of the threads that live.
-            is_ours: whether a number is that of a thread of the target at this moment.
+            claims: of the living threads.
+            is_ours: whether a thread ID belongs to the target at this moment.
         """
         if not self.counters:
             return
@@ -82,14 +82,14 @@ class SoftwareCounters:
                 self._end(tid)
         for tid in living.keys() - self._threads.keys():
             self._threads[tid] = self._begin(living[tid])
-            if not is_ours(tid):  # it has ended, and another process has its number
+            if not is_ours(tid):  # it has ended, and its thread ID was reused by another process
                 self._end(tid)
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + INTERVAL_S
             self.read()
 
     def read(self) -> None:
-        """Ends the interval of every thread and begins the next."""
+        """Ends the interval of every thread and starts the next."""
         for tid, thread in self._threads.items():
             self._read_one(tid, thread)
         del self._rows[:-INTERVALS_MAX]
@@ -106,14 +106,14 @@ class SoftwareCounters:
         thread.last, thread.read_ticks = values, now
 
     def close(self) -> None:
-        """Reads once more and ends with all threads."""
+        """Reads once more and closes the counters of all threads."""
         if self.counters:
             self.read()
         for tid in list(self._threads):
             self._end(tid)
 
     def begin_anew(self, counters: tuple[Counter, ...]) -> None:
-        """Counts these from now on; what the others have counted stays in the totals."""
+        """Switches to these counters; the counts of the previous ones stay in the totals."""
         self.close()
         self._before = self.totals()
         self.counters = counters
@@ -122,14 +122,14 @@ class SoftwareCounters:
         self._said.clear()
 
     def intervals(self) -> Rows:
-        """All intervals that are kept, dtype INTERVAL, in the order of their ends."""
+        """Returns all intervals kept, dtype INTERVAL, in the order of their ends."""
         rows = np.zeros(len(self._rows), INTERVAL)
         for place, (index, tid, start, end, counts) in enumerate(self._rows):
             rows[place] = index, tid, start, end, counts + [0] * (SOFTWARE_MAX - len(counts))
         return rows
 
     def totals(self) -> list[dict[str, int]]:
-        """What each thread counted in all, with its `tid`."""
+        """Returns the total counts of each thread, with its `tid`."""
         names = [counter.name for counter in self.counters]
         found = {entry["tid"]: dict(entry) for entry in self._before}
         for tid, sums in self._totals.items():
@@ -150,7 +150,7 @@ class SoftwareCounters:
         return thread
 
     def _open(self, counter: Counter, tid: int) -> int:
-        # Switches and migrations happen in the kernel: without its mode there are none.
+        # Context switches and migrations happen in the kernel: without kernel mode there are none.
         try:
             return self.kernel.open(replace(counter, kernel=True), counter.events[0], tid, disabled=False)
         except OSError as error:
@@ -175,7 +175,7 @@ class SoftwareCounters:
 
 
 def counts_during(intervals: Rows, rows: Rows, count: int) -> NDArray[np.uint64]:
-    """What was counted in the intervals that each call or batch ran in: an upper bound of what happened in it.
+    """Returns the counts of the intervals that each call or batch overlaps: an upper bound of its own events.
 
     Args:
         intervals: dtype INTERVAL, those of one thread in order.
