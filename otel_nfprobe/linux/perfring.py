@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perf rings: opens perf events of one thread, and reads what the kernel writes into their buffers.
 
-A buffer is one page of struct perf_event_mmap_page, then a ring of records, each with a HEADER. The kernel moves the
-head, the reader the tail. Called by preemption.py, profiler.py, hot_code.py and counters/perf.py,
-which know their records.
+A buffer is one page of struct perf_event_mmap_page, followed by a ring of records, each with a HEADER. The kernel moves
+the head, the reader the tail.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from collections.abc import Iterable, Sequence
 
 SOFTWARE = 1  # PERF_TYPE_SOFTWARE
 RATE_MAX = "/proc/sys/kernel/perf_event_max_sample_rate"
-USE_CLOCK = 1 << 25  # use_clockid: the kernel takes into a group only events of one clock
-NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: flags of the attributes that need fewer rights
+USE_CLOCK = 1 << 25  # use_clockid: all events of a group must use the same clock
+NO_KERNEL = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: attribute flags that reduce the required privileges
 HEADER = struct.Struct("<IHH")  # struct perf_event_header: type, misc, size
 
-_PERF_EVENT_OPEN = 298  # the number of the system call on x86-64
+_PERF_EVENT_OPEN = 298  # system call number on x86-64
 _CLOEXEC = 8
 _DATA_HEAD = 1024  # offsets in the first page of a buffer
 _DATA_TAIL = 1032
@@ -29,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def max_hertz() -> int:
-    """What the kernel allows at this moment; it lowers the number by itself when looking takes too long."""
+    """Returns the kernel's current limit; the kernel lowers it when sampling takes too long."""
     try:
         with open(RATE_MAX, encoding="ascii") as file:
             return int(file.read())
@@ -42,14 +41,14 @@ def open_event(attributes: bytes, tid: int, group: int = -1) -> int:
 
     Args:
         attributes: struct perf_event_attr.
-        tid: as the monitor sees it.
-        group: descriptor of the leader of the group that it joins; -1: none.
+        tid: in this process's PID namespace.
+        group: descriptor of the leader of the group to join; -1: none.
 
     Returns:
-        the descriptor, closed at exec.
+        the descriptor, close-on-exec.
 
     Raises:
-        OSError: the kernel does not allow it; ProcessLookupError: the thread has ended.
+        OSError: the kernel does not permit it; ProcessLookupError: the thread has ended.
     """
     pointer = ctypes.create_string_buffer(attributes, len(attributes))
     descriptor: int = _libc.syscall(_PERF_EVENT_OPEN, pointer, tid, -1, group, ctypes.c_ulong(_CLOEXEC))
@@ -60,7 +59,7 @@ def open_event(attributes: bytes, tid: int, group: int = -1) -> int:
 
 
 def find_ended(descriptors: Iterable[int]) -> list[int]:
-    """Which of these events are of threads that have ended, as the kernel says of the events themselves."""
+    """Returns which of these events belong to ended threads, according to the events themselves."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, 0)
@@ -72,16 +71,16 @@ def map_ring(descriptor: int, pages: int) -> mmap.mmap:
 
     Args:
         descriptor: of the event.
-        pages: of the ring, a power of two; the first page comes on top.
+        pages: of the ring, a power of two, excluding the first page.
 
     Raises:
-        OSError: PermissionError when it is more than this user may lock.
+        OSError: PermissionError if it exceeds this user's limit of locked memory.
     """
     return mmap.mmap(descriptor, (1 + pages) * mmap.PAGESIZE)
 
 
 def map_largest_ring(descriptor: int, pages: Sequence[int]) -> mmap.mmap:
-    """The same with the first of some sizes, the largest first, that this user may lock. Raises as map_ring."""
+    """Maps a buffer of the first of these sizes, the largest first, that this user may lock. Raises as map_ring."""
     for size in pages[:-1]:
         try:
             return map_ring(descriptor, size)
@@ -91,7 +90,7 @@ def map_largest_ring(descriptor: int, pages: Sequence[int]) -> mmap.mmap:
 
 
 def take_records(buffer: mmap.mmap) -> bytes:
-    """Whole records that the kernel wrote since the last time, and makes room for more."""
+    """Returns whole records written by the kernel since the last call, and frees their space."""
     head, tail = struct.unpack_from("<QQ", buffer, _DATA_HEAD)
     size = len(buffer) - mmap.PAGESIZE
     if not 0 < head - tail <= size:
