@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring that BPF programs write into (BPF_MAP_TYPE_RINGBUF), read through its pages.
+"""The ring written by BPF programs (BPF_MAP_TYPE_RINGBUF), read through its mapped pages.
 
-    one page: how far the reader is | one page: how far the writers are | the records, mapped twice in a row
+    one page: consumer position | one page: producer position | the records, mapped twice in a row
 
-Each record is a length with two marks, a word, and the bytes. Ours all have the same length.
+Each record is a length with two flag bits, a word, and the payload. All of ours have the same length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_nfprobe.base.columns import Rows
 
-BUSY = 1 << 31  # reserved, not yet written
+BUSY = 1 << 31  # reserved, not yet committed
 CALL = np.dtype([("length", "<u4"), ("page", "<u4"), ("duration_ns", "<u8"), ("thread", "<u8")])
 
 
@@ -39,7 +39,7 @@ class BpfRing:
         self._written_to = np.frombuffer(self._writer, "<u8", 1)
 
     def take(self) -> Rows:
-        """What was written since the last time, in the order of its beginning; a copy."""
+        """Returns a copy of the records since the last call, in the order of their reservation."""
         first, last = int(self._read_to[0]), int(self._written_to[0])
         count = (last - first) // CALL.itemsize
         rows: Rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()

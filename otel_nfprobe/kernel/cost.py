@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two programs of a measured kernel function cost, measured on nfprobe's own process.
+"""The cost of the two programs of a measured kernel function, measured on nfprobe's own process.
 
-Its system call getppid does next to nothing, in a function of its own.
+Its system call getppid does almost nothing, in a function of its own.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from otel_nfprobe.kernel.kernelprobe import TRACEPOINTS, KernelProbe, find_whose
 FUNCTION = "__x64_sys_getppid"
 CALLS = 5000
 ROUNDS = 7
-RING_BYTES = 1 << 20  # holds all of a round
+RING_BYTES = 1 << 20  # holds a whole round
 
 
 class KernelCost(NamedTuple):
-    """Of one measured call, in ns: between the two readings of the clock, and in all."""
+    """Cost of one measured call, in ns: between the two clock readings, and in total."""
 
     inside_ns: float
     whole_ns: float
 
 
 def measure_cost(strategy: str) -> KernelCost | None:
-    """The cost of a strategy (kernelprobe.py), in some 50 ms; None where it cannot be measured.
+    """Returns the cost of a strategy (kernelprobe.py), measured in some 50 ms; None if it cannot be measured.
 
-    The body of getppid counts as cost, as it takes a few ns and cannot be told apart.
+    The body of getppid counts as cost: it takes a few ns and cannot be separated.
     """
     bare_ns = min(_call_ns() for _ in range(ROUNDS))
     try:
@@ -54,7 +54,7 @@ def measure_cost(strategy: str) -> KernelCost | None:
 
 
 def _call_ns() -> float:
-    """CPU time of one call, the loop included."""
+    """Returns the CPU time of one call, including the loop."""
     call = os.getppid
     start = time.thread_time_ns()
     for _ in repeat(None, CALLS):

@@ -46,7 +46,9 @@ _NUMBERS |= {name: number for number, name in enumerate(_FROM_424.split(), 424)}
 
 
 def find_number(function: str) -> int | None:
-    """Number of the system call that a kernel function, such as sys_write or __x64_sys_write, is; None: it is none."""
+    """Returns the number of the system call that a kernel function, such as sys_write or __x64_sys_write, implements;
+    None: none.
+    """
     for prefix in _PREFIXES:
         if function.startswith(prefix):
             return _NUMBERS.get(function.removeprefix(prefix))
