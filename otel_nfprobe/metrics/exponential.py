@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential: a distribution as an OpenTelemetry exponential histogram point.
 
-Each bucket of the C core goes, whole, into the exponential bucket that holds its middle. Pure.
+Each bucket of the C core is counted entirely in the exponential bucket that contains its middle. Pure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from opentelemetry.sdk.metrics.export import ExponentialHistogramDataPoint
 from otel_nfprobe.pipeline.histogram_buckets import Attributes, Counted, Span, lowers_of
 
 SCALE_MAX = 5  # 32 buckets per power of two, as many as the C core has
-BUCKETS_MAX = 160  # of one point, as the SDK's own aggregation has it
+BUCKETS_MAX = 160  # per point, as in the SDK's own aggregation
 
 
 def make_exponential(
     counted: Counted, seconds_per_tick: float, attributes: Attributes, span: Span, exemplars: Sequence[Exemplar]
 ) -> ExponentialHistogramDataPoint:
-    """The point of a distribution of ticks, in seconds."""
+    """Returns the point of a distribution of ticks, in seconds."""
     zeros = counted.uppers == 0
     uppers, counts = counted.uppers[~zeros], counted.counts[~zeros]
     scale, offset, buckets = _spread(uppers, counts, seconds_per_tick)
@@ -47,11 +47,11 @@ def make_exponential(
 def _spread(
     uppers: NDArray[np.uint64], counts: NDArray[np.uint64], seconds_per_tick: float
 ) -> tuple[int, int, list[int]]:
-    """Scale, index of the first bucket and the counts of all, from the first to the last that is not empty."""
+    """Returns the scale, the index of the first bucket and all counts, from the first to the last non-empty bucket."""
     if not len(uppers):
         return SCALE_MAX, 0, []
     middles = (lowers_of(uppers).astype(np.float64) + uppers.astype(np.float64)) / 2
-    # Bucket i holds values above base^i, up to base^(i + 1), where base is 2^(2^-scale).
+    # Bucket i contains values above base^i, up to base^(i + 1), where base is 2^(2^-scale).
     indices = np.ceil(np.log2(middles * seconds_per_tick) * 2**SCALE_MAX).astype(np.int64) - 1
     scale = SCALE_MAX
     while indices[-1] - indices[0] >= BUCKETS_MAX:
