@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What probes found wrong with functions that a person described (native/probe/validate.c), in sentences.
+"""Descriptor errors: what probes found wrong with functions described by the user (native/probe/validate.c), as
+sentences.
 
-A function that is switched off still runs through its probe, but nothing of it is counted or described any more.
+A function that is switched off still runs through its probe, but it is no longer counted or described.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WRONG = {
 
 
 def find_verdicts(session: Session, roles: Sequence[RoleFunction]) -> Iterator[tuple[str, str]]:
-    """Functions that are switched off: name, and a sentence for a person."""
+    """Yields functions that are switched off: name, and a sentence for the user."""
     for index, role in enumerate(roles):
         program = session.program(index)
         wrong = _WRONG.get(int(program.verdict))

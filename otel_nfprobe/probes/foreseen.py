@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreseen: functions that an adapter may come upon while the target is measured, judged before they run.
+"""Foreseen functions: functions that an adapter may encounter while the target is measured, judged before they run.
 
-The first plan of a module takes all of its code. So a node that runs for the first time has its probe as soon as it is
-seen, and the next attach finds all plans on disk. Touches nothing.
+The first plan of a module takes all of its code. With this, a node that runs for the first time gets its probe as soon
+as it is seen, and the next attach finds all plans on disk. Changes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from otel_nfprobe.target.target import Target
 
 
 def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Judges them, a module with each step, that with most of them first; nothing for an adapter that foresees none.
+    """Judges them, one module per step, the one with the most first; nothing if the adapter foresees none.
 
-    What cannot be judged is refused when it runs, with its reason.
+    Functions that cannot be judged are refused when they run, with their reason.
 
     Args:
-        is_wanted: asked before each of them; nobody waits for them when a session ends.
+        is_wanted: checked before each of them; a session that is ending does not wait for them.
     """
     if not isinstance(choice.adapter, ForeseeingAdapter):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of one function: what will be done to it, or why nothing. Made by analysis.py, kept by plancache.py."""
+"""The plan of one function: how it will be probed, or why not. Created by analysis.py, cached by plancache.py."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function
 
 PLT_STUB = "PLT stub"
-# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
+# Not functions: parts of one, or the linker's. They are neither listed nor counted.
 PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionPlan:
-    """What will be done to one function, or why nothing.
+    """How one function will be probed, or why not.
 
     Attributes:
         function: which one.
         strategy: one of the values of STRATEGIES, or None when it is refused.
-        reason: why it is refused, or why the strategy is not the first one; else "".
+        reason: why it is refused, or why the strategy is not the first one; otherwise "".
         site: address in the process of the first changed byte: code, or one GOT slot.
-        site_bytes: what stands there before.
-        displaced: the instructions that the trampoline takes over; without padding.
-        displaced_offsets: from the site to each displaced instruction and, when flow goes on behind them, to
-            the first byte behind them.
-        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
-            differs from the one before; rsp + 8 at first.
+        site_bytes: the original bytes.
+        displaced: the instructions moved to the trampoline; without padding.
+        displaced_offsets: from the site to each displaced instruction and, if control flow continues after them, to the
+            first byte after them.
+        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it differs
+            from the previous one; rsp + 8 initially.
         single: exactly one instruction is displaced, so the site can be changed while threads run.
-        island: address in the process of padding that holds the jump for which the site has no room, or 0.
-        island_bytes: what stands there before.
-        argument_words: of the caller's stack that are pushed again.
-        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
+        island: address in the process of padding that contains the jump for which the site has no room, or 0.
+        island_bytes: its original bytes.
+        argument_words: number of words of the caller's stack that are pushed again.
+        has_frame_pointer: the function sets up rbp as its frame pointer first, so rbp is not an argument.
     """
 
     function: Function
@@ -63,7 +63,7 @@ class FunctionPlan:
 
     @property
     def size(self) -> int:
-        """The function's bytes."""
+        """The function's size in bytes."""
         return self.function.size
 
     @property
@@ -78,12 +78,12 @@ class FunctionPlan:
 
     @property
     def name_source(self) -> str:
-        """Where the name is from."""
+        """Source of the name."""
         return self.function.name_source
 
     @property
     def is_part(self) -> bool:
-        """Whether it is no function but a piece of one, or a PLT stub."""
+        """Whether it is not a function but a part of one, or a PLT stub."""
         return self.strategy is None and self.reason in PART_REASONS
 
     @property

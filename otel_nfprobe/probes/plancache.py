@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of a module's functions, kept on disk, so that the next attach need not judge them again.
+"""Plan cache: plans of a module's functions, kept on disk, so that the next attach need not judge them again.
 
-A wrong plan could make a target crash: what is kept is taken only for exactly the file that it was made from and for
-a function with exactly the same names. Where jumps of the function lead through GOT slots, the process decides, too:
-then the plan is kept with those slots and what they led to. It holds where they lead to the same function, or, if that
-was harmless, to any other that is. A module without a build id is found by its content.
+A wrong plan could crash a target: a cached plan is only used for exactly the file that it was made from and for a
+function with exactly the same names. Where jumps of the function lead through GOT slots, the process matters as well:
+the plan is then kept with those slots and their destinations. It is valid if they lead to the same function or, if that
+was harmless, to any other harmless one. A module without a build ID is identified by its content.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from otel_nfprobe.elf.symbols import Function, function_of, names_in
 from otel_nfprobe.probes.plan import FunctionPlan
 from otel_nfprobe.target.target import Target
 
-FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans are read
-FRESH_MIN = 250  # plans that are worth writing the module's anew ...
-FRESH_S = 0.1  # ... or fewer that took so long: the first one may need all code of the module
+FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans can be read
+FRESH_MIN = 250  # new plans that justify rewriting the module's file ...
+FRESH_S = 0.1  # ... or fewer that took this long: the first one may need all code of the module
 KIND = "plan"
-SLOTS_MAX = 64  # that one plan depends on
+SLOTS_MAX = 64  # per plan
 _WORDS = (None, *STRATEGIES.values())
 
 
 class KeptPlans:
-    """The plans that are known of all modules that somebody asks about.
+    """The known plans of all modules asked for.
 
     Attributes:
-        tail_calls: judges where jumps of functions lead that have no plan yet.
+        tail_calls: judges the jump destinations of functions without a plan so far.
     """
 
     def __init__(self, target: Target | None) -> None:
         self._modules: dict[int, _ModulePlans] = {}
         self.tail_calls = TailCalls(target)
-        # Apart from the other: a verdict may depend on which functions were judged before.
+        # Separate from `tail_calls`: a verdict may depend on which functions were judged before.
         self._conditions = TailCalls(target, self._clean_unless)
 
     def find(self, function: Function) -> FunctionPlan | None:
-        """The plan that an earlier analysis made by all strategies in turn, where it holds; else None."""
+        """Returns the plan of an earlier analysis with all strategies in turn, if it is valid; otherwise None."""
         known = self._of(function.module)
         row = known.row(function)
         if row is not None and all(self._behind(function.module, slot) == behind for slot, behind in row[2]):
@@ -56,10 +56,10 @@ class KeptPlans:
         return None
 
     def keep(self, plan: FunctionPlan, took_s: float) -> FunctionPlan:
-        """Takes over a new plan, that of the function which was last looked for.
+        """Adds a new plan, that of the function last looked up.
 
         Args:
-            took_s: processor time that it took.
+            took_s: its CPU time.
         """
         module, consulted = plan.module, self.tail_calls.consulted
         if not consulted:
@@ -67,7 +67,7 @@ class KeptPlans:
             return plan
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
-        # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
+        # Behind a harmful function there may be anything; what is not reached through other modules' slots is certain.
         is_certain = len(own) == len(consulted) or not any(behind for _, behind in slots)
         if len(own) <= SLOTS_MAX and is_certain:
             self._of(module).keep(plan, slots, took_s)
@@ -80,13 +80,13 @@ class KeptPlans:
         return known
 
     def _behind(self, module: Module, slot: int) -> str:
-        """What is behind a slot: "" for nothing harmful, else which function of which file."""
+        """Returns what a slot leads to: "" for nothing harmful, otherwise which function of which file."""
         node = self._conditions.harm_behind(module, slot)
         return "" if node is None else f"{self._of(node[0]).file_digest} {node[1]}"
 
     def _clean_unless(self, module: Module, index: int) -> Sequence[int] | None:
-        """What TailCalls wants to know."""
-        if "names" not in module.cache:  # nobody looks at its functions: their names may take long to read
+        """Returns the conditions for TailCalls."""
+        if "names" not in module.cache:  # its functions are not examined: reading their names may take long
             return None
         known = self._of(module)
         row = known.row(function_of(module, index)) if known.rows else None
@@ -95,37 +95,37 @@ class KeptPlans:
         return [slot for slot, _ in row[2]]
 
     def store(self) -> None:
-        """Writes what is new to disk where it is worth it."""
+        """Writes new plans to disk where worthwhile."""
         for known in self._modules.values():
             known.store()
 
 
 class _ModulePlans:
-    """The plans that are known of one module."""
+    """The known plans of one module."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._fresh, self._fresh_s = 0, 0.0
-        # The first two are refused by the name of their file, which may change, the last for what happened just now.
+        # The first two are refused by the name of their file, which may change, the last for a transient reason.
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
             module.is_dynamic_linker or module.is_probe_library or module.image.unread
         )
 
     @cached_property
     def rows(self) -> dict[int, list[Any]]:
-        """By the function's offset."""
+        """Plans by the function's offset."""
         return self._load() if self._is_kept else {}
 
     @cached_property
     def file_digest(self) -> str:
-        """Of all of the file."""
+        """Digest of the whole file."""
         return self._module.image.content.digest
 
     @cached_property
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
         digest = hashlib.blake2b(f"{self.file_digest} {version('iced-x86')}".encode(), digest_size=20)
-        names = names_in(self._module)  # not those of slots, which are others in each process
+        names = names_in(self._module)  # without those of slots, which differ per process
         for start in self._module.image.frames.starts:
             if start in names and names[start][0].name in FORMATS:
                 digest.update(f"{start:x} {names[start][0].name}".encode())
@@ -163,7 +163,7 @@ _COLUMNS = (int, str, list, (str, type(None)), str, int, int, int, list, list, b
 
 
 def _row(plan: FunctionPlan, slots: list[list[Any]]) -> list[Any]:
-    """As JSON gives it back, but for its lists, which may be tuples here."""
+    """Returns the plan as decoded from JSON, except that its lists may be tuples here."""
     base = plan.module.base
     return [
         plan.offset,
@@ -206,7 +206,7 @@ def _plan(function: Function, row: list[Any]) -> FunctionPlan:
 
 
 def _is_sound(rows: Any) -> bool:
-    """Whether every column holds what it should. That the values are right is the checksum's business."""
+    """Returns whether every column has the right type. The checksum covers the values."""
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == len(_COLUMNS)
@@ -220,6 +220,6 @@ def _is_sound(rows: Any) -> bool:
 
 
 def _facts(function: Function) -> str:
-    """What is known of a function by its names: they tell what it does, and they are from other files, too."""
+    """Returns a digest of what a function's names tell about it; they come from other files as well."""
     source, names = function.found_names
     return "\0".join((source, str(function.exported), *names))

@@ -44,7 +44,7 @@ def test_a_containers_profile(where: Path, spawn: Spawn, tmp_path: Path, nfprobe
     room = Room(spawn, [where, container_profile(tmp_path / "filter")])
     room.measure()
     notes = nfprobe.json("doctor", room.pid)["target"]["notes"]
-    assert any("seccomp filter; it allows every system call that is needed" in note for note in notes)
+    assert any("seccomp filter; it permits every required system call" in note for note in notes)
 
 
 @pytest.mark.parametrize("musl", [False, True], ids=["glibc", "musl"])
@@ -111,7 +111,7 @@ def test_a_filter_that_cannot_be_read_is_a_note(where: Path, spawn: Spawn, tmp_p
     def check() -> str:
         return " ".join(check_target(Target(room.pid)))
 
-    assert "cannot read (that takes CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
+    assert "cannot read (that requires CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
     room.call(3)
 
 
@@ -166,7 +166,7 @@ def test_counters_that_the_filter_forbids(where: Path, spawn: Spawn, tmp_path: P
     assert pages == 0
     reason = "its seccomp filter kills it for socketpair"
     assert [said for said in probed.said if "counters" in said] == [
-        f"The counters cannot be handed to process {room.pid}: {reason}. Times only."
+        f"The counters cannot be passed to process {room.pid}: {reason}. Times only."
     ]
     target = Target(room.pid)
     check_target(target)
