@@ -68,8 +68,8 @@ REFUSED = {
     "mov rax, qword ptr gs:[rdi]": "no memory such as|with a segment",
     "sub rax, qword ptr fs:[0x28]": "with a segment|no memory such as",
     "mov rax, [0x414243]": "relative to a register",
-    "mov rax, [rip+8]": "'rip' is no general register of 64 bits",
-    "mov rax, [edi]": "'edi' is no general register of 64 bits",
+    "mov rax, [rip+8]": "'rip' is not a 64-bit general register",
+    "mov rax, [edi]": "'edi' is not a 64-bit general register",
     "mov rax, [rdi+rsi*3]": "times 1, 2, 4 or 8",
     "mov rax, [rdi-rsi]": "an index is added",
     "mov rax, [rdi*2+rsi*2]": "base \\+ index",
@@ -80,10 +80,10 @@ REFUSED = {
     "mov rax, 010": "no number such as",
     "mov rax, 10h": "no number such as",
     "mov rax, offset main": "no number such as",
-    "mov rax, xmm0": "no general register",
+    "mov rax, xmm0": "neither a general register",
     "movq rax, xmm0": "not one of the instructions that only compute",
     "vmovups zmm1, [rsi+0x40]": "not one of the instructions that only compute",
-    "mov rax, cr0": "no general register",
+    "mov rax, cr0": "neither a general register",
     "mov [rdi], rax": "writes nothing to memory",
     "add qword ptr [rdi], 1": "writes nothing to memory",
     "xchg rax, [rdi]": "writes nothing to memory",
@@ -101,29 +101,29 @@ REFUSED = {
     "push rax": "push is not one of the instructions",
     "div rcx": "div is not one of the instructions",
     "imul rcx": "imul has 2 or 3 operands here",
-    "imul rax, 5": "operand 2 is a number, where only a register or memory can be",
-    "lea rax, rdi": "operand 2 is a register, where only memory can be",
+    "imul rax, 5": "operand 2 is a number, where only a register or memory is permitted",
+    "lea rax, rdi": "operand 2 is a register, where only memory is permitted",
     "lock add rax, rdi": "lock is not one of the instructions",
     "rep movsb": "rep is not one of the instructions",
     ".byte 0x90": ".byte is not one of the instructions",
     "start: mov rax, rdi": "start: is not one of the instructions",
-    "mov rax, rdi # comment": "no general register",
+    "mov rax, rdi # comment": "neither a general register",
     "mov al, ah": "shift the whole register to the right by 8",
     "mov bh, 5": "shift the whole register to the right by 8",
     "shl rax, dl": "by a number or by cl",
-    "movzx eax, [rdi]": "how much is read must be said",
-    "cmp [rdi], 5": "how much is read must be said",
+    "movzx eax, [rdi]": "the size of the read must be given",
+    "cmp [rdi], 5": "the size of the read must be given",
     "mov rax, tbyte ptr [rdi]": "no memory such as",
-    "movzx rax, edi": "the assembler does not take it",
-    "mov rax, dword ptr [rdi]": "the assembler does not take it",
-    "and rax, 0xffffffff": "the assembler does not take it",
+    "movzx rax, edi": "the assembler rejects it",
+    "mov rax, dword ptr [rdi]": "the assembler rejects it",
+    "and rax, 0xffffffff": "the assembler rejects it",
     # What keystone takes, and makes something else of.
-    "mov rax, [rdi+rsp]": "the assembler made 'mov rax,\\[rdi\\]' of it",
-    "mov rax, [rsp*2]": "the assembler made 'mov rax,\\[0\\]' of it",
-    "mov rax, [rdi+0x80000000]": "the assembler made 'mov rax,\\[rdi-0x80000000\\]' of it",
-    "mov rax, [rdi+0xffffffff]": "the assembler made 'mov rax,\\[rdi-1\\]' of it",
-    "mov ax, 70000": "the assembler made 'mov ax,0x1170' of it",
-    "mov cl, 300": "the assembler made 'mov cl,0x2C' of it",
+    "mov rax, [rdi+rsp]": "the assembler encoded it as 'mov rax,\\[rdi\\]'",
+    "mov rax, [rsp*2]": "the assembler encoded it as 'mov rax,\\[0\\]'",
+    "mov rax, [rdi+0x80000000]": "the assembler encoded it as 'mov rax,\\[rdi-0x80000000\\]'",
+    "mov rax, [rdi+0xffffffff]": "the assembler encoded it as 'mov rax,\\[rdi-1\\]'",
+    "mov ax, 70000": "the assembler encoded it as 'mov ax,0x1170'",
+    "mov cl, 300": "the assembler encoded it as 'mov cl,0x2C'",
 }
 
 
@@ -138,7 +138,7 @@ def test_accepted(text: str) -> None:
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused(text: str) -> None:
-    needs_result = REFUSED[text].startswith("the assembler made") and "rax" not in text
+    needs_result = REFUSED[text].startswith("the assembler encoded") and "rax" not in text
     with pytest.raises(UsageError, match=REFUSED[text]) as refused:
         assemble(text + "; mov rax, rcx" if needs_result else text)
     assert refused.value.sentence.endswith(".")
