@@ -33,10 +33,10 @@ from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import RSP, Frame
 
 HAS_TABLE = "jumps through a table"
-HAS_HANDLERS = "catches exceptions or cleans up after them"
+HAS_HANDLERS = "has exception handlers or cleanups"
 TAKES_OWN_ADDRESS = "takes an address inside itself"
 SHARES_CODE = "jumps into the middle of another function"
-RUNS_ON = "runs on behind its end"
+RUNS_ON = "continues past its end"
 TOO_LONG = "too long to be copied"
 
 BODY_BYTES_MAX = 64 << 10

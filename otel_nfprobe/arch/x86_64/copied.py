@@ -19,7 +19,7 @@ from otel_nfprobe.elf.modules import Module
 
 COPIED_WORDS_MAX = 64
 VARIABLE_WORDS = 32
-UNBOUNDED = "passes the address of its stack arguments on"
+UNBOUNDED = "passes on the address of its stack arguments"
 TOO_MANY = "reads too many stack arguments"
 _HEAD_BYTES = 256
 _JUMPS_MAX = 64

@@ -23,11 +23,11 @@ from otel_nfprobe.elf.elf import ElfImage
 
 STACK_ARGUMENTS = "reads stack arguments"
 RETURN_ADDRESS = "reads its return address"
-UNKNOWN_FRAME = "frame rules are not usable"
+UNKNOWN_FRAME = "its frame rules are unusable"
 NO_ENTRY = "a part of another function"
 UNDECODABLE = "undecodable"
-POPS_ARGUMENTS = "removes its stack arguments itself"
-POINTER_TAIL = "ends in a jump through a pointer, whose target may take stack arguments"
+POPS_ARGUMENTS = "pops its stack arguments itself"
+POINTER_TAIL = "tail-calls through a pointer, whose target may take stack arguments"
 
 NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this close to the start
 FUNCTION_BYTES_MAX = 16 << 20

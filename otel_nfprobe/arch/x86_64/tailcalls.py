@@ -24,8 +24,8 @@ RETURNS_TWICE = re.compile(
     r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"
 )
 CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
-CALLER_TAIL = "ends in a jump to a function that looks at its caller"
-TWICE_TAIL = "ends in a jump to a function that returns twice"
+CALLER_TAIL = "tail-calls a function that inspects its caller"
+TWICE_TAIL = "tail-calls a function that returns twice"
 IFUNC = 10
 ENDBR_BYTES = 4
 VOUCHING_MAX = 32  # chained functions whose earlier verdicts depend on each other

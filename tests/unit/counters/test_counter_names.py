@@ -223,7 +223,7 @@ def test_topdown_on_amd(amd: Path, family: int, model: int, width: int) -> None:
         ("xyzzyx", "perf list shows names"),
         ("cpu/nosuch=1/", "has no field 'nosuch'; it has .*umask"),
         ("cpu/umask=0x1ff/", "umask of cpu has 8 bits"),
-        ("cpu/event=three/", "after = comes a number"),
+        ("cpu/event=three/", "= must be followed by a number"),
         ("cpu/nosuch/", "cpu has no event 'nosuch'"),
         ("gpu/event=1/", "No counter device is called 'gpu'; there are: cpu, "),
         (" , ", "needs names"),
