@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine code of a module's functions shows, by the C core, for those that it knows all instructions of.
+"""Code scan: facts about the machine code of a module's functions, by the C core, where it knows every instruction.
 
-The structures are those of native/core/codescan.h, which says what they mean.
+The structures are those of native/core/codescan.h, which documents them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ROW_WORDS = lib.NFP_FRAME_ROW_WORDS
 
 
 class CodeScan(NamedTuple):
-    """What was found.
+    """Results of a scan.
 
     Attributes:
         functions: a row for each function (struct nfp_code_function).
-        events: theirs, one function after the other (struct nfp_code_event).
+        events: of all functions, one function after the other (struct nfp_code_event).
         rows: of frame rules near the functions' entries: address, register, offset.
     """
 
@@ -45,7 +45,7 @@ def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
     programs = b"".join([frame.instructions for frame in frames])
     functions = _describe(image, frames)
     scan = ffi.new("struct nfp_code_scan *")
-    data = image.data  # kept until the end: the image may give them up
+    data = image.data  # referenced until the end: the image may release it
     scan.file, scan.file_bytes = ffi.from_buffer("uint8_t[]", data), len(data)
     scan.programs, scan.programs_bytes = ffi.from_buffer("uint8_t[]", programs), len(programs)
     scan.functions = ffi.from_buffer("struct nfp_code_function[]", functions)
@@ -59,7 +59,7 @@ def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
     stub_words = ffi.new("uint64_t[]", [word for place in stubs for word in place])
     scan.stubs, scan.marks, scan.marks_room = stub_words, ffi.from_buffer("uint8_t[]", marks), MARKS_ROOM
     events, rows = [room[0][:0]], [room[1][:0]]
-    behind = 0, 0  # events and rows of the functions before
+    behind = 0, 0  # events and rows of the preceding functions
     while scan.done < scan.count:
         before, scan.events_count, scan.rows_count = int(scan.done), 0, 0
         lib.nfp_code_scan(scan)
@@ -72,7 +72,7 @@ def scan_code(image: ElfImage, frames: Sequence[Frame]) -> CodeScan:
 
 
 def _describe(image: ElfImage, frames: Sequence[Frame]) -> Rows:
-    """Where the code of each function is, and its frame program. What the file does not hold whole has no bytes."""
+    """Returns each function's code range and frame program. Functions not entirely in the file have no bytes."""
     functions = np.zeros(len(frames), dtype=FUNCTION)
     starts = np.array([frame.start for frame in frames], dtype=np.uint64)
     sizes = np.array([frame.size for frame in frames], dtype=np.uint64)
@@ -84,7 +84,7 @@ def _describe(image: ElfImage, frames: Sequence[Frame]) -> Rows:
     quick = {key: common.quick_start() or (-1, 0) for key, common in begins.items()}
     functions["cfa_register"] = [quick[id(frame.common)][0] for frame in frames]
     functions["cfa_offset"] = [quick[id(frame.common)][1] for frame in frames]
-    for segment in reversed(image.segments):  # the first one that holds an address counts
+    for segment in reversed(image.segments):  # the first segment containing an address counts
         inside = starts - np.uint64(segment.address)
         here = inside < np.uint64(segment.file_bytes)
         functions["code"][here] = inside[here] + np.uint64(segment.offset)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snippets: instructions that a user wrote, run at a function's entry to capture one number for each call.
+"""Snippets: user-written instructions, run at a function's entry to capture one number per call.
 
-keystone assembles the text, iced decodes the bytes again, and what was decoded is compared operand by operand
-with what was asked for (snippet_text.py): keystone accepts texts that it encodes as something else. The bytes do
-not depend on their address. They are put into a trampoline by native/core/trampoline.c.
+keystone assembles the text, iced decodes the bytes again, and the result is compared operand by operand with the
+request (snippet_text.py), because keystone encodes some texts as something else. The bytes are position-independent.
+native/core/trampoline.c puts them into a trampoline.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A snippet and the functions that it is for, `module:name` and the like."""
+    """A snippet and the functions it is for, such as `module:name`."""
 
     glob: str
     snippet: Snippet
 
 
 def read_capture(text: str) -> Capture:
-    """`GLOB: SNIPPET`, as on the command line.
+    """Parses `GLOB: SNIPPET`, as on the command line.
 
     Raises:
-        UsageError: there is no such pair, or the snippet is refused.
+        UsageError: it is not such a pair, or the snippet is refused.
     """
     parts = re.split(r":\s+", text.strip(), maxsplit=1)
     if len(parts) != 2 or not parts[0].strip():
@@ -69,10 +69,10 @@ def read_capture(text: str) -> Capture:
 
 
 def assemble(text: str) -> Snippet:
-    """The code of a snippet.
+    """Assembles a snippet.
 
     Raises:
-        UsageError: it is refused; says which instruction, and why.
+        UsageError: it is refused; names the instruction and the reason.
     """
     code = b"".join(_assemble_checked(asked) for asked in read_snippet(text))
     if len(code) > BYTES_MAX:
@@ -84,7 +84,7 @@ def _assemble_checked(asked: Asked) -> bytes:
     code = encode(asked.text)
     got = list(Decoder(64, code))
     if len(got) != 1 or not is_as_asked(asked, got[0]):
-        raise refuse(asked.text, f"the assembler made {_format(got)!r} of it")
+        raise refuse(asked.text, f"the assembler encoded it as {_format(got)!r}")
     return code
 
 
@@ -95,24 +95,24 @@ def _format(instructions: list[Instruction]) -> str:
 
 
 def encode(text: str) -> bytes:
-    """What keystone makes of one instruction; not to be trusted.
+    """Returns keystone's encoding of one instruction; not to be trusted.
 
     Raises:
-        UsageError: it makes nothing of it.
+        UsageError: keystone rejects it.
     """
     import keystone  # a large library that few sessions need
 
-    # Intel syntax unless it is told: told so, it reads 16 as 0x16.
+    # The default is Intel syntax; if requested explicitly, keystone reads 16 as 0x16.
     assembler = keystone.Ks(keystone.KS_ARCH_X86, keystone.KS_MODE_64)
     try:
         code, _ = assembler.asm(text, 0, as_bytes=True)
     except keystone.KsError as error:
-        raise refuse(text, f"the assembler does not take it ({error.message.partition(' (')[0]})") from error
+        raise refuse(text, f"the assembler rejects it ({error.message.partition(' (')[0]})") from error
     return code or b""
 
 
 def is_as_asked(asked: Asked, got: Instruction) -> bool:
-    """Whether a decoded instruction does what was asked for, and nothing else."""
+    """Returns whether a decoded instruction does what was requested, and nothing else."""
     prefixed = got.segment_prefix != Register.NONE or got.has_lock_prefix or got.has_rep_prefix or got.has_repne_prefix
     if prefixed or got.mnemonic != asked.mnemonic or got.op_count != len(asked.operands):
         return False

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock: ticks of the time stamp counter to Unix ns, by anchors that never change once they are appended.
+"""The clock: converts ticks of the timestamp counter to Unix ns, by anchors that never change once appended.
 
-A live session calls `start` once and `advance` about once a second; the encoder and a recording use the
-anchors. Each anchor continues the conversion of the one before it, so converted time neither jumps nor runs
-backwards; its rate is chosen to take away half of the error until the next one.
+A live session calls `start` once and `advance` about once a second; the encoder and a recording use the anchors. Each
+anchor continues the conversion of the previous one, so converted time neither jumps nor runs backwards; its rate is
+chosen to halve the error by the next one.
 
-When CLOCK_REALTIME is set (a step of more than 10 ms), the session stays on the time line it began with: a
-step inside a packet's latency would be worse than a date that is off. `stepped_ns` says how far the two are
-apart.
+When CLOCK_REALTIME is set (a step of more than 10 ms), the session stays on its original timeline: a step inside a
+packet's latency would be worse than a wrong date. `stepped_ns` is the difference between the two.
 """
 
 from __future__ import annotations
@@ -31,13 +30,15 @@ _WINDOW_PAIRS = 16
 _SLEW_NS_MIN = 2_000_000_000
 # A change of rate of 500 parts per million is what adjtime(3) uses: no duration suffers visibly.
 _SLEW_RATE_MAX = 500e-6
-# Time stamp counters run at 100 MHz to 10 GHz; a recording that says otherwise is damaged.
-_TICKS_MAX = 2.0**62  # a stamp of a damaged recording may be any number
+# Timestamp counters run at 100 MHz to 10 GHz; a rate outside that range means a damaged recording.
+_TICKS_MAX = 2.0**62  # a damaged recording may contain any timestamp
 _Q32_MAX = 1 << 40
 
 
 class ClockPair(NamedTuple):
-    """One reading of both clocks: ticks, Unix ns, and how far apart in ticks the two readings can be."""
+    """One reading of both clocks: ticks, Unix ns, and the largest possible distance between the two readings in
+    ticks.
+    """
 
     ticks: int
     unix_ns: int
@@ -45,7 +46,7 @@ class ClockPair(NamedTuple):
 
 
 def sample_pair() -> ClockPair:
-    """Reads the time stamp counter and CLOCK_REALTIME together."""
+    """Reads the timestamp counter and CLOCK_REALTIME together."""
     pair = ffi.new("struct nfp_clock_pair *")
     lib.nfp_clock_sample(pair)
     return ClockPair(pair.ticks, pair.unix_ns, pair.uncertainty_ticks)
@@ -55,11 +56,10 @@ class Clock:
     """Converts ticks to Unix ns.
 
     Attributes:
-        anchors: array of dtype ANCHOR, at least one, ordered by ticks. Grows by `advance`; entries never
-            change.
-        error_ns: the largest difference between a pair and the conversion that was seen, the pair's own
-            uncertainty included, on the time line the session began with.
-        stepped_ns: how far CLOCK_REALTIME was set away from that time line (positive: it was set forward).
+        anchors: array of dtype ANCHOR, at least one, ordered by ticks. Grows by `advance`; entries never change.
+        error_ns: the largest observed difference between a pair and the conversion, including the pair's own
+            uncertainty, on the session's original timeline.
+        stepped_ns: how far CLOCK_REALTIME was set away from that timeline (positive: forward).
     """
 
     def __init__(self, anchors: npt.NDArray[np.void], error_ns: int, stepped_ns: int = 0) -> None:
@@ -70,7 +70,7 @@ class Clock:
 
     @classmethod
     def start(cls) -> Clock:
-        """Takes pairs for about 50 ms and makes the first anchor."""
+        """Samples pairs for about 50 ms and creates the first anchor."""
         pairs = [sample_pair()]
         for _ in range(_START_PAIRS):
             time.sleep(_START_INTERVAL_S)
@@ -79,12 +79,12 @@ class Clock:
 
     @classmethod
     def from_pairs(cls, pairs: list[ClockPair]) -> Clock:
-        """Makes the first anchor from at least two pairs, ordered by ticks."""
+        """Creates the first anchor from at least two pairs, ordered by ticks."""
         third = max(1, len(pairs) // 3)
         first = min(pairs[:third], key=lambda pair: pair.uncertainty_ticks)
         last = min(pairs[-third:], key=lambda pair: pair.uncertainty_ticks)
         q32 = _find_q32(first, last)
-        # The anchor stands at the first pair of all, so that no later tick lies before it.
+        # The anchor is placed at the very first pair, so that no later tick precedes it.
         unix_ns = first.unix_ns - ((first.ticks - pairs[0].ticks) * q32 >> 32)
         clock = cls(np.array([(pairs[0].ticks, unix_ns, q32)], dtype=ANCHOR), 0)
         clock._pairs.append(first)
@@ -94,11 +94,11 @@ class Clock:
 
     @classmethod
     def from_anchors(cls, anchors: npt.NDArray[np.void], error_ns: int) -> Clock:
-        """The clock of a recording.
+        """Creates the clock of a recording.
 
         Args:
             anchors: array of dtype ANCHOR.
-            error_ns: as stated by the session.
+            error_ns: as recorded by the session.
 
         Raises:
             UsageError: there are no anchors, they are not in order, or a rate is impossible.
@@ -112,11 +112,11 @@ class Clock:
 
     @property
     def ticks_per_second(self) -> float:
-        """Rate of the time stamp counter by the newest anchor."""
+        """Rate of the timestamp counter at the newest anchor."""
         return 1e9 * 2**32 / float(self.anchors["ns_per_tick_q32"][-1])
 
     def convert(self, ticks: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-        """Unix ns of each tick value; same shape."""
+        """Returns the Unix ns of each tick value; same shape."""
         values = np.ascontiguousarray(ticks, dtype=np.uint64)
         unix_ns = np.empty_like(values)
         lib.nfp_clock_convert(
@@ -129,7 +129,9 @@ class Clock:
         return unix_ns
 
     def convert_back(self, unix_ns: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-        """Ticks of each Unix time in ns, to within a tick per hour from its anchor; same shape."""
+        """Returns the ticks of each Unix time in ns, accurate to one tick per hour of distance from its anchor; same
+        shape.
+        """
         values = np.asarray(unix_ns, dtype=np.uint64)
         found = np.searchsorted(self.anchors["unix_ns"], values, side="right")
         anchors = self.anchors[np.maximum(found, 1) - 1]
@@ -138,14 +140,14 @@ class Clock:
         return np.asarray(anchors["ticks"] + elapsed_ticks.astype(np.int64).astype(np.uint64), dtype=np.uint64)
 
     def find_ticks(self, duration_ns: float) -> int:
-        """Ticks of a duration at the newest rate."""
+        """Returns the ticks of a duration at the newest rate."""
         return round(duration_ns * self.ticks_per_second / 1e9)
 
     def advance(self, pair: ClockPair | None = None) -> None:
-        """Appends an anchor at the present moment. No tick behind it may have been converted already.
+        """Appends an anchor for the current time. No later tick may have been converted already.
 
         Args:
-            pair: the reading to use instead of a fresh one; older than the newest anchor, it is ignored.
+            pair: the reading to use instead of a fresh one; ignored if older than the newest anchor.
         """
         pair = pair or sample_pair()
         anchor_ticks = int(self.anchors["ticks"][-1])
@@ -159,7 +161,7 @@ class Clock:
         self._note_error(pair, residual_ns)
         q32 = _find_q32(self._pairs[0], pair) if self._pairs else int(self.anchors["ns_per_tick_q32"][-1])
         self._pairs.append(pair)
-        # Over twice the interval, or a late call would overshoot and the error would grow from call to call.
+        # Slew over twice the interval; otherwise a late call would overshoot and the error would grow with each call.
         interval_ns = (pair.ticks - anchor_ticks) * q32 >> 32
         slew = residual_ns / max(_SLEW_NS_MIN, 2 * interval_ns)
         slew = min(_SLEW_RATE_MAX, max(-_SLEW_RATE_MAX, slew))

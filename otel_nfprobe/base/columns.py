@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns as NumPy sees them: the dtypes of records, calls, batches, packets and the thread table.
+"""NumPy dtypes of records, calls, batches, packets and the thread table.
 
 They are the structures of native/core/columns.h and native/abi/{record,session}.h, which say what the fields mean.
 Pure: arrays in, arrays out. Used by everything after the drain.
@@ -103,23 +103,23 @@ def _empty(dtype: np.dtype[Any]) -> Callable[[], Rows]:
 class Columns:
     """Finished calls, batches and packets; `batch`, `parent` and `first_*` are indices within one Columns.
 
-    A take of the pipeline gives the batches of one thread in any order; `id` rises with their start.
-    `handovers` are by rising packet, those of one packet by time; with HandoverFlag.AGAIN their batches are in `again`,
-    which has batches, with their calls, that an earlier take has given.
+    A drain of the pipeline returns the batches of one thread in any order; `id` rises with their start. `handovers` are
+    sorted by packet, those of one packet by time; with HandoverFlag.AGAIN their batches are in `reemitted_batches`:
+    batches, with their calls, that an earlier drain already emitted.
     """
 
     calls: Rows = field(default_factory=_empty(CALL))
     batches: Rows = field(default_factory=_empty(BATCH))
     packets: Rows = field(default_factory=_empty(PACKET))
-    topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, by rising digest
+    topics: Rows = field(default_factory=_empty(TOPIC))  # of the messages among the packets, sorted by digest
     counters: Rows = field(default_factory=_empty(CALL_COUNTERS))
     handovers: Rows = field(default_factory=_empty(HANDOVER))
     reemitted_batches: Rows = field(default_factory=_empty(BATCH))
     reemitted_calls: Rows = field(default_factory=_empty(CALL))
-    holds: Rows = field(default_factory=_empty(HOLD))  # the last ones, by rising end; earlier takes have them, too
+    holds: Rows = field(default_factory=_empty(HOLD))  # the most recent, sorted by end; may repeat earlier ones
 
     def topic(self, digest: int) -> str:
-        """The topic of the messages with this digest; "" when it is not known."""
+        """Returns the topic of the messages with this digest; "" when unknown."""
         row = int(np.searchsorted(self.topics["digest"], np.uint64(digest)))
         if row == len(self.topics) or int(self.topics["digest"][row]) != digest:
             return ""
@@ -128,7 +128,9 @@ class Columns:
 
 
 def counter_cost_rows(costs: Mapping[int, tuple[Sequence[int], Sequence[int]]]) -> Rows:
-    """Dtype COUNTER_COST by function id, of what a call counts by itself: of its own counts and in all."""
+    """Returns rows of dtype COUNTER_COST by function ID: what the probes of a call add to its own counts, and in
+    total.
+    """
     rows = np.zeros(max(costs, default=-1) + 1, COUNTER_COST)
     for id, pair in costs.items():
         for name, counts in zip(("inside", "whole"), pair, strict=True):
@@ -138,9 +140,9 @@ def counter_cost_rows(costs: Mapping[int, tuple[Sequence[int], Sequence[int]]]) 
 
 
 def concatenate(parts: Iterable[Columns]) -> Columns:
-    """Several takes as one, indices rewritten.
+    """Joins several Columns into one and rewrites their indices.
 
-    The parts must have fewer than 2**32 - 1 calls in all.
+    The parts must have fewer than 2**32 - 1 calls in total.
     """
     kept: Sequence[Columns] = list(parts)
     if not kept:
@@ -167,7 +169,7 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
 
 
 def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
-    """Handovers of several takes, with the batches and calls that are given again."""
+    """Joins the handovers of several Columns, with the re-emitted batches and calls."""
     handovers = np.concatenate([part.handovers for part in parts])
     batches = np.concatenate([part.reemitted_batches for part in parts])
     calls = np.concatenate([part.reemitted_calls for part in parts])
@@ -188,13 +190,13 @@ def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
 
 
 def copy_rows(rows: Rows) -> Rows:
-    """A copy of rows that lie together, as bytes: NumPy copies structures field by field, thirty times as slowly."""
+    """Copies contiguous rows as bytes: NumPy copies structures field by field, thirty times as slowly."""
     copied: Rows = rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
     return copied
 
 
 def order_topics(topics: Rows) -> Rows:
-    """Each topic once, by rising digest."""
+    """Returns each topic once, sorted by digest."""
     if len(topics) < 2:
         return topics
     _, first = np.unique(topics["digest"], return_index=True)
@@ -202,7 +204,7 @@ def order_topics(topics: Rows) -> Rows:
 
 
 def with_again(columns: Columns) -> Columns:
-    """The same with all batches of its handovers among its batches, behind those that are its own."""
+    """Returns the columns with the re-emitted batches of their handovers appended to their own batches."""
     if not len(columns.reemitted_batches):
         return columns
     batches, calls, handovers = (
@@ -225,7 +227,9 @@ def with_again(columns: Columns) -> Columns:
 
 
 def place_handovers(columns: Columns) -> tuple[Rows, NDArray[np.uint32]]:
-    """The handovers to batches that are among the columns' own, and the number of each one of its packet, from 1."""
+    """Returns the handovers whose batch is among the columns' own, and for each its ordinal within its packet,
+    from 1.
+    """
     rows = columns.handovers.copy()
     first = np.searchsorted(rows["packet"], rows["packet"])
     numbers = (np.arange(len(rows)) - first + 1).astype(np.uint32)
@@ -246,7 +250,7 @@ ARRIVAL_AGE_MAX_NS = 10_000_000_000
 
 
 def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]) -> None:
-    """Turn arrival stamps in Unix ns into ticks, in place; to be done before latencies are looked at.
+    """Converts arrival timestamps from Unix ns to ticks, in place; call before computing latencies.
 
     Args:
         packets: of dtype PACKET.
@@ -258,7 +262,7 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
     if not stamped.any():
         return
     stamps = packets["arrival_ticks"][stamped]
-    # What came longer ago was stamped by another clock, or when a capture was made that is played now.
+    # An older timestamp comes from another clock, or from a capture that is being replayed.
     known = ticks_of_unix_ns(stamps + np.uint64(ARRIVAL_AGE_MAX_NS)) >= packets["receive_ticks"][stamped]
     packets["arrival_ticks"][stamped] = np.where(known, ticks_of_unix_ns(stamps), 0)
     flags = packets["flags"][stamped] & np.uint8(0xFF ^ PacketFlag.ARRIVAL_UNIX_NS)
@@ -266,14 +270,15 @@ def convert_arrivals(packets: Rows, ticks_of_unix_ns: Callable[[NDArray[np.uint6
 
 
 def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
-    """Where each packet's life begins: its arrival, or since when it can have waited when nobody stamped it.
+    """Returns where each packet's life begins: at its arrival or, without a timestamp, at the earliest time it can have
+    come.
 
-    A stamp later than the receive call's entry is not believed: the clocks differ by more than the wait. In
-    recordings without `earliest_ticks` the receive call's entry is where an unstamped packet's life begins.
-    native/core/arrival.h has the same rule.
+    A timestamp later than the entry of the receive call is not trusted: the clocks differ by more than the wait. In
+    recordings without `earliest_ticks` the life of a packet without a timestamp begins at the entry of the receive
+    call. native/core/arrival.h implements the same rule.
 
     Returns:
-        one number of ticks per packet.
+        ticks, one per packet.
     """
     packets = columns.packets
     start: NDArray[np.uint64] = packets["receive_ticks"].copy()
@@ -286,10 +291,10 @@ def life_start_ticks(columns: Columns) -> NDArray[np.uint64]:
 
 
 def age_start_ticks(batches: Rows) -> NDArray[np.uint64]:
-    """Since when the packets of each batch were in the function, where not all of them are described.
+    """Returns since when the packets of each batch were in the NF, where not all of them are described.
 
-    The stamp of the packet that was received first, or else since when its packets can have waited, or else the receive
-    call's entry. native/core/arrival.h has the same rule.
+    That is the timestamp of the packet received first, else the earliest time its packets can have come, else the entry
+    of the receive call. native/core/arrival.h implements the same rule.
     """
     earliest, arrival = batches["earliest_ticks"], batches["arrival_ticks"]
     start: NDArray[np.uint64] = np.where(earliest != 0, earliest, batches["start_ticks"])
@@ -297,17 +302,17 @@ def age_start_ticks(batches: Rows) -> NDArray[np.uint64]:
 
 
 def arrival_known(packets: Rows, batch_start_ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which packets' own arrival is known and believed; `batch_start_ticks`: of each one's batch."""
+    """Returns which packets have a known and trusted arrival; `batch_start_ticks`: of each packet's batch."""
     known: NDArray[np.bool_] = (packets["flags"] & PacketFlag.ARRIVAL_KNOWN) != 0
     known &= (packets["arrival_ticks"] != 0) & (packets["arrival_ticks"] <= batch_start_ticks)
     return known
 
 
 def latency_ticks(columns: Columns) -> NDArray[np.uint64]:
-    """How long each packet was in the NF, in ticks; 0 while it is not known what became of it.
+    """Returns how long each packet was in the NF, in ticks; 0 while its disposition is unknown.
 
     Returns:
-        one number of ticks per packet.
+        ticks, one per packet.
     """
     start, done = life_start_ticks(columns), columns.packets["done_ticks"]
     known = (columns.packets["disposition"] != UNKNOWN) & (done > start)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, as one sentence for a person, an exit status, and the next command to type."""
+"""Errors: one sentence for the user, an exit status, and the next command to type."""
 
 from __future__ import annotations
 
 
 class NfprobeError(Exception):
-    """Something was not done. `main` prints the sentence and the next command, and exits with the status.
+    """An operation failed. `main` prints the sentence and the next command, and exits with the status.
 
     Args:
         sentence: what happened and why, one sentence, ending with a full stop.
-        next_command: what to type next; empty when there is nothing sensible to type.
+        next_command: what to type next; empty when there is nothing useful to type.
     """
 
     exit_status = 1
@@ -21,11 +21,11 @@ class NfprobeError(Exception):
 
 
 class EndedError(NfprobeError):
-    """The target's program has ended; the process may live on with another one (liveness.py)."""
+    """The target's program has ended; its process may have replaced it by another one with exec (liveness.py)."""
 
     @classmethod
     def of(cls, pid: int) -> EndedError:
-        """The same of a process that is gone."""
+        """Returns the error for a process that is gone."""
         return cls(f"Process {pid} has ended.", "pgrep -a NAME")
 
 
@@ -36,6 +36,6 @@ class UsageError(NfprobeError):
 
 
 class RefusedError(NfprobeError):
-    """This target cannot be probed; nothing in it was touched."""
+    """The target cannot be probed; nothing in it was changed."""
 
     exit_status = 3

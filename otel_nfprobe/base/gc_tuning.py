@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interpreter's garbage collector, kept away from tables that live as long as the session.
+"""Keeps the interpreter's garbage collector away from tables that live as long as the session.
 
-The analysis of 20,000 functions makes millions of objects and hardly any garbage. Collections that walk them all
-again and again take a third of its time, and later, while records arrive, one full collection holds the interpreter
-longer than a ring has room.
+The analysis of 20,000 functions creates millions of objects and hardly any garbage. Collections that repeatedly
+traverse them take a third of its time, and later, while records arrive, one full collection blocks the interpreter for
+longer than a ring can buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection meanwhile; also a decorator."""
+    """Suspends garbage collection inside the block; also usable as a decorator."""
     if not gc.isenabled():
         yield
         return
@@ -24,12 +24,13 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         if not gc.get_freeze_count():
-            # What was made grows old without a walk: the next collection would take it for young, all of it.
+            # Moves the new objects to the oldest generation without a traversal: otherwise the next young collection
+            # would traverse all of them.
             gc.freeze()
             gc.unfreeze()
         gc.enable()
 
 
 def keep_what_is_there() -> None:
-    """Collections look only at what is made from now on: for a process that measures once, and then ends."""
+    """Excludes all existing objects from collections: for a process that runs one session and then exits."""
     gc.freeze()

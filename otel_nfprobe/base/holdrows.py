@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of holds, as columns.py has them (holds.py). Pure."""
+"""The dtype of holds (holds.py). Pure; imports nothing of the project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOLD = dtype_of("nfp_hold")
 
 
 def join_holds(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
-    """Each hold once, by rising end."""
+    """Returns each hold once, sorted by end."""
     holds = np.concatenate([*parts, np.empty(0, HOLD)])
     if not len(holds):
         return holds

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of numbers that stand in records: what a target calls its graph nodes, its interfaces and why it drops packets.
+"""Names for numbers in records: a target's graph nodes, interfaces, drop reasons and threads.
 
-An adapter reads them in the target; a recording keeps them, because the target is gone when it is read.
+An adapter reads them from the target; a recording keeps them, because the target is gone when it is read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from otel_nfprobe.base import recording_pb2
 
 NODES, REASONS, INTERFACES, THREADS = "nodes", "reasons", "interfaces", "threads"
 KINDS = {1: NODES, 2: REASONS, 3: INTERFACES, 4: THREADS}  # as in a recording
-NAMES_MAX = 1 << 17  # of one kind
+NAMES_MAX = 1 << 17  # per kind
 
 
 @dataclass(frozen=True)
 class NumberNames:
-    """What numbers are called.
+    """Names by number.
 
     Attributes:
-        nodes: of graph nodes that share a function, as their calls' values have it in the upper half.
+        nodes: graph nodes that share a function, by the upper half of their calls' values.
         reasons: why a packet was dropped, by the number in its buffer.
         interfaces: by the number in a packet's buffer.
-        threads: the target's own number of a thread, in digits, by the kernel's.
+        threads: the target's own number of a thread, in digits, by thread ID.
     """
 
     nodes: dict[int, str] = field(default_factory=dict)
@@ -34,16 +34,16 @@ class NumberNames:
     threads: dict[int, str] = field(default_factory=dict)
 
     def thread_number(self, tid: int) -> int | None:
-        """The target's own number of the thread; None: it has none, or it is not known."""
+        """Returns the target's own number of the thread; None: it has none, or it is unknown."""
         text = self.threads.get(tid, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
     def __bool__(self) -> bool:
-        """Whether any is known."""
+        """Returns whether any name is known."""
         return bool(self.nodes or self.reasons or self.interfaces or self.threads)
 
     def learn(self, others: Iterable[NumberNames]) -> None:
-        """Takes names that were found later; the last one of a number holds."""
+        """Adds names found later; the last name of a number wins."""
         for other in others:
             for kind in KINDS.values():
                 own = getattr(self, kind)
@@ -52,7 +52,7 @@ class NumberNames:
 
 
 def encode_names(names: NumberNames) -> bytes:
-    """The payload of a NAMES block."""
+    """Returns the payload of a NAMES block."""
     items = [
         recording_pb2.Name(kind=number, number=key, text=text)
         for number, kind in KINDS.items()
@@ -62,7 +62,9 @@ def encode_names(names: NumberNames) -> bytes:
 
 
 def decode_names(payload: bytes) -> NumberNames:
-    """What encode_names made; kinds that a later nfprobe wrote are left out. Raises DecodeError when it is none."""
+    """Decodes the payload of a NAMES block; kinds of a later nfprobe are skipped. Raises DecodeError when it is
+    malformed.
+    """
     names, items = NumberNames(), recording_pb2.Names.FromString(payload).name
     for item in _bounded(items):
         if item.kind in KINDS:

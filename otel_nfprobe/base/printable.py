@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of functions, files, processes and threads come from targets: none of them may command a terminal.
+"""Escapes text from targets (names of functions, files, processes and threads) so that it cannot control a terminal.
 
-Control characters, marks that turn the direction of text, and bytes that are no text are written as programmers write
-them (\\x1b). The command line puts `PrintableStream` in front of standard output and error; tables and `tell` of
-cli/main.py make their cells and sentences printable themselves, because there a line end is one of these characters.
-JSON has its own way to write them. Pure, but for the stream.
+Control characters, bidirectional marks and undecodable bytes are written as escapes (\\x1b). The command line wraps
+standard output and error in `PrintableStream`; tables and `tell` of cli/main.py escape their cells and sentences
+themselves, because a line end is one of these characters there. JSON has its own escapes. Pure, except for the stream.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Any, TextIO
 _CONTROLS = "\0-\x1f\x7f-\x9f"
 _DIRECTIONS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _LINE_ENDS = "\u2028\u2029"
-_NO_TEXT = "\ud800-\udfff"  # bytes that could not be decoded
-_UNPRINTABLE = re.compile(f"[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_NO_TEXT}]")
-_UNPRINTABLE_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_NO_TEXT}]")
+_SURROGATES = "\ud800-\udfff"  # undecodable bytes
+_UNPRINTABLE = re.compile(f"[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
+_UNPRINTABLE_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
 
 
 def printable(text: str) -> str:
-    """The text on one line, without characters that do anything."""
+    """Returns the text on one line, with control characters escaped."""
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 
 def printable_value(value: Any) -> Any:
-    """The same value with all texts in it printable: of lists and of the values of mappings, however deep."""
+    """Returns the value with all its strings escaped, in lists and in the values of mappings at any depth."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -43,27 +42,27 @@ def _printable_lines(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # as surrogateescape has them
+    if 0xDC80 <= code <= 0xDCFF:  # encoded by surrogateescape
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class PrintableStream:
-    """A text stream that writes only line ends and tabs as they are, and a carriage return that is written alone.
+    """A text stream that escapes all control characters except line ends, tabs, and a carriage return written alone.
 
     Args:
-        stream: where the text goes.
+        stream: the underlying stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes the text, made printable. Raises as the stream does."""
+        """Writes the text, escaped. Raises as the stream does."""
         return self._stream.write(text if text == "\r" else _printable_lines(text))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes each of them. Raises as the stream does."""
+        """Writes each line. Raises as the stream does."""
         for line in lines:
             self.write(line)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the strategies, in the order in which they are tried (analysis.py decides among them)."""
+"""The names of the strategies, in the order in which they are tried (analysis.py chooses)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COPIED_ARGUMENTS = "copied arguments"
 GOT_SLOT = "GOT slot"
 ENTRY_ONLY = "entry only"
 
-STRATEGIES = {  # by their names on the command line
+STRATEGIES = {  # by command-line name
     "in-stack": IN_STACK_CALL,
     "relocated": RELOCATED_BODY,
     "copied": COPIED_ARGUMENTS,
@@ -19,7 +19,9 @@ STRATEGIES = {  # by their names on the command line
 
 
 def find_strategy(text: str) -> str | None:
-    """The command line's name of a strategy that is called so, or by its full name in any case; None: no such."""
+    """Returns the command-line name of a strategy given by that or its full name, in any case; None: no such
+    strategy.
+    """
     wanted = text.lower().replace("-", " ").replace("_", " ").strip()
     for name, full in STRATEGIES.items():
         if wanted in (name.replace("-", " "), full.lower().replace("-", " ")):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timed reader: what comes from a connection until a moment, however slowly its bytes come.
+"""Timed reader: reads from a connection with a deadline for the whole transfer.
 
-A timeout of a socket is for one call: who sends a byte now and then holds it for days.
+A socket timeout applies to one call: a peer that sends a byte now and then could hold the connection for days.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 class TimedReader(io.RawIOBase):
-    """Reads `raw`, which reads `connection`, for at most so long in all.
+    """Reads `raw`, which reads `connection`, until a deadline.
 
     Args:
-        seconds: from now on; later reads raise TimeoutError.
+        seconds: from now; later reads raise TimeoutError.
     """
 
     def __init__(self, connection: socket.socket, raw: io.RawIOBase, seconds: float) -> None:
@@ -25,11 +25,11 @@ class TimedReader(io.RawIOBase):
         self._until = time.monotonic() + seconds
 
     def readable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """As of RawIOBase."""
+        """Implements RawIOBase; raises TimeoutError after the deadline."""
         remaining_s = self._until - time.monotonic()
         if remaining_s <= 0:
             raise TimeoutError("timed out")
@@ -37,7 +37,7 @@ class TimedReader(io.RawIOBase):
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
-        """Closes both."""
+        """Closes the reader and `raw`."""
         if not self.closed:
             self._raw.close()
         super().close()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a packet was late: what else happened to its batch and those before, against what is usual."""
+"""Why a packet was late: what else delayed its batch and earlier ones, compared with the baseline."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrival: how it is known when a packet came, and what ran while it waited. Pure: columns in, arrays out.
+"""Arrival: how a packet's arrival time is known, and which batches ran while it waited. Pure: columns in, arrays out.
 
-Where a packet's life begins is `columns.life_start_ticks`; native/core/arrival.h has the same rule, and
-native/core/otlp_packet.c writes the same words.
+The start of a packet's life is defined by `columns.life_start_ticks`; native/core/arrival.h implements the same rule,
+and native/core/otlp_packet.c writes the same strings.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from otel_nfprobe.base.columns import NONE, BatchFlag, Columns, PacketFlag, arrival_known
 
 STAMP, CAPTURE, POLL, SATURATED = "mbuf stamp", "capture", "poll", "saturated"
-"""Values of nf.arrival.source; docs/arrival.md says what each means."""
+"""Values of nf.arrival.source; docs/arrival.md explains each."""
 SOURCES = (STAMP, CAPTURE, POLL, SATURATED)
 FROM_CAPTURE = PacketFlag.ARRIVAL_KNOWN | PacketFlag.ARRIVAL_UNIX_NS
-WAITED_MAX = 16  # batches that the span of a packet's wait links to, the last ones
+WAITED_MAX = 16  # most recent batches that the span of a packet's wait links to
 
 
 def find_source(packet: np.void, batch: np.void) -> str | None:
-    """How the arrival of one packet, row of PACKET, is known; `batch` is its row of BATCH. None: nothing is known."""
+    """Returns how the arrival of a packet (a row of PACKET) is known; `batch` is its row of BATCH. None: unknown."""
     if packet["flags"] & PacketFlag.ARRIVAL_KNOWN and 0 < packet["arrival_ticks"] <= batch["start_ticks"]:
         return CAPTURE if packet["flags"] & FROM_CAPTURE == FROM_CAPTURE else STAMP
     if not batch["earliest_ticks"]:
@@ -29,7 +29,7 @@ def find_source(packet: np.void, batch: np.void) -> str | None:
 
 
 def find_sources(columns: Columns) -> NDArray[np.int8]:
-    """For each packet the position in SOURCES of what find_source says of it; -1: nothing is known."""
+    """Returns for each packet the index in SOURCES of its find_source; -1: unknown."""
     packets, batches = columns.packets, columns.batches
     found = np.full(len(packets), -1, np.int8)
     placed = np.flatnonzero(packets["batch"] < len(batches))
@@ -45,11 +45,11 @@ def find_sources(columns: Columns) -> NDArray[np.int8]:
 
 
 def find_waited(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Which batches ran while each of the selected packets waited, of those that have a selected packet themselves.
+    """Finds the batches that ran while each selected packet waited, among those that contain a selected packet.
 
     Returns:
-        indices of packets, one for each such batch, by thread and time; and for each selected packet the position
-        of the first one there and their number, shape (n, 2).
+        packet indices, one for each such batch, by thread and time; and for each selected packet the position of its
+        first batch in them and the number of its batches, shape (n, 2).
     """
     waits = np.zeros((len(selected), 2), np.uint32)
     chosen, own = _find_batches(columns, selected)
@@ -79,7 +79,7 @@ def find_waited(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray
 
 
 def _find_batches(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
-    """Which of the selected packets have a batch in the columns, and which one."""
+    """Returns which of the selected packets have a batch in the columns, and its index."""
     batch = np.full(len(selected), NONE, np.uint32)
     there = np.flatnonzero(selected < len(columns.packets))
     batch[there] = columns.packets["batch"][selected[there]]
@@ -90,6 +90,6 @@ def _find_batches(columns: Columns, selected: NDArray[np.uint32]) -> tuple[NDArr
 def _find_stamped(
     columns: Columns, packets: NDArray[np.uint32], batch_start_ticks: NDArray[np.uint64]
 ) -> NDArray[np.intp]:
-    """Which of these packets have an arrival of their own; all others have that of their batch."""
+    """Returns which of these packets have an arrival of their own; all others use that of their batch."""
     marked = np.flatnonzero(columns.packets["flags"][packets] & PacketFlag.ARRIVAL_KNOWN)
     return marked[arrival_known(columns.packets[packets[marked]], batch_start_ticks[marked])]

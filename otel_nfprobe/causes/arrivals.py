@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrivals from a capture: the packets of a session matched with those that their generator captured. Pure.
+"""Arrivals from a capture: matches the packets of a session with those captured at their generator. Pure.
 
-By digest: the packets with one digest, in the order in which the function received them, belong to those of the
-capture with this digest, in its order. By order, where headers do not tell packets apart: all packets of the one
-queue, in order. In both a match must be possible: no packet arrives after the poll that returned it, nor long before
-its queue was last seen empty. What does not match is counted and keeps what else is known of its arrival.
+By digest: packets with the same digest, in the order in which the function received them, are matched with those of the
+capture in capture order. By order, where headers do not distinguish packets: all packets of a single queue, in order.
+Either way a match must be possible: a packet cannot arrive after the poll that returned it, nor long before its queue
+was last seen empty. Unmatched packets are counted and keep the arrival known from other sources.
 
-All times are Unix ns. docs/arrival.md says what it means.
+All times are Unix ns; docs/arrival.md explains them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import BatchFlag, Columns
 from otel_nfprobe.causes.arrival import FROM_CAPTURE
 
-TRANSIT_NS = 10_000_000  # between the generator's stamp and the queue, at most
-UNSEEN_WAIT_NS = 10_000_000_000  # in a queue that was not seen empty, at most
+TRANSIT_NS = 10_000_000  # maximum, from the generator's timestamp to the queue
+UNSEEN_WAIT_NS = 10_000_000_000  # maximum, in a queue that was not seen empty
 CLOCK_ERROR_NS = 5_000
-PAIRS_NEEDED = 32  # for the difference of two clocks
-ORDER_SHARE = 0.9  # of the packets: with fewer matches by order it is another capture
-LOOK_AHEAD = 64  # captured packets that were lost in a row
+PAIRS_NEEDED = 32  # to estimate the offset between two clocks
+ORDER_SHARE = 0.9  # of the packets: with fewer matches by order it is a different capture
+LOOK_AHEAD = 64  # maximum of consecutive captured packets that were lost
 
 RECEIVED = np.dtype(
     [
@@ -38,8 +38,9 @@ RECEIVED = np.dtype(
         ("length", "<u2"),
     ]
 )
-"""A received packet. key: of its batch and position; start_ns: entry of its receive call, latest_ns: exit;
-earliest_ns: when its queue was last seen empty, 0: not known; queue: of which thread."""
+"""A received packet. key: from its batch and position; start_ns: entry of its receive call, latest_ns: its exit;
+earliest_ns: when its queue was last seen empty, 0: unknown; queue: thread and queue number.
+"""
 
 CAPTURED = np.dtype([("digest", "<u8"), ("unix_ns", "<i8"), ("length", "<u4")])
 
@@ -49,11 +50,11 @@ class Matches:
     """Arrivals by packet.
 
     Attributes:
-        keys, arrival_ns: of the packets that were matched, by rising key.
-        packets: of the session; captured: of the capture.
+        keys, arrival_ns: of the matched packets, sorted by key.
+        packets: number of packets in the session; captured: in the capture.
         absent: packets whose digest is not in the capture, or not in its order.
-        impossible: packets that are in it, at a time when they cannot have come.
-        offset_ns: that was added to the capture's times.
+        impossible: packets found in the capture at a time when they cannot have arrived.
+        offset_ns: added to the capture's times.
     """
 
     keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -66,16 +67,16 @@ class Matches:
 
     @property
     def matched(self) -> int:
-        """How many packets have their arrival from the capture."""
+        """Number of packets whose arrival comes from the capture."""
         return len(self.keys)
 
     def describe(self) -> dict[str, int]:
-        """The same as `packets.arrivals` of a report."""
+        """Returns the counts as `packets.arrivals` of a report."""
         names = ("matched", "absent", "impossible", "captured", "offset_ns")
         return {name: int(getattr(self, name)) for name in names}
 
     def apply(self, columns: Columns, clock: Clock) -> None:
-        """Writes the arrivals into the packets of one take."""
+        """Writes the arrivals into the packets of these columns."""
         packets, batches = columns.packets, columns.batches
         rows = np.flatnonzero(packets["batch"] < len(batches))
         if not len(rows) or not len(self.keys):
@@ -90,7 +91,7 @@ class Matches:
 
 
 def read_received(columns: Columns, clock: Clock) -> NDArray[np.void]:
-    """The packets of one take as rows of RECEIVED."""
+    """Returns the packets of these columns as rows of RECEIVED."""
     packets = columns.packets
     rows = np.flatnonzero(packets["batch"] < len(columns.batches))
     batches = columns.batches[packets["batch"][rows]]
@@ -107,7 +108,7 @@ def read_received(columns: Columns, clock: Clock) -> NDArray[np.void]:
 
 
 def match_by_digest(received: NDArray[np.void], captured: NDArray[np.void], offset_ns: int = 0) -> Matches:
-    """Match packets by digest; `offset_ns` is added to the capture's times."""
+    """Matches packets by digest; `offset_ns` is added to the capture's times."""
     received = received[np.lexsort((received["key"], received["latest_ns"], received["digest"]))]
     captured = captured[np.lexsort((captured["unix_ns"], captured["digest"]))]
     low, high = _possible(received)
@@ -133,7 +134,7 @@ def match_by_digest(received: NDArray[np.void], captured: NDArray[np.void], offs
 
 
 def match_by_order(received: NDArray[np.void], captured: NDArray[np.void], offset_ns: int = 0) -> Matches:
-    """Match the packets of one queue by their order, time and length; nothing at all where it does not fit.
+    """Matches the packets of one queue by order, time and length; matches none if too few fit.
 
     Raises:
         ValueError: packets came from more than one queue.
@@ -159,7 +160,9 @@ def match_by_order(received: NDArray[np.void], captured: NDArray[np.void], offse
 
 
 def estimate_offset_ns(received: NDArray[np.void], captured: NDArray[np.void]) -> int | None:
-    """What must be added to the capture's times so that the fastest packet did not wait. None: too few to know."""
+    """Returns the offset to add to the capture's times so that the fastest packet did not wait. None: too few
+    packets.
+    """
     digests, first, counts = np.unique(captured["digest"], return_index=True, return_counts=True)
     mine, at, times = np.unique(received["digest"], return_index=True, return_counts=True)
     _, here, there = np.intersect1d(digests[counts == 1], mine[times == 1], True, return_indices=True)
@@ -177,7 +180,7 @@ def _make_keys(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
 
 
 def _possible(received: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When each packet can have been stamped by its generator: from, until."""
+    """Returns the time range in which the generator can have stamped each packet: from, until."""
     earliest = received["earliest_ns"]
     low = np.where(earliest != 0, earliest - TRANSIT_NS, received["latest_ns"] - UNSEEN_WAIT_NS)
     return low, received["latest_ns"] + CLOCK_ERROR_NS

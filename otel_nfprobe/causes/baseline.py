@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is usual: how long each function takes for a batch of a given size, from a bounded sample of batches.
+"""Baseline: how long each function usually takes for a batch of a given size, from a bounded sample of batches.
 
-Pure: columns in, a model out. A function's time per batch is its base plus its slope times the batch's size: medians
-of batches of about equal size, a line through them. A function that most batches do not call has the median 0: it
-stands out whenever it is called. Two rows more stand for the time outside of probed calls, and for all of the batch.
-Filled by trace_builder.py while packets come, and by report.py and cli/export.py in a replay.
+Pure: columns in, a model out. A function's time per batch is its base plus its slope times the batch size: a line
+fitted through the medians of batches of about equal size. A function that most batches do not call has the median 0, so
+every call of it stands out. Two additional rows hold the time outside of probed calls, and that of the whole batch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from otel_nfprobe.pipeline.sampling import find_population
 
 BATCHES_PER_TAKE = 512
 BATCHES_KEPT = 8192
-BATCHES_NEEDED = 32  # before anything is called unusual
+BATCHES_NEEDED = 32  # before anything counts as unusual
 CLASS_NEEDED = 8  # batches of about equal size for a median that one slow batch cannot move
 SIZE_CLASSES = 33
 PACKETS_KEPT = 32768
@@ -31,16 +30,16 @@ _REST, _WHOLE = FUNCTIONS_MAX, FUNCTIONS_MAX + 1
 
 @dataclass(frozen=True)
 class Typical:
-    """What is usual in a session, in ticks and packets.
+    """The baseline of a session, in ticks and packets.
 
     Attributes:
-        base_ticks, slope_ticks: by function id; the last two are the time outside of probed calls and the whole batch.
-        latency_ticks: median of a packet's time in the function.
-        own_ticks: median of its time from the start of its batch.
+        base_ticks, slope_ticks: by function ID; the last two are the time outside of probed calls and the whole batch.
+        latency_ticks: median latency of a packet.
+        own_ticks: median time from the start of a packet's batch to the packet's end.
         batch_size: median.
-        gap_ticks: between the end of a batch and the poll that follows at once.
-        idle_ticks: a longer gap held polls that found nothing.
-        batches: looked at.
+        gap_ticks: between the end of a batch and a poll that follows immediately.
+        idle_ticks: a longer gap contained polls that found nothing.
+        batches: number of batches sampled from.
     """
 
     base_ticks: NDArray[np.float64]
@@ -54,11 +53,13 @@ class Typical:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough batches were seen."""
+        """Whether enough batches were seen for a baseline."""
         return self.batches >= BATCHES_NEEDED
 
     def function_ticks(self, functions: NDArray[np.integer], size: int) -> NDArray[np.float64]:
-        """Usual own time of functions (by id) in a batch of `size` packets; NONE: outside of probed calls."""
+        """Returns the usual self time of functions (by ID) in a batch of `size` packets; NONE: outside of probed
+        calls.
+        """
         ids = functions.astype(np.int64)
         rows = np.where(ids == NONE, len(self.base_ticks) - 2, ids)
         known = (rows < len(self.base_ticks) - 2) | (ids == NONE)
@@ -66,14 +67,14 @@ class Typical:
         return np.where(known, self.base_ticks[rows] + self.slope_ticks[rows] * size, 0.0)
 
     def batch_ticks(self, sizes: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Usual time of batches, by their sizes."""
+        """Returns the usual duration of batches, by their sizes."""
         usual: NDArray[np.float64] = self.base_ticks[-1] + self.slope_ticks[-1] * sizes.astype(np.float64)
         return usual
 
 
 @dataclass
 class _Kept:
-    # Of sampled batches: sizes, and the times (batch, function, ticks) of those that were called.
+    # Sampled batches: sizes, and the times (batch, function, ticks) of the functions that they called.
     sizes: NDArray[np.int64]
     batch: NDArray[np.int64]
     function: NDArray[np.int64]
@@ -95,7 +96,7 @@ class _Kept:
 
 
 class BatchSample:
-    """A sample of all batches that were added; when it is full every second one goes, so older ones count less."""
+    """A sample of all added batches; when full, every second one is dropped, so older batches weigh less."""
 
     def __init__(self) -> None:
         nothing = np.empty(0, np.int64)
@@ -104,12 +105,12 @@ class BatchSample:
         self._seen = 0
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds the batches of these columns."""
         batches = columns.batches
         whole = (batches["flags"] & (BatchFlag.LOSSY | BatchFlag.UNFINISHED)) == 0
         usable = np.flatnonzero(whole & (batches["size"] > 0))
         self._add_packets(columns, usable[:: -(-len(usable) // BATCHES_PER_TAKE) or 1])
-        # Where inner functions were not timed, they did not take no time: such batches say nothing of functions.
+        # Where inner functions were not timed their time is unknown, not 0: such batches are no evidence for functions.
         usable = usable[(batches["flags"][usable] & BatchFlag.UNDETAILED) == 0]
         if not len(usable):
             return
@@ -122,11 +123,11 @@ class BatchSample:
 
     @property
     def batches(self) -> int:
-        """How many were looked at."""
+        """Number of usable batches seen."""
         return self._seen
 
     def typical(self) -> Typical:
-        """The model of what was added so far."""
+        """Returns the baseline of the batches added so far."""
         base, slope = _fit(self._kept)
         gap, poll = self._find_gap(), _median(self._polls)
         return Typical(
@@ -141,7 +142,7 @@ class BatchSample:
         )
 
     def _find_gap(self) -> int:
-        # A full poll is followed at once by the next; where none was full the shortest gaps are the busy ones.
+        # The next poll follows a full one immediately; without full polls the shortest gaps are those under load.
         if len(self._full_gaps) >= CLASS_NEEDED:
             return _median(self._full_gaps)
         return int(np.quantile(self._gaps, 0.05)) if len(self._gaps) else 0
@@ -162,7 +163,7 @@ class BatchSample:
     def _add_packets(self, columns: Columns, chosen: NDArray[np.intp]) -> None:
         wanted = np.zeros(len(columns.batches), bool)
         wanted[chosen] = True
-        # Where only late packets are identified, what is usual is said by the calls that handed on all of them.
+        # Where only late packets are identified, the usual latency comes from the calls that transmitted all of them.
         population = find_population(columns)
         if population is not None:
             rows = _draw(np.where(wanted[population.batch], population.weights, 0), PACKETS_KEPT // 4)
@@ -174,7 +175,7 @@ class BatchSample:
 
 
 def _draw(weights: NDArray[np.int64], most: int) -> NDArray[np.intp]:
-    """Rows, each as often as its weight says, or in proportion to it where these are more than so many."""
+    """Draws rows, each as often as its weight, or in proportion to it where the weights exceed `most` in total."""
     ends = np.cumsum(weights)
     total = int(ends[-1]) if len(ends) else 0
     places = np.arange(min(total, most)) * (total / max(1, min(total, most)))
@@ -182,7 +183,7 @@ def _draw(weights: NDArray[np.int64], most: int) -> NDArray[np.intp]:
 
 
 def _find_latencies(columns: Columns, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the packets of these batches, and the same since their batch began."""
+    """Returns the latencies of the packets of these batches, and their times since the start of their batch."""
     packets = columns.packets
     if not len(packets):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -206,7 +207,7 @@ def _median(values: NDArray[np.int64]) -> int:
 
 
 def _measure(columns: Columns, chosen: NDArray[np.intp]) -> _Kept:
-    """The time of each function in each of the chosen batches."""
+    """Sums the time of each function in each chosen batch."""
     batches = columns.batches[chosen]
     position = np.full(len(columns.batches) + 1, -1, np.int64)
     position[chosen] = np.arange(len(chosen))
@@ -229,13 +230,15 @@ def _measure(columns: Columns, chosen: NDArray[np.intp]) -> _Kept:
 
 
 def _size_class(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0 for 1, 1 for 2, 2 for 3 and 4, 3 for 5 to 8, ...: a burst of 32 is at the end of its class."""
+    """Returns the size class: 0 for 1, 1 for 2, 2 for 3 and 4, 3 for 5 to 8, ...: a burst of 32 is the largest of its
+    class.
+    """
     _, exponents = np.frexp(np.maximum(sizes - 1, 0).astype(np.float64))
     return exponents.astype(np.int64)
 
 
 def _fit(kept: _Kept) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Base and slope by function id, then those of the two rows more."""
+    """Returns base and slope by function ID, followed by those of the two additional rows."""
     known = kept.function < FUNCTIONS_MAX
     functions = int(kept.function[known].max()) + 1 if known.any() else 0
     rows = np.where(known, kept.function, kept.function - FUNCTIONS_MAX + functions)
@@ -243,7 +246,7 @@ def _fit(kept: _Kept) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     counts = np.bincount(classes, minlength=SIZE_CLASSES)[:SIZE_CLASSES]
     sizes = np.bincount(classes, kept.sizes, SIZE_CLASSES)[:SIZE_CLASSES] / np.maximum(counts, 1)
     medians = np.zeros((functions + 2, SIZE_CLASSES))
-    # Each function's times in each class, ordered; batches that did not call it count as zeros in front.
+    # Each function's times in each class, sorted; batches that did not call it count as leading zeros.
     column = classes[kept.batch]
     order = np.lexsort((kept.ticks, rows * SIZE_CLASSES + column))
     keys = (rows * SIZE_CLASSES + column)[order]
@@ -259,7 +262,9 @@ def _fit(kept: _Kept) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _draw_lines(
     medians: NDArray[np.float64], sizes: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Weighted lines through the medians, neither base nor slope below 0; one class alone is taken as proportional."""
+    """Fits weighted lines through the medians, with neither base nor slope below 0; a single class is taken as
+    proportional.
+    """
     if not len(sizes):
         return np.zeros(len(medians)), np.zeros(len(medians))
     through_zero = (medians * weights * sizes).sum(1) / (weights * sizes * sizes).sum()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bursts: which flow made most of the packets that arrived together. Pure: columns in."""
+"""Bursts: which flow contributed most of the packets that arrived together. Pure: columns in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCHES_MAX = 4096
 
 
 def find_flow(columns: Columns, batches: NDArray[np.intp], packet: int) -> tuple[int, float]:
-    """The flow with most packets in these batches, among those that arrived no later than `packet`.
+    """Finds the flow with the most packets in these batches, among those that arrived no later than `packet`.
 
     Args:
         batches: indices of columns.batches.
@@ -44,6 +44,6 @@ def find_flow(columns: Columns, batches: NDArray[np.intp], packet: int) -> tuple
 
 
 def _pack(flows: NDArray[np.void]) -> NDArray[np.uint8]:
-    """Each flow's bytes without gaps: shape (n, bytes)."""
+    """Returns each flow's bytes without padding: shape (n, bytes)."""
     columns = [np.ascontiguousarray(flows[name]).view(np.uint8).reshape(len(flows), -1) for name in FLOW_FIELDS]
     return np.ascontiguousarray(np.concatenate(columns, axis=1))

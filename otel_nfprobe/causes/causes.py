@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes of all late packets of a recording, counted by kind and function. Columns in, rows for a table out.
 
-Called by report.py, take by take; what a packet waited for is in its take or in the one before.
+Columns are added drain by drain; what a packet waited for is in the same drain or the one before.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from otel_nfprobe.causes.baseline import Typical
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
-JUDGED_MAX = 100_000  # packets; of more, the first ones
+JUDGED_MAX = 100_000  # packets; later ones are not judged
 
 
 @dataclass(frozen=True)
 class CauseCount:
-    """How many late packets have one cause; function is an id, or NONE."""
+    """Number of late packets with one cause; function is an ID, or NONE."""
 
     kind: CauseKind
     function: int
@@ -32,13 +32,13 @@ class CauseCount:
 
 
 class CauseTally:
-    """Counts the causes of all packets that were at least this late.
+    """Counts the causes of all packets at or above a latency threshold.
 
     Args:
-        threshold_ticks: latency from which on a packet counts as late.
-        typical: what is usual in the recording.
+        threshold_ticks: packets with at least this latency are late.
+        typical: the baseline of the recording.
         switches: of the whole recording, dtype SWITCH.
-        flow: only packets of these flows are counted; None: all.
+        flow: counts only packets of these flows; None: all.
     """
 
     def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows, flow: FlowFilter | None = None) -> None:
@@ -51,7 +51,7 @@ class CauseTally:
         self._found: list[Rows] = []
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds the late packets of these columns."""
         latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
         late = np.flatnonzero((latency >= self._threshold) & (latency > 0))
         if self._flow is not None:
@@ -65,7 +65,7 @@ class CauseTally:
         self._before = columns
 
     def counts(self) -> list[CauseCount]:
-        """One entry per kind and function, the most frequent first."""
+        """Returns one entry per kind and function, the most frequent first."""
         found = np.concatenate(self._found) if self._found else np.empty(0, CAUSE)
         keys = found["kind"].astype(np.int64) << 32 | found["function"]
         counts = []
@@ -76,7 +76,7 @@ class CauseTally:
         return sorted(counts, key=lambda count: (-count.packets, count.kind, count.function))
 
     def describe(self, name: Callable[[int], str], ns_per_tick: float) -> list[dict[str, Any]]:
-        """The same as `packets.causes` of a report; `name` gives a function's name by its id."""
+        """Returns the counts as `packets.causes` of a report; `name` maps a function ID to its name."""
         return [
             {
                 "kind": count.kind.name.lower(),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Excess: what the functions of one batch took beyond their usual time, preemption taken off. Pure.
+"""Excess: the time of a batch's functions beyond the baseline, without preemption. Pure.
 
-Asked for the few batches that matter and remembered: many late packets wait for the same one.
+Computed on demand for the few batches that matter, and cached: many late packets wait for the same batch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
 from otel_nfprobe.causes.baseline import Typical
 from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
 
-FUNCTIONS_NAMED = 4  # of one batch: those that stand out most
+FUNCTIONS_NAMED = 4  # per batch: those with the largest excess
 
 
 class BatchExcess:
-    """The batches of some columns, asked by their index."""
+    """Excess of the batches of some columns, looked up by index."""
 
     def __init__(self, columns: Columns, typical: Typical, away: Absences) -> None:
         self._columns = columns
@@ -26,15 +26,15 @@ class BatchExcess:
         self._known: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
 
     def of(self, batch: int, until_ticks: int | None = None) -> list[tuple[int, float, int]]:
-        """Functions of a batch that took longer than usual, the longest first.
+        """Returns the functions of a batch that took longer than usual, the largest excess first.
 
         Args:
             batch: index in columns.batches.
-            until_ticks: what came after this is left out; None: nothing.
+            until_ticks: time after this is ignored; None: up to the end of the batch.
 
         Returns:
-            function id (NONE: the time outside of all probed calls), ticks beyond the usual, and the index of the
-            function's longest call (NONE: there is none).
+            function ID (NONE: the time outside of all probed calls), excess in ticks, and the index of the function's
+            longest call (NONE: there is none).
         """
         row = self._columns.batches[batch]
         end = int(row["end_ticks"])
@@ -63,7 +63,7 @@ class BatchExcess:
         totals = np.append(np.bincount(where, own, len(functions)), rest)
         functions = np.append(functions, np.uint32(NONE))
         usual = self._typical.function_ticks(functions, int(row["size"]))
-        if row["flags"] & BatchFlag.UNDETAILED:  # the rest holds all functions that were not timed
+        if row["flags"] & BatchFlag.UNDETAILED:  # the rest contains all functions that were not timed
             whole = float(self._typical.batch_ticks(row["size"].reshape(1))[0])
             usual[-1] = max(whole - usual[:-1].sum(), 0.0)
         over = totals - usual
@@ -73,7 +73,7 @@ class BatchExcess:
 
 
 def _longest(where: NDArray[np.intp], own: NDArray[np.int64], count: int) -> NDArray[np.intp]:
-    """The call with the largest own time of each function."""
+    """Returns the call with the largest self time of each function."""
     order = np.lexsort((own, where))
     last = np.searchsorted(where[order], np.arange(count), side="right") - 1
     found: NDArray[np.intp] = order[last]

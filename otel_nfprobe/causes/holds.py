@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds: when one thread of the target kept all others from running (VPP's barrier), as rows. Pure.
+"""Holds: intervals in which one thread of the target kept all others from running (VPP's barrier), as rows. Pure.
 
-A thread stands still from the end of what it did last before all of them did, and goes on when it is let go: that time
-is as little the fault of what it ran as a preemption is. Rows come from the pipeline (native/core/barrier.c).
+A thread stands still from the end of its last work before all threads did, until it is released. As with a preemption,
+that time is not the fault of the code it ran. Rows come from the pipeline (native/core/barrier.c).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switch
 
 
 def describe_hold(hold: Any) -> str:
-    """What the other threads were held for, printable; empty: not known."""
+    """Returns the reason why the other threads were held, printable; empty: unknown."""
     return printable(bytes(hold["text"][: min(int(hold["size"]), 84)]).decode("utf-8", "replace"))
 
 
 def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Rows:
-    """When a thread stood still in these holds: rows of dtype SWITCH, in order.
+    """Returns the intervals in which a thread stood still during these holds: rows of dtype SWITCH, in order.
 
     Args:
-        holds: by rising end.
+        holds: sorted by end.
         thread: its index in the thread table.
         starts, ends: of its batches, in order.
     """
@@ -35,7 +35,7 @@ def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDAr
     if not len(holds):
         return rows
     began, held, ended = (holds[name].astype(np.int64) for name in ("start_ticks", "held_ticks", "end_ticks"))
-    before = np.searchsorted(starts, held)  # batches that had begun when all stood still
+    before = np.searchsorted(starts, held)  # batches that had begun when all threads stood still
     last = np.where(before > 0, ends[np.maximum(before - 1, 0)] if len(ends) else 0, 0)
     since = np.clip(last, began, held)
     following = starts[np.minimum(before, len(starts) - 1)] if len(starts) else ended
@@ -48,7 +48,7 @@ def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDAr
 
 
 def add_held(switches: Rows, held: Rows) -> Rows:
-    """The switches of all threads with the times in which they were held, which count once."""
+    """Merges the intervals in which threads were held into their context switches; overlapping time counts once."""
     if not len(held):
         return switches
     parts = [switches[~np.isin(switches["thread"], held["thread"])]]
@@ -59,13 +59,13 @@ def add_held(switches: Rows, held: Rows) -> Rows:
 
 
 def _add_held(switches: Rows, held: Rows) -> Rows:
-    # Of one thread, both in order.
+    # For one thread; both sorted by time.
     out, back = switches["out_ticks"].copy(), switches["in_ticks"].copy()
     place = np.searchsorted(held["in_ticks"], out, side="right")
     inside = place < len(held)
     at = held[np.minimum(place, len(held) - 1)]
     overlaps = inside & (at["out_ticks"] < back)
-    # What began in a hold begins when it ends; what reaches into one ends where that begins.
+    # An interval that begins in a hold starts at the hold's end; one that reaches into a hold stops at its start.
     begins_in = overlaps & (at["out_ticks"] <= out)
     out[begins_in] = np.minimum(at["in_ticks"][begins_in], back[begins_in])
     reaches = overlaps & ~begins_in
@@ -76,7 +76,7 @@ def _add_held(switches: Rows, held: Rows) -> Rows:
 
 
 def find_held(columns: Columns) -> Rows:
-    """When each thread with batches stood still: rows of dtype SWITCH."""
+    """Returns the intervals in which each thread with batches stood still: rows of dtype SWITCH."""
     if not len(columns.holds):
         return no_switches()
     batches = columns.batches[np.lexsort((columns.batches["start_ticks"], columns.batches["thread"]))]
@@ -89,7 +89,7 @@ def find_held(columns: Columns) -> Rows:
 
 
 def find_longest(holds: Rows, start_ticks: int, end_ticks: int) -> int:
-    """Which of the holds takes most of the time in [start, end]; -1: none."""
+    """Returns the index of the hold that covers most of [start, end]; -1: none."""
     if not len(holds):
         return -1
     since = np.maximum(holds["start_ticks"].astype(np.int64), start_ticks)

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tail causes: what made a packet late. Pure: columns, switches and what is usual in, one row per packet out.
+"""Latency causes: what made a packet late. Pure: columns, switches and the baseline in, one row per packet out.
 
-A packet's life runs from its arrival (the entry of its receive call when that is not known) to the end of the call that
-transmitted or dropped it. Its excess is what its latency has over the median. Its wait is looked at over its queuing
-period (period.py): with the usual time of batches of their sizes, the wait is exactly
+A packet's life runs from its arrival (the entry of its receive call when the arrival is unknown) to the end of the call
+that transmitted or dropped it. Its excess is its latency minus the median. Its wait is examined over its queuing period
+(period.py): with the usual durations of batches of their sizes, the wait is exactly
 
-    (usual time of what ran before it - time from the period's begin to its arrival) + what that took beyond the usual
+    (usual time of what ran before it - time from the period's begin to its arrival) + excess of what ran before it
 
-The first part is a *burst*: more arrived than is usually worked off in that time. The second is charged to the
-batches, in each of them to preemption, as far as the thread was kept from running, and to functions beyond their
-usual time.
-The packet's own batch is looked at in the same way; what a larger batch usually takes longer is *batching*.
+The first term is a *burst*: more packets arrived than are usually processed in that time. The second is charged to the
+batches; within each of them to preemption, for the time in which the thread was kept from running, and to functions for
+their excess.
+The packet's own batch is examined in the same way; the additional usual time of a larger batch is *batching*.
 
-The largest of these is the cause, when it explains at least half of the excess; otherwise the cause is unknown. A
-function is charged over all batches of the period; the batch where it took longest is the culprit:
+The largest of these is the cause if it explains at least half of the excess; otherwise the cause is unknown. A function
+is charged over all batches of the period; the batch in which it took longest is the culprit:
 
-* own: the packet's own; queue: an earlier one;
+* own: the packet's own batch; queue: an earlier one;
 * preemption: the batch that stood still longest; the function that ran then is not blamed;
-* barrier: the same where most of this time another thread of the target had it stand still (holds.py).
+* barrier: the same, where another thread of the target caused most of that time (holds.py).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from otel_nfprobe.pipeline.context_switches import Absences, no_switches
 
 SUBSTANTIAL_SHARE = 0.5
 LARGE_BATCH = 2
-BATCHES_EXAMINED = 64  # of a period: those that took longest beyond their usual time
-WORTH_SHARE = 0.004  # of the wait: what a batch must have taken beyond its usual time to be examined
+BATCHES_EXAMINED = 64  # per period: those with the largest excess
+WORTH_SHARE = 0.004  # of the wait: the minimum excess of a batch to be examined
 
 
 class CauseKind(IntEnum):
@@ -69,17 +69,18 @@ CAUSE = np.dtype(
         ("hold", "<u4"),
     ]
 )
-"""kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for
-batching and bursts the packet's own; NONE and 0 when unknown. excess_ticks: what the cause explains. share: of the
-packet's excess, at most 1. flow_packet: of a burst, a packet of the flow that made most of it, or NONE; flow_share:
-its part. hold: of a barrier, the index in holds of the one that took longest, or NONE.
-saturated: no poll before the packet had left its queue empty."""
+"""kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for batching
+and bursts the packet's own; NONE and 0 when unknown. excess_ticks: the excess that the cause explains. share: of the
+packet's excess, at most 1. flow_packet: for a burst, a packet of the flow that contributed most, or NONE; flow_share:
+that flow's share. hold: for a barrier, the index in holds of the longest one, or NONE. saturated: no poll before the
+packet had left its queue empty.
+"""
 _INDEXES = ("function", "batch", "call", "flow_packet", "hold")
 
 
 class _Stage(NamedTuple):
-    # One of the batches that a packet was in, by its row; in ticks since when the packet waited for it, its begin, and
-    # until when: the wait for the next one begins there.
+    # One of the batches that a packet was in, by row. In ticks: since when the packet waited for it, its begin, and its
+    # end, where the wait for the next one begins.
 
     batch: int
     since: int
@@ -89,11 +90,12 @@ class _Stage(NamedTuple):
 
 @dataclass
 class _Charges:
-    # What one packet's excess is charged to, in ticks. By function: all, and its largest part with batch and call.
+    # What one packet's excess is charged to, in ticks. By function: the total, and its largest part with batch and
+    # call.
     total: dict[int, float] = field(default_factory=dict)
     part: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     preempted: float = 0.0
-    stood: tuple[int, int] = (0, NONE)  # the longest in one batch, and the batch
+    stood: tuple[int, int] = (0, NONE)  # longest time in one batch, and the batch
 
     def copy(self) -> _Charges:
         return _Charges(dict(self.total), dict(self.part), self.preempted, self.stood)
@@ -110,13 +112,13 @@ class _Charges:
 
 
 def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, switches: Rows | None = None) -> Rows:
-    """Say for each of the packets what made it late.
+    """Finds what made each packet late.
 
     Args:
-        columns: one take, or several by `columns.concatenate`: the earlier batches must be in it.
+        columns: of one drain, or of several by `columns.concatenate`: earlier batches must be included.
         packets: indices in columns.packets.
-        typical: of the session.
-        switches: when the threads did not run, dtype SWITCH; None when it was not watched.
+        typical: the baseline of the session.
+        switches: when the threads did not run, dtype SWITCH; None: not recorded.
 
     Returns:
         array of dtype CAUSE, in the order of `packets`.
@@ -152,7 +154,7 @@ class _Judge:
             self._positions[timeline.rows] = np.arange(len(timeline.rows))
 
     def judge(self, packet: int, cause: np.void) -> None:
-        """Fills in the packet's row, which says unknown."""
+        """Fills in the packet's row, which is initialized to unknown."""
         columns, typical = self._columns, self._typical
         row = columns.packets[packet]
         own, done, start = int(row["batch"]), int(row["done_ticks"]), int(self._starts[packet])
@@ -161,7 +163,7 @@ class _Judge:
             return
         stages = self._find_stages(packet, start, done)
         self._judge_stage(cause, packet, late, stages[0])
-        for stage in stages[1:]:  # of the batches that it was in, the one that delayed it most
+        for stage in stages[1:]:  # the batch that delayed it most counts
             other = np.zeros(1, CAUSE)
             self._judge_stage(other[0], packet, late, stage)
             if other["excess_ticks"][0] > cause["excess_ticks"]:
@@ -177,7 +179,7 @@ class _Judge:
         return [_Stage(*stage) for stage in zip(rows, since, begins, [*since[1:], done], strict=True)]
 
     def _judge_stage(self, cause: np.void, packet: int, late: int, stage: _Stage) -> None:
-        """Fills in the row with what this batch, or the wait for it, explains."""
+        """Fills in the row with the excess that this batch, or the wait for it, explains."""
         for name in _INDEXES:
             cause[name] = NONE
         batch = self._columns.batches[stage.batch]
@@ -194,14 +196,14 @@ class _Judge:
             self._find_hold(cause, charges.preempted, int(batch["thread"]), since, stage.until)
 
     def _find_hold(self, cause: np.void, preempted: float, thread: int, since: int, until: int) -> None:
-        """Who had the thread stand still, where that was no scheduler."""
+        """Changes the cause to barrier where another thread, not the scheduler, kept the thread from running."""
         spans = self._held.during(thread, since, until)
         if 2 * int((spans[:, 1] - spans[:, 0]).sum()) >= preempted:
             hold = find_longest(self._columns.holds, since, until)
             cause["kind"], cause["hold"] = CauseKind.BARRIER, NONE if hold < 0 else hold
 
     def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
-        """What the packet waited for. The packets of one batch mostly waited for the same."""
+        """Returns the charges for what the packet waited for; cached, as packets of one batch mostly share them."""
         since = int(timeline.start[period.first]) if period.first < period.own else start
         since = min(since, start)
         key = (int(timeline.rows[period.own]), period.first, since)
@@ -230,7 +232,7 @@ class _Judge:
         if not len(spans):
             return
         positions = np.searchsorted(timeline.start, spans[:, 0], side="right") - 1
-        positions += spans[:, 0] >= timeline.end[positions]  # between two batches: the later one waited
+        positions += spans[:, 0] >= timeline.end[positions]  # between two batches: the later one was delayed
         positions = positions.clip(period.first, period.own)
         stood = np.bincount(positions - period.first, spans[:, 1] - spans[:, 0])
         charges.preempted = int(stood.sum())
@@ -240,7 +242,7 @@ class _Judge:
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:
         rows = timeline.rows[period.first : period.own + 1]
         key = (int(rows[0]), int(rows[-1]))
-        if key not in self._flows:  # the packets of one batch came with about the same burst
+        if key not in self._flows:  # packets of one batch belong to about the same burst
             self._flows[key] = find_flow(self._columns, rows, packet)
         return self._flows[key]
 
@@ -286,7 +288,7 @@ class _Judge:
             (batching, CauseKind.BATCHING),
         ]
         ticks, kind = max(found, key=lambda candidate: candidate[0])
-        ticks = min(ticks, longest)  # nothing has delayed it for longer than it was there
+        ticks = min(ticks, longest)  # nothing can have delayed it for longer than it was there
         if ticks < SUBSTANTIAL_SHARE * late:
             return
         batch, call = own, NONE

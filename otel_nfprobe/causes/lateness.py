@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which latency on a packet of a recording is late. Columns in, take by take; read by report, tables and flame."""
+"""The latency threshold from which a packet of a recording is late. Columns in, drain by drain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from otel_nfprobe.base.columns import UNKNOWN, BatchFlag, Columns, PacketFlag, l
 from otel_nfprobe.causes.causes import JUDGED_MAX
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 
-LATE_QUANTILE = 0.999  # of all latencies: later packets are in the table of causes
+LATE_QUANTILE = 0.999  # of all latencies: packets above it are in the table of causes
 
 
 class LatenessStatistics(Statistics):
-    """Statistics that know the largest latencies of packets with a stamp of their own, identified as they are slow.
+    """Statistics that also keep the largest latencies of packets with a timestamp of their own that were identified as
+    slow.
 
-    Where not all packets are identified, the distribution of all of them has the others with the bound that polls give:
-    it can lie above every latency that is known better, and then no packet would be late.
+    Where not all packets are identified, the distribution holds for the others only the bound that polls give: it can
+    exceed every latency that is known exactly, and then no packet would be late.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class LatenessStatistics(Statistics):
         self._largest = np.empty(0, np.uint64)
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds the packets of these columns."""
         super().add(columns)
         packets = columns.packets
         rows = np.flatnonzero((packets["flags"] & PacketFlag.ARRIVAL_KNOWN) & (packets["disposition"] != UNKNOWN))
@@ -40,7 +41,7 @@ class LatenessStatistics(Statistics):
                 self._largest = np.partition(self._largest, -JUDGED_MAX)[-JUDGED_MAX:]
 
     def find_late_ticks(self, quantile: float) -> int:
-        """From which latency on a packet is late: later than this share of all packets."""
+        """Returns the latency threshold in ticks that this share of all packets stays below."""
         late_ticks = self.quantile(Distribution.PACKET_TICKS, quantile)
         packets = sum(int(count) for _, count in self.histogram(Distribution.PACKET_TICKS))
         rank = min(math.ceil((1 - quantile) * packets), JUDGED_MAX)

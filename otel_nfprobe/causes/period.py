@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queuing periods: which batches a packet waited for, and since when its queue was not empty. Pure.
 
-A poll that returned fewer packets than it was asked for left its queue empty; so did polls that found nothing, which
-show as a gap between two batches. The queuing period of a packet begins with the last such poll before it arrived.
-What ran from then on until its own batch began decides how long it waited. While polls come back full without an
-end there is no such beginning: the thread is saturated, and the period begins where the columns do, or with the
-packet's own batch where its arrival is not known either. Where the polls say when a batch's queue was last seen empty
-(`earliest_ticks`) the period begins there.
+A poll that returned fewer packets than requested left its queue empty; so did polls that found nothing, visible as a
+gap between two batches. The queuing period of a packet begins with the last such poll before its arrival. What ran from
+then until its own batch began determines its wait. While every poll comes back full there is no such begin: the thread
+is saturated, and the period begins at the start of the columns, or with the packet's own batch if its arrival is also
+unknown. Where polls report when a batch's queue was last seen empty (`earliest_ticks`), the period begins there.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class Timeline:
 
     Attributes:
         rows: indices of columns.batches.
-        until: when the thread turned to the next batch: the next poll, where it followed at once.
+        until: when the thread continued with the next batch: the next poll, if it followed immediately.
         preempted: time from start to `until` in which the thread was kept from running.
-        usual: what a batch of this size takes.
-        over: what it took beyond that; may be negative.
-        gap_over: what of that lies behind its last call, while packets were waiting.
+        usual: usual duration of a batch of this size.
+        over: the time beyond that; may be negative.
+        gap_over: the part of `over` after its last call, while packets were waiting.
     """
 
     def __init__(self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences) -> None:
@@ -71,8 +70,8 @@ class Timeline:
         self._first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0)) if len(rows) else rows
 
     def period(self, own: int, arrival_ticks: int) -> Period:
-        """The queuing period of a packet of the batch at position `own`."""
-        if self._emptied[own]:  # what ran since its queue was seen empty
+        """Returns the queuing period of a packet of the batch at position `own`."""
+        if self._emptied[own]:  # batches that ran since its queue was seen empty
             return Period(min(int(np.searchsorted(self.start, self._emptied[own])), own), own, False)
         at = int(np.searchsorted(self.start, arrival_ticks, side="right")) - 1
         if at >= own:
@@ -86,7 +85,7 @@ class Timeline:
 
 
 def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """When the first described packet of each batch arrived; the largest number when that is not known."""
+    """Returns when the first identified packet of each batch arrived; the maximum integer where unknown."""
     batches, packets = columns.batches[rows], columns.packets
     never = np.iinfo(np.int64).max
     if not len(packets):
@@ -97,7 +96,7 @@ def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int6
 
 
 def make_timelines(columns: Columns, typical: Typical, away: Absences) -> dict[int, Timeline]:
-    """One timeline per thread, by thread index."""
+    """Returns one timeline per thread, by thread index."""
     batches = columns.batches
     order = np.lexsort((batches["start_ticks"], batches["thread"]))
     threads, first = np.unique(batches["thread"][order], return_index=True)

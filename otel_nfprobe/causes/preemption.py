@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption: watches the scheduler take threads of the target off their CPUs, at no cost to the probes.
+"""Preemption: records when the scheduler takes threads of the target off their CPUs, at no cost to the probes.
 
-One perf event per thread, the software event `dummy` with `context_switch`: it counts nothing, but the kernel writes
-a record into its buffer whenever it switches the thread out or in. It needs no performance counters, so it works in
-virtual machines. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate against the time
-stamp counter is constant, and become ticks here.
+One perf event per thread, the software event `dummy` with `context_switch`: it counts nothing, but the kernel writes a
+record into its buffer at each context switch of the thread. It needs no performance counters, so it works in virtual
+machines. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp
+counter is constant; they are converted to ticks here.
 
-Called by drain.py, after the rings: what a record says happened before it is then known.
+Read after the rings: everything that a record says happened before it is then known.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.context_switches import SWITCH, no_switches
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
-PAGES = (16, 2)  # of a buffer; users without rights may lock little memory
+PAGES = (16, 2)  # per buffer, largest first; unprivileged users may lock little memory
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 _SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU  # 24 bytes behind each record
 # NO_KERNEL: nothing is counted, and without it more rights are needed.
 _FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
 
-_ROOM_ROWS = 4096  # more than the largest buffer holds
+_ROOM_ROWS = 4096  # more records than the largest buffer holds
 
 
 @dataclass
 class _Watched:
-    # One thread's event, at `place` among the events.
+    # One thread's event, at index `place` of the events.
     place: int
     descriptor: int
     buffer: mmap.mmap
-    memory: Any  # the buffer, as C sees it
+    memory: Any  # the buffer as a C array
 
     def close(self) -> None:
         ffi.release(self.memory)
@@ -54,14 +54,14 @@ class _Watched:
 
 
 class SwitchWatch:
-    """The switches of the threads of one target.
+    """Records the context switches of the threads of one target.
 
     Args:
         clock: of the session; for its rate.
-        is_ours: whether a number is that of a thread of the target at this moment.
+        is_ours: whether a thread ID belongs to the target at this moment.
 
     Attributes:
-        lost: records that found their buffer full.
+        lost: records that were lost to full buffers.
         unwatched: threads beyond THREADS_MAX.
     """
 
@@ -77,13 +77,14 @@ class SwitchWatch:
         self._rows = np.empty(_ROOM_ROWS, SWITCH)
 
     def watch(self, tid: int) -> None:
-        """Begins with a thread; does nothing for one that is watched, has ended, or is none of the target.
+        """Starts recording a thread; does nothing for one that is already watched, has ended, or does not belong to the
+        target.
 
         Args:
-            tid: as the monitor sees it.
+            tid: in the monitor's PID namespace.
 
         Raises:
-            NfprobeError: the kernel does not allow it.
+            NfprobeError: the kernel does not permit it.
         """
         if tid in self._watched:
             return
@@ -96,7 +97,7 @@ class SwitchWatch:
             return
         except OSError as error:
             raise _refuse(error) from None
-        if not self._is_ours(tid):  # it has ended, and another process has its number
+        if not self._is_ours(tid):  # it has ended, and its thread ID was reused by another process
             os.close(descriptor)
             return
         try:
@@ -119,17 +120,17 @@ class SwitchWatch:
         watched.close()
 
     def end_gone(self) -> None:
-        """Ends with the threads that are gone; one that has got the number of such a thread is another one."""
+        """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
         for tid in [tid for tid, watched in self._watched.items() if watched.descriptor in ended]:
             self._remove(tid)
 
     def read(self, find_indexes: Callable[[], Mapping[int, int]]) -> Rows:
-        """The switches that ended since the last call.
+        """Returns the context switches that ended since the last call.
 
         Args:
-            find_indexes: called where there are any switches: finds the indexes of threads in the thread table, by tid
-                as the monitor sees it; others are left out.
+            find_indexes: called if there are any switches: maps thread IDs in the monitor's PID namespace to indexes in
+                the thread table; switches of other threads are left out.
 
         Returns:
             rows of dtype SWITCH, those of one thread in order.
@@ -146,7 +147,9 @@ class SwitchWatch:
         return known
 
     def _take(self) -> Rows:
-        """The rows of all events as struct nfp_switch, whose fields lie as those of SWITCH: times in ns, by event."""
+        """Returns the rows of all events as struct nfp_switch, which has the field layout of SWITCH: times in ns, by
+        event.
+        """
         next_event, lost, parts = ffi.new("uint32_t *"), ffi.new("uint64_t *"), []
         room = ffi.cast("struct nfp_switch *", ffi.from_buffer(self._rows))
         while next_event[0] < THREADS_MAX:
@@ -156,7 +159,7 @@ class SwitchWatch:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def close(self) -> None:
-        """Ends with all threads."""
+        """Stops recording all threads."""
         for tid in list(self._watched):
             self._remove(tid)
 
@@ -176,6 +179,6 @@ def _refuse(error: OSError) -> NfprobeError:
         except OSError:
             pass
     return NfprobeError(
-        f"Preemptions are not seen (perf_event_open: {reason}{allowed}): functions may be blamed for them.",
+        f"Preemption is not recorded (perf_event_open: {reason}{allowed}): functions may be blamed for it.",
         "nfprobe doctor",
     )

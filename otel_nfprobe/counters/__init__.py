@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Performance counters: their names, whether they can be had, and what their readings mean."""
+"""Performance counters: their names, availability, and the meaning of their readings."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Availability: whether the counters of a choice can be had, tried on nfprobe's own thread, or why not.
+"""Availability: whether the counters of a choice are available, tried on nfprobe's own thread, or why not.
 
-One sentence for each reason. Nothing of a target is touched.
+One sentence per reason. Nothing in a target is touched.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FORBIDDEN = (errno.EPERM, errno.EACCES)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why counters cannot be had.
+    """Why counters are unavailable.
 
     Attributes:
         reason: a clause for a sentence, without a full stop.
-        advice: what to do about it, a command where there is one.
+        advice: what to do about it, a command if there is one.
     """
 
     reason: str
@@ -38,33 +38,33 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where reasons are looked for; tests put other places here."""
+    """Where reasons are looked up; tests substitute other places."""
 
     sysfs: Path = SYSFS
     proc: Path = PROC
 
     def has_counters(self) -> bool:
-        """Whether the kernel shows a counter device of the processor."""
+        """Returns whether the kernel exposes a counter device of the processor."""
         return bool(core_devices(read_devices(self.sysfs)))
 
     def is_hypervised(self) -> bool:
-        """Whether this is a virtual machine."""
+        """Returns whether this is a virtual machine."""
         return "hypervisor" in self._words("cpuinfo", "flags")
 
     def paranoid(self) -> str:
-        """kernel.perf_event_paranoid, or ""."""
+        """Returns kernel.perf_event_paranoid, or ""."""
         return self._read("sys/kernel/perf_event_paranoid")
 
     def watches_nmi(self) -> bool:
-        """Whether the kernel's watchdog holds one counter of each CPU."""
+        """Returns whether the kernel's watchdog uses one counter of each CPU."""
         return self._read("sys/kernel/nmi_watchdog") == "1"
 
     def is_filtered(self) -> bool:
-        """Whether a seccomp filter watches nfprobe's own system calls, as in most containers."""
+        """Returns whether a seccomp filter applies to nfprobe's own system calls, as in most containers."""
         return self._words("self/status", "Seccomp") == ["2"]
 
     def rdpmc_is_off(self) -> bool:
-        """Whether the kernel lets no program read counters."""
+        """Returns whether the kernel forbids all programs to read counters."""
         return any(device.rdpmc == 0 for device in core_devices(read_devices(self.sysfs)))
 
     def _words(self, path: str, name: str) -> list[str]:
@@ -84,7 +84,9 @@ class Surroundings:
 def find_refusal(
     choice: CounterChoice, kernel: Kernel | None = None, around: Surroundings | None = None
 ) -> Refusal | None:
-    """Why the hardware counters of a choice cannot be had on this machine now; None: they can."""
+    """Returns why the hardware counters of a choice are unavailable on this machine at present; None: they are
+    available.
+    """
     kernel, around = kernel or Kernel(), around or Surroundings()
     if not choice.hardware:
         return None
@@ -104,10 +106,10 @@ def find_refusal(
 def find_software_refusal(
     choice: CounterChoice, kernel: Kernel | None = None, around: Surroundings | None = None
 ) -> Refusal | None:
-    """Why software counters of a choice cannot be had by this user; None: they can."""
+    """Returns why software counters of a choice are unavailable to this user; None: they are available."""
     kernel, around = kernel or Kernel(), around or Surroundings()
     for counter in choice.software:
-        # These happen in the kernel: without its mode they would all be 0.
+        # These happen in the kernel: without kernel mode they would all be 0.
         needed = replace(counter, kernel=True) if counter.name in IN_KERNEL else counter
         try:
             kernel.close(kernel.open(needed, counter.events[0], 0))
@@ -122,16 +124,16 @@ def find_software_refusal(
 def explain_thread(
     error: OSError, counter: Counter, in_group: bool, cpus: Iterable[int], kernel: Kernel, around: Surroundings
 ) -> Refusal:
-    """Why a thread of the target cannot have a counter that nfprobe's own thread can.
+    """Returns why a thread of the target cannot have a counter that nfprobe's own thread can.
 
     Args:
         in_group: others were opened before it.
-        cpus: on which the thread may run.
+        cpus: CPUs on which the thread may run.
     """
     if not counter.is_counted_on(cpus):
-        return Refusal(f"the cores that it may run on cannot count {counter.name}", "perf list")
+        return Refusal(f"the cores it may run on cannot count {counter.name}", "perf list")
     if error.errno in _FORBIDDEN:
-        return Refusal("this user may not count in it, which has another user or more rights", "sudo nfprobe attach")
+        return Refusal("this user may not count in it: it has another user or more privileges", "sudo nfprobe attach")
     return _explain(error, counter, in_group, kernel, around)
 
 
@@ -149,12 +151,14 @@ def _explain(error: OSError, counter: Counter, in_group: bool, kernel: Kernel, a
         return Refusal(f"perf_event_open says {os.strerror(number)}")
     device = counter.name.partition("/")[0] if "/" in counter.name else ""
     if device and not is_core_name(device):
-        return Refusal(f"{device} counts what all of the machine does, not what a thread does", "perf stat -a")
+        return Refusal(f"{device} counts for the whole machine, not per thread", "perf stat -a")
     if not around.has_counters():
-        where = "this virtual machine's hypervisor shows none" if around.is_hypervised() else "the kernel shows none"
+        where = (
+            "this virtual machine's hypervisor exposes none" if around.is_hypervised() else "the kernel exposes none"
+        )
         return Refusal(f"there is no performance monitoring unit: {where}")
     if in_group and _opens_alone(counter, kernel):
-        return Refusal(f"the processor cannot count so many at a time: {counter.name} does not fit beside the others")
+        return Refusal(f"the processor cannot count so many at once: no counter is left for {counter.name}")
     guest = " (a virtual machine may have some counters only)" if around.is_hypervised() else ""
     return Refusal(f"the processor cannot count {counter.name}{guest}", "perf list")
 
@@ -165,7 +169,7 @@ def _explain_forbidden(counter: Counter, around: Surroundings) -> Refusal:
     if around.is_filtered() and not (paranoid.lstrip("-").isdigit() and int(paranoid) > needed):
         return Refusal(
             "a seccomp filter around nfprobe forbids perf_event_open, as containers do",
-            "run nfprobe outside the container, or with a profile that allows perf_event_open",
+            "run nfprobe outside the container, or with a profile that permits perf_event_open",
         )
     return Refusal(
         f"this user may not count (kernel.perf_event_paranoid is {paranoid or 'unknown'})",
@@ -176,10 +180,10 @@ def _explain_forbidden(counter: Counter, around: Surroundings) -> Refusal:
 def _explain_held(around: Surroundings) -> Refusal:
     if around.watches_nmi():
         return Refusal(
-            "there are too few free counters: the kernel's NMI watchdog holds one of each CPU",
+            "there are too few free counters: the kernel's NMI watchdog uses one on each CPU",
             "sysctl kernel.nmi_watchdog=0",
         )
-    return Refusal("there are too few free counters: another program (perf, VPP's perfmon) holds them", "pgrep -a perf")
+    return Refusal("there are too few free counters: another program (perf, VPP's perfmon) uses them", "pgrep -a perf")
 
 
 def _opens_alone(counter: Counter, kernel: Kernel) -> bool:

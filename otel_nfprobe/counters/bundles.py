@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles: sets of counters under one name, and the columns that are derived from what was counted. Pure."""
+"""Bundles: named sets of counters, and the columns derived from their counts. Pure."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ BUNDLES: Mapping[str, tuple[str, ...]] = {
     "frontend": ("cycles", "instructions", "L1-icache-load-misses", "iTLB-load-misses"),
     "branch": ("cycles", "instructions", "branches", "branch-misses"),
 }
-TOPDOWN = "topdown-l1"  # which counters depends on the processor
+TOPDOWN = "topdown-l1"  # its counters depend on the processor
 BUNDLE_NAMES = (*BUNDLES, TOPDOWN)
 
 
 class Part(NamedTuple):
-    """A counter of a bundle: how it is shown, its terms in the core device, and by what its counts are multiplied."""
+    """A counter of a bundle: its displayed name, its terms in the core device, and the multiplier of its counts."""
 
     label: str
     terms: str
     scale: int = 1
 
 
-# TOPDOWN.SLOTS_P and its parts, from Ice Lake on. The PERF_METRICS register cannot be read as a counter.
+# TOPDOWN.SLOTS_P and its parts, since Ice Lake. The PERF_METRICS register cannot be read as a counter.
 _INTEL = (
     Part("slots-all", "event=0xa4,umask=0x1"),
     Part("slots-backend", "event=0xa4,umask=0x2"),
     Part("slots-frontend", "event=0x9c,umask=0x1"),
     Part("slots-retired", "event=0xc2,umask=0x2"),
 )
-# Dispatch slots, from Zen 4 on; so many in each cycle.
+# Dispatch slots, since Zen 4; the number is slots per cycle.
 _AMD = (
     Part("slots-backend", "event=0x1a0,umask=0x1e"),
     Part("slots-frontend", "event=0x1a0,umask=0x1"),
     Part("slots-dispatched", "event=0xaa,umask=0x7"),
     Part("slots-retired", "event=0xc1"),
 )
-_ZEN_4_MODELS = (*range(0x10, 0x20), *range(0x60, 0xB0))  # of family 0x19; the others are Zen 3
+_ZEN_4_MODELS = (*range(0x10, 0x20), *range(0x60, 0xB0))  # of family 0x19; other models are Zen 3
 _ZEN_4_WIDTH, _ZEN_5_WIDTH = 6, 8
 _CYCLES = "event=0x76"
 
 
 def find_topdown(cpuinfo: str, core_events: Mapping[str, str]) -> tuple[Part, ...]:
-    """The counters of topdown-l1 on this processor; empty: it has none that can be read.
+    """Returns the counters of topdown-l1 on this processor; empty: it has none that can be read.
 
     Args:
         cpuinfo: text of /proc/cpuinfo.
-        core_events: those of the core device, by name.
+        core_events: events of the core device, by name.
     """
     vendor, family, model = (_first(cpuinfo, name) for name in ("vendor_id", "cpu family", "model"))
     if vendor == "GenuineIntel":
@@ -76,7 +76,7 @@ def _ratio(part: str) -> Formula:
 
 
 def _wasted(counts: Counts) -> float:
-    """Slots of operations that did not retire."""
+    """Returns the slots of operations that did not retire."""
     if "slots-dispatched" in counts:
         return max(0.0, counts["slots-dispatched"] - counts["slots-retired"])
     used = counts["slots-frontend"] + counts["slots-backend"] + counts["slots-retired"]
@@ -98,10 +98,10 @@ _DERIVED: Mapping[str, tuple[str, tuple[str, ...], Formula]] = {
 
 
 def derive(*counts: Counts) -> dict[str, float]:
-    """The derived columns of what was counted; those whose divisor is 0 or not counted are left out.
+    """Returns the derived columns of counts; those whose divisor is 0 or was not counted are left out.
 
     Args:
-        counts: sums by the name that a counter is shown by, each all over the same calls.
+        counts: sums by displayed counter name, each over the same set of calls.
     """
     found = {}
     for name, (divisor, needs, formula) in _DERIVED.items():
@@ -113,7 +113,7 @@ def derive(*counts: Counts) -> dict[str, float]:
 
 
 def add_counts(parts: Iterable[Counts]) -> dict[str, float]:
-    """Sums by name."""
+    """Returns sums by name."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, count in part.items():
@@ -122,5 +122,7 @@ def add_counts(parts: Iterable[Counts]) -> dict[str, float]:
 
 
 def per_packet(counts: Counts, packets: int) -> dict[str, float]:
-    """Counts of batches divided over their packets, which is all that is known of one packet; empty without any."""
+    """Returns counts of batches divided by their packets, the best estimate for a single packet; empty without
+    packets.
+    """
     return {f"{name}_per_packet": value / packets for name, value in counts.items()} if packets else {}

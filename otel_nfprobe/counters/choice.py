@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice: what `--counters NAME,...` asks for, as events of this machine. Opens nothing.
+"""Choice: maps `--counters NAME,...` to events of this machine. Opens nothing.
 
 A name is one of `perf list` (generic, or of a device in /sys), a raw code (`r01c2`), terms of a device
-(`cpu/event=0xc2,umask=0x1/`), a bundle, or `auto`. User mode only is counted unless `:k` or `:uk` follows.
+(`cpu/event=0xc2,umask=0x1/`), a bundle, or `auto`. Counts user mode only unless `:k` or `:uk` follows.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_t
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
 from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
 
-COUNTERS_MAX = 6  # a probe reads no more
+COUNTERS_MAX = 6  # maximum per probe
 AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
 CPUINFO = Path("/proc/cpuinfo")
 HELP = "nfprobe attach --help"
 NONE = "none"
 _MODIFIED = re.compile(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
-_OTHER_MODIFIER = re.compile(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # of perf
+_OTHER_MODIFIER = re.compile(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # perf's other modifiers
 _SLASHED = re.compile(r"([\w.-]+)/(.+?)/?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One counter that was asked for.
+    """One requested counter.
 
     Attributes:
-        name: how it is shown.
-        events: one; of a hybrid processor one for each kind of core that can count it.
+        name: displayed name.
+        events: one; on a hybrid processor one per kind of core that can count it.
         user, kernel: the modes in which it counts.
-        scale: what is counted is multiplied by this.
+        scale: multiplier of its counts.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Counter:
         return self.events[0].type == TYPE_SOFTWARE
 
     def event_for(self, cpus: Iterable[int]) -> Event:
-        """The event for a thread that may run on these CPUs."""
+        """Returns the event for a thread that may run on these CPUs."""
         fitting = self._fitting(cpus)
         return fitting[0] if fitting else self.events[0]
 
     def is_counted_on(self, cpus: Iterable[int]) -> bool:
-        """Whether any of these CPUs has an event for it."""
+        """Returns whether any of these CPUs has an event for it."""
         return bool(self._fitting(cpus))
 
     def _fitting(self, cpus: Iterable[int]) -> list[Event]:
@@ -66,12 +66,12 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CounterChoice:
-    """What a session counts.
+    """The counters of a session.
 
     Attributes:
-        auto: whatever the machine has; without any the session goes on.
+        auto: whatever the machine has; without any, the session continues.
         counters: in the order of the option, hardware and software.
-        notes: sentences that a person should read.
+        notes: sentences for the user.
     """
 
     auto: bool = False
@@ -80,31 +80,31 @@ class CounterChoice:
 
     @property
     def hardware(self) -> tuple[Counter, ...]:
-        """Those that probes read."""
+        """The counters that probes read."""
         return tuple(counter for counter in self.counters if not counter.is_software)
 
     @property
     def software(self) -> tuple[Counter, ...]:
-        """Those that the monitor reads."""
+        """The counters that the monitor reads."""
         return tuple(counter for counter in self.counters if counter.is_software)
 
     def __str__(self) -> str:
-        """What probes read, as `read_names` takes it: how a recording says it."""
+        """Returns the counters that probes read in the format of `read_names`, as stored in a recording."""
         return write_names(name_counters(self.hardware))
 
 
 def name_counters(counters: Iterable[Counter]) -> tuple[tuple[str, int], ...]:
-    """Name and scale of each."""
+    """Returns the name and scale of each."""
     return tuple((counter.name, counter.scale) for counter in counters)
 
 
 def write_names(counters: Iterable[tuple[str, int]]) -> str:
-    """Names and scales as `read_names` takes them."""
+    """Returns names and scales in the format of `read_names`."""
     return ",".join(f"{name}*{scale}" for name, scale in counters)
 
 
 def read_names(text: str) -> list[tuple[str, int]]:
-    """Name and scale of each counter, from a recording; a damaged text gives those that can be read."""
+    """Returns the name and scale of each counter from a recording; of damaged text, those that can be parsed."""
     found = []
     for word in split_names(text) if text.strip(" ,") else []:
         name, _, scale = word.rpartition("*")
@@ -114,11 +114,11 @@ def read_names(text: str) -> list[tuple[str, int]]:
 
 
 def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -> CounterChoice:
-    """What the option's text means on this machine.
+    """Resolves the option's text on this machine.
 
     Args:
         text: of `--counters`.
-        root: where /sys is.
+        root: of sysfs.
         cpuinfo: text of /proc/cpuinfo; None: that of this machine.
 
     Raises:
@@ -141,7 +141,7 @@ def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -
 
 
 def split_names(text: str) -> list[str]:
-    """`cycles,cpu/event=1,umask=2/,r01c2` -> the names; commas between slashes belong to a name.
+    """Splits `cycles,cpu/event=1,umask=2/,r01c2` into names; commas between slashes belong to a name.
 
     Raises:
         UsageError: there is none.
@@ -156,7 +156,7 @@ def split_names(text: str) -> list[str]:
 
 
 class _Machine:
-    # Names are looked up here.
+    # Resolves names.
     def __init__(self, devices: Sequence[Device], cpuinfo: str) -> None:
         self._devices = list(devices)
         self._cores = core_devices(self._devices)
@@ -216,10 +216,10 @@ class _Machine:
         for device in self._devices:
             if device.name == name:
                 return device
-        if name == "cpu" and self._cores:  # perf takes the name on hybrid processors, too
+        if name == "cpu" and self._cores:  # perf accepts the name on hybrid processors as well
             return self._cores[0]
         if name == "cpu":
-            raise UsageError("This machine shows no counters of its processor (no device cpu).", "nfprobe doctor")
+            raise UsageError("This machine exposes no processor counters (no device cpu).", "nfprobe doctor")
         known = ", ".join(device.name for device in self._devices) or "none"
         raise UsageError(f"No counter device is called {name!r}; there are: {known}.", "nfprobe doctor")
 
@@ -231,11 +231,11 @@ class _Machine:
 
     def _unknown(self, name: str) -> UsageError:
         if (modified := _OTHER_MODIFIER.match(name)) and self._is_known(modified[1]):
-            sentence = f"{name!r}: of perf's modifiers only u and k mean something where calls are counted."
+            sentence = f"{name!r}: of perf's modifiers only u and k apply when counting calls."
             return UsageError(sentence, f"--counters {modified[1]}")
         known = [*generic_names(), *BUNDLE_NAMES, AUTO, *(event for core in self._cores for event in core.events)]
         near = nearest(name, dict.fromkeys(known))
-        hint = f"; near it are {', '.join(near)}" if near else "; perf list shows names"
+        hint = f"; similar names: {', '.join(near)}" if near else "; perf list shows names"
         return UsageError(f"No counter is called {name!r}{hint}.", HELP)
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compensation: what the probes themselves count, measured in the target with the session's own counters.
+"""Compensation: what the probes themselves add to counters, measured in the target with the session's own counters.
 
-The helper thread gets the counters for a moment and calls functions that do nothing, with and without a probe, through
-each real template. Of what a probe adds, `inside` lies between its two readings and is taken off the function's own
-counts; the rest up to `whole` is taken off those of the calls around it (native/core/counters.h). A poll that returns
-nothing leaves no record: what its probe counts is left out of the readings already (native/probe/counter.c).
+The helper thread briefly gets the counters and calls functions that do nothing, with and without a probe, through each
+real template. Of what a probe adds, `inside` lies between its two readings and is subtracted from the function's own
+counts; the rest up to `whole` is subtracted from those of the calls around it (native/core/counters.h). A poll that
+returns nothing leaves no record: the counts of its probe are already excluded from the readings
+(native/probe/counter.c).
 
-What belongs to a function: its instructions, its return among them, as a processor would count without probes. Of an
-event that calls and returns have together one half is the return's, which is exact for instructions and branches.
-`calibrate_counters` is the only function here that does anything to a target.
+A function's own counts are those of its instructions, including its return, as a processor would count them without
+probes. Of an event that call and return cause together, one half is attributed to the return, which is exact for
+instructions and branches. `calibrate_counters` is the only function here that changes anything in a target.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from otel_nfprobe.shm.session import PROGRAM_COUNT, Session
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
 BARE = NOTHING + RETURN  # the function that does nothing, without a probe
-ROUNDS = 21  # whose median is taken
-COUNT_MAX = 1 << 29  # of one call; sums of a few such counts still fit a signed 32-bit number
+ROUNDS = 21  # the median counts
+COUNT_MAX = 1 << 29  # per call; sums of a few such counts still fit a signed 32-bit number
 # All templates that read counters.
 SHAPES: Sequence[int] = (
     lib.NFP_SHAPE_CALL,
@@ -45,11 +46,11 @@ SHAPES: Sequence[int] = (
     lib.NFP_SHAPE_PACKETS,
     lib.NFP_SHAPE_RECEIVE,
 )
-Counts = tuple[int, ...]  # one for each counter
+Counts = tuple[int, ...]  # one per counter
 
 
 class CounterCost(NamedTuple):
-    """What one probed call counts by itself: between its two readings, and in all."""
+    """What the probes of one call add to counters: between its two readings, and in total."""
 
     inside: Counts
     whole: Counts
@@ -57,12 +58,12 @@ class CounterCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Compensation:
-    """What each template counts.
+    """What each template adds to counters.
 
     Attributes:
-        by_shape: enum nfp_shape.
-        jump: what the jump at a patch site counts.
-        empty_poll: what a receive function's template counts in all when the function returns nothing.
+        by_shape: by enum nfp_shape.
+        jump: counts of the jump at a patch site.
+        empty_poll: total counts of a receive function's template when the function returns nothing.
     """
 
     by_shape: Mapping[int, CounterCost] = field(default_factory=dict)
@@ -70,26 +71,28 @@ class Compensation:
     empty_poll: Counts = ()
 
     def of(self, probe: Probe) -> CounterCost | None:
-        """What a call of the probe's function counts by itself; None: not known."""
+        """Returns what the probe of a call of the probe's function adds; None: unknown."""
         cost = self.by_shape.get(probe.request.template)
         if cost is None:
             return None
         return CounterCost(cost.inside, self._with_jumps(cost.whole, probe))
 
     def of_empty_polls(self, probes: Iterable[Probe]) -> Counts:
-        """What the probe of an empty poll counts in all. Receive functions can differ by a jump: that of most."""
+        """Returns the total counts of the probe of an empty poll. Receive functions can differ by a jump: the
+        majority's.
+        """
         receiving = [probe for probe in probes if probe.request.template == lib.NFP_SHAPE_RECEIVE]
         found = Counter(self._with_jumps(self.empty_poll, probe) for probe in receiving if self.empty_poll)
         return found.most_common(1)[0][0] if found else self.empty_poll
 
     def _with_jumps(self, counts: Counts, probe: Probe) -> Counts:
         plan = probe.request.plan
-        jumps = -1 if plan.is_slot else 1 if plan.island else 0  # a slot has no jump, an island one more
+        jumps = -1 if plan.is_slot else 1 if plan.island else 0  # a slot has no jump, an island has one more
         return tuple(total + jumps * jump for total, jump in zip(counts, self.jump, strict=True))
 
 
 def costs_of(probes: Iterable[Probe], compensation: Compensation) -> Rows:
-    """What a call of each function counts by itself (dtype COUNTER_COST, by function id); 0 where it is not known."""
+    """Returns what the probes of a call of each function add (dtype COUNTER_COST, by function ID); 0 where unknown."""
     known = {probe.id: compensation.of(probe) for probe in probes}
     return counter_cost_rows({id: cost for id, cost in known.items() if cost is not None})
 
@@ -103,14 +106,14 @@ def calibrate_counters(
     rounds: int = ROUNDS,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Compensation:
-    """Measures the templates on the helper thread, which has the counters meanwhile.
+    """Measures the templates on the helper thread, which has the counters during the measurement.
 
     Args:
-        module: any that trampolines lie near.
-        count: how many counters it has.
+        module: any module with trampolines nearby.
+        count: number of counters.
         shapes: enum nfp_shape.
-        rounds: whose median is taken.
-        meanwhile: called between two measurements, which take a moment all together.
+        rounds: number of measurements, of which the median counts.
+        meanwhile: called between measurements, which take a moment in total.
 
     Raises:
         NfprobeError: nothing can be measured.
@@ -136,11 +139,11 @@ def calibrate_counters(
 
 
 class _Bench:
-    """Room in the target for a function that does nothing and, behind it, the one that is measured.
+    """Space in the target for a function that does nothing, followed by the one to be measured.
 
     Attributes:
         bare_address: of the function that does nothing.
-        address: of the function that is measured.
+        address: of the function to be measured.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class _Bench:
         self.address = self.bare_address + ALIGNMENT_BYTES
 
     def __enter__(self) -> _Bench:
-        self._entry.used = self._start + ROOM_BYTES  # nobody else may take it until the helper thread is through
+        self._entry.used = self._start + ROOM_BYTES  # reserved until the helper thread has finished
         self._mapping[self._start : self._start + len(BARE)] = BARE
         return self
 
@@ -170,7 +173,7 @@ class _Bench:
         self._session.program(SPARE_PROGRAM).role = self._session.program(SPARE_PROGRAM).plain = 0
 
     def measure(self, code: bytes) -> tuple[Counts, Counts]:
-        """What one call of this counts in all, and between the readings of its probe."""
+        """Returns the counts of one call of this code, in total and between the readings of its probe."""
         place = self._start + ALIGNMENT_BYTES
         self._mapping[place : place + len(code)] = code
         self._meanwhile()
@@ -178,21 +181,21 @@ class _Bench:
         header = self._session.header
         calls = int(header.counted_calls)
         if result != 0 or not calls:
-            raise NfprobeError("they did not count undisturbed for long enough")
+            raise NfprobeError("they were not counting without interruption for long enough")
         in_all = tuple(round(int(header.counted_in_all[i]) / calls) for i in range(self._count))
         between = tuple(round(int(header.counted_between[i]) / calls) for i in range(self._count))
         if max(in_all + between) > COUNT_MAX:
-            raise NfprobeError("what the target says of them cannot be")
+            raise NfprobeError("the target reports impossible counts")
         return in_all, between
 
 
 def _own(bare: Counts, twice: Counts, nested: Counts) -> Counts:
-    """What the function that does nothing counts without a probe.
+    """Returns the counts of the function that does nothing, without a probe.
 
     Args:
         bare: a call of it.
-        twice: of the same with its only instruction twice.
-        nested: of a function that does no more than call it.
+        twice: the same with its only instruction repeated.
+        nested: a call of a function that only calls it.
     """
     return tuple(two - one + (more - one) // 2 for one, two, more in zip(bare, twice, nested, strict=True))
 
@@ -202,13 +205,13 @@ def _minus(first: Counts, second: Counts) -> Counts:
 
 
 def _encode_call(distance: int) -> bytes:
-    """A call of what lies `distance` bytes from the call's own first byte."""
+    """Returns a call to the code `distance` bytes from the call's own first byte."""
     return b"\xe8" + (distance - 5).to_bytes(4, "little", signed=True)
 
 
 def _give_program(session: Session, shape: int) -> None:
-    # Reads no packet, and counts one that is received and none that is handed on: what is left is what every probe of a
-    # receive, transmit or drop function does.
+    # Reads no packet, and counts one received and none transmitted: what remains is the work of every probe of a
+    # receive, transmit or drop function.
     receives = shape == lib.NFP_SHAPE_RECEIVE
     program = session.program(SPARE_PROGRAM)
     program.role = lib.NFP_ROLE_RECEIVE if receives else lib.NFP_ROLE_TRANSMIT
@@ -217,4 +220,4 @@ def _give_program(session: Session, shape: int) -> None:
     program.count_argument = int(receives)
     program.requested_argument = program.pointers_argument = NO_ARGUMENT
     program.count_width = program.verdict = 0
-    program.plain = 1  # as those of most functions
+    program.plain = 1  # as for most functions

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter devices: what the kernel says in /sys about the processor's counters, their events and their fields.
+"""Counter devices: the processor's counters, their events and fields, as described by the kernel in /sys.
 
     /sys/bus/event_source/devices/cpu/type            number of the device
                                      /events/NAME      "event=0xcd,umask=0x1,ldlat=3"
                                      /format/FIELD     "config:0-7,32-35": the field's bits, lowest first
                                      /rdpmc            0: programs may not read counters
-                                     /cpus             of a hybrid processor: CPUs that have this device
+                                     /cpus             on a hybrid processor: CPUs that have this device
 
-Reads files only; `root` lets tests use trees of machines that are not there.
+Only reads files; with `root`, tests use file trees of other machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELP = "nfprobe doctor"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is handed to perf_event_open.
+    """Arguments of perf_event_open.
 
     Attributes:
         type: of the perf event.
@@ -51,8 +51,8 @@ class Device:
         type: perf type.
         events: terms by event name.
         fields: word and bits by field name.
-        cpus: that have it; empty: all.
-        rdpmc: 0 nobody reads counters, 1 programs that have one open, 2 every program; None: it says nothing.
+        cpus: CPUs that have it; empty: all.
+        rdpmc: 0 nobody reads counters, 1 programs that have one open, 2 every program; None: not stated.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Device:
 
     @property
     def is_core(self) -> bool:
-        """Whether it counts what a processor core does for a thread."""
+        """Whether it counts the work of a processor core for a thread."""
         return is_core_name(self.name)
 
     def resolve(self, terms: str) -> Event:
-        """The event that a list of terms means, such as `event=0xcd,umask=1` or `mem-loads,ldlat=30`.
+        """Resolves a list of terms to an event, such as `event=0xcd,umask=1` or `mem-loads,ldlat=30`.
 
         Raises:
-            UsageError: a term is not known or does not fit.
+            UsageError: a term is unknown or out of range.
         """
         event = Event(self.type, cpus=self.cpus)
         for term in terms.split(","):
@@ -107,10 +107,10 @@ class Device:
         return self.of_generic(found[1], found[2])
 
     def of_generic(self, kind: int, config: int) -> Event:
-        """A generic event of this device; hybrid processors are told which of theirs is meant."""
+        """Returns a generic event of this device; on hybrid processors it names the device."""
         if kind == TYPE_RAW:
             return Event(self.type, config, cpus=self.cpus)
-        # PERF_PMU_TYPE_SHIFT: the device's number stands in the upper half.
+        # PERF_PMU_TYPE_SHIFT: the device's number is in the upper half.
         return Event(kind, config | self.type << 32 if self.cpus else config, cpus=self.cpus)
 
 
@@ -124,11 +124,11 @@ def _number(text: str, term: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise UsageError(f"{term!r} is no term: after = comes a number, such as 0x1f.", HELP) from None
+        raise UsageError(f"{term!r} is not a term: = must be followed by a number, such as 0x1f.", HELP) from None
 
 
 def read_devices(root: Path = SYSFS) -> list[Device]:
-    """All counter devices, those of processor cores first; an unreadable one is left out."""
+    """Returns all counter devices, those of processor cores first; unreadable ones are left out."""
     found = []
     base = root / "bus" / "event_source" / "devices"
     for directory in sorted(base.iterdir()) if base.is_dir() else []:
@@ -140,7 +140,7 @@ def read_devices(root: Path = SYSFS) -> list[Device]:
 
 def _read_device(directory: Path, number: int) -> Device:
     rdpmc = _read(directory / "rdpmc")
-    # Scales and units of events are files beside them.
+    # Scales and units of events are files next to them.
     events = {name: text for name, text in _files(directory / "events") if "." not in name}
     fields = {name: _bits(text) for name, text in _files(directory / "format")}
     return Device(
@@ -154,13 +154,13 @@ def _read_device(directory: Path, number: int) -> Device:
 
 
 def _bits(text: str) -> tuple[str, tuple[int, ...]] | None:
-    """`config:0-7,32-35` -> the word and its bits, lowest first."""
+    """Parses `config:0-7,32-35` into the word and its bits, lowest first."""
     word, _, ranges = text.partition(":")
     return (word, tuple(_expand(ranges))) if word in _WORDS else None
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """`0-3,8` -> CPUs."""
+    """Parses `0-3,8` into CPUs."""
     return frozenset(_expand(text))
 
 
@@ -188,15 +188,15 @@ def _read(path: Path) -> str:
 
 
 def is_core_name(name: str) -> bool:
-    """Whether a device of this name counts for threads."""
+    """Returns whether a device of this name counts per thread."""
     return _CORE.match(name) is not None
 
 
 def core_devices(devices: list[Device]) -> list[Device]:
-    """Those that count for threads; more than one on a hybrid processor, none where there are no counters."""
+    """Returns the devices that count per thread; several on a hybrid processor, none where there are no counters."""
     return [device for device in devices if device.is_core]
 
 
 def is_core_type(kind: int) -> bool:
-    """Whether a perf type is one that only a core device counts."""
+    """Returns whether only a core device counts this perf type."""
     return kind == TYPE_HARDWARE or kind >= 3

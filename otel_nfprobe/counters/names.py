@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generic names of `perf list`, and the numbers that the kernel's perf interface knows them by. Pure."""
+"""The generic names of `perf list`, and their numbers in the kernel's perf interface. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_CACHE, TYPE_RAW = 0, 1, 3, 4
 
-# PERF_COUNT_HW_*, in their order; the first name of each is how it is shown.
+# PERF_COUNT_HW_*, in their order; the first name of each is the displayed one.
 _HARDWARE = (
     ("cycles", "cpu-cycles"),
     ("instructions",),
@@ -22,7 +22,7 @@ _HARDWARE = (
     ("stalled-cycles-backend", "idle-cycles-backend"),
     ("ref-cycles",),
 )
-# PERF_COUNT_SW_*; those that say nothing about a thread (dummy, bpf-output) are left out.
+# PERF_COUNT_SW_*; those without meaning for a thread (dummy, bpf-output) are left out.
 _SOFTWARE = {
     0: ("cpu-clock",),
     1: ("task-clock",),
@@ -36,7 +36,7 @@ _SOFTWARE = {
     11: ("cgroup-switches",),
 }
 _LOADS, _STORES, _PREFETCHES = 0, 1, 2
-# PERF_COUNT_HW_CACHE_*: names, and the operations that the kernel knows of each.
+# PERF_COUNT_HW_CACHE_*: names, and the operations that the kernel defines for each.
 _CACHES = (
     (("L1-dcache", "l1-d", "l1d", "L1-data"), (_LOADS, _STORES, _PREFETCHES)),
     (("L1-icache", "l1-i", "l1i", "L1-instruction"), (_LOADS, _PREFETCHES)),
@@ -51,7 +51,7 @@ _RAW = re.compile(r"r([0-9a-fA-F]{1,16})\Z")
 
 
 def _cache_names() -> Iterable[tuple[str, str, int]]:
-    # name, name as it is shown, config
+    # name, displayed name, config
     for cache, (names, operations) in enumerate(_CACHES):
         for operation in operations:
             plural, singular = _OPERATIONS[operation]
@@ -76,18 +76,18 @@ _NAMES = _all()
 
 
 def find_generic(name: str) -> tuple[str, int, int] | None:
-    """The name as it is shown, perf type and config of a generic name or raw code; case does not matter."""
+    """Returns displayed name, perf type and config of a generic name or raw code, case-insensitive."""
     raw = _RAW.match(name)
     return (name.lower(), TYPE_RAW, int(raw[1], 16)) if raw else _NAMES.get(name.lower())
 
 
 def generic_names() -> list[str]:
-    """All generic names as they are shown."""
+    """Returns the displayed names of all generic counters."""
     return sorted({shown for shown, _, _ in _NAMES.values()})
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the known names that look like `name`, the nearest first."""
+    """Returns up to three known names similar to `name`, the nearest first."""
     by_folded = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), list(by_folded), 3, 0.5)
     return [by_folded[folded] for folded in found]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's counters: their attributes, and what is done with them once they are open (perfring.py opens them)."""
+"""The kernel's counters: their attributes, and operations on open counters (perfring.py opens them)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CAP_USER_RDPMC = 1 << 2
 
 
 class Kernel:
-    """The system calls that counters need; tests put another one here.
+    """The system calls for counters; tests substitute another one.
 
     All methods raise OSError with the kernel's error.
     """
 
     def open(self, counter: Counter, event: Event, tid: int, group: int = -1, disabled: bool = True) -> int:
-        """A counter of a thread, as its own group's leader or in the group of another.
+        """Opens a counter of a thread, as leader of its own group or in the group of another.
 
         Args:
-            counter: says in which modes it counts.
+            counter: specifies the modes in which it counts.
             event: one of its events.
             tid: 0 is the calling thread.
-            group: descriptor of the leader, or -1. A leader is pinned: it is never multiplexed, and is in an error
-                state when it does not get its counters.
+            group: descriptor of the leader, or -1. A leader is pinned: it is never multiplexed, and enters an error
+                state if it cannot be scheduled.
         """
         flags = lib.NFP_EVENT_EXCLUDE_HV | (lib.NFP_EVENT_DISABLED if disabled and group < 0 else 0)
         flags |= lib.NFP_EVENT_PINNED if group < 0 and not counter.is_software else 0
@@ -51,7 +51,7 @@ class Kernel:
         fcntl.ioctl(leader, lib.PERF_EVENT_IOC_DISABLE, lib.PERF_IOC_FLAG_GROUP)
 
     def read(self, descriptor: int) -> tuple[int, int, int] | None:
-        """Value, ns enabled, ns running; None for a pinned counter in its error state."""
+        """Returns value, ns enabled, ns running; None for a pinned counter in its error state."""
         data = os.read(descriptor, 24)
         return struct.unpack("<3Q", data) if len(data) == 24 else None  # the error state reads as end of file
 
@@ -61,12 +61,12 @@ class Kernel:
         return number
 
     def may_rdpmc(self, descriptor: int) -> bool:
-        """Whether programs can read the counter by themselves."""
+        """Returns whether programs can read the counter themselves."""
         with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
             (capabilities,) = struct.unpack_from("<Q", page, CAPABILITIES)
             return bool(capabilities & CAP_USER_RDPMC)
 
     def close(self, descriptor: int) -> None:
-        """Gives it back."""
+        """Closes it."""
         with suppress(OSError):
             os.close(descriptor)

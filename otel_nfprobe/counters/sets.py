@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets: the counters of a session that were changed while it ran, and what was counted with all of them. Pure.
+"""Sets: counter sets of a session whose counters changed while it ran, and their combined counts. Pure.
 
-A call is counted with one set or not at all. Sums of one counter go over all sets that have it; a derived column, such
-as instructions per cycle, over those that have all of its counters.
+A call is counted with one set or not at all. Sums of a counter cover all sets that contain it; a derived column, such
+as instructions per cycle, those that contain all of its counters.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from otel_nfprobe.base.columns import NONE, Columns, Rows
 from otel_nfprobe.counters.bundles import add_counts, derive
 from otel_nfprobe.counters.sums import CountedFunction, CounterSums
 
-NamedCounters = tuple[tuple[str, int], ...]  # name, and what its counts are multiplied by
+NamedCounters = tuple[tuple[str, int], ...]  # name and multiplier
 
 
 class CounterSet(NamedTuple):
-    """The counters between two changes of them.
+    """The counters in use between two changes.
 
     Attributes:
-        number: how often they had been changed.
+        number: number of changes before it.
         counters: in the order of the readings.
         costs: what a probed call counts by itself (dtype COUNTER_COST, by function id).
     """
@@ -35,7 +35,7 @@ class CounterSet(NamedTuple):
 
 
 class SessionSums:
-    """Sums over all calls and batches of a session, whatever its counters were at a time."""
+    """Sums over all calls and batches of a session across all of its counter sets."""
 
     def __init__(self, sets: Iterable[CounterSet] = ()) -> None:
         self._sums: dict[int, CounterSums] = {}
@@ -43,36 +43,36 @@ class SessionSums:
             self.begin(counted)
 
     def begin(self, counted: CounterSet) -> None:
-        """Calls may be counted with these from now on; again with the same number: the costs are other ones."""
+        """Starts a counter set; the same number again means that its costs changed."""
         names, scales = [name for name, _ in counted.counters], [scale for _, scale in counted.counters]
         sums = self._sums.setdefault(counted.number, CounterSums(names, scales))
         sums.costs = counted.costs
 
     @property
     def names(self) -> list[str]:
-        """Of all counters."""
+        """Names of all counters."""
         return list(dict.fromkeys(name for sums in self._sums.values() for name in sums.names))
 
     @property
     def changes(self) -> int:
-        """How often they were changed."""
+        """Number of changes."""
         return max(self._sums, default=0)
 
     @property
     def are_compensated(self) -> bool:
-        """Whether what the probes count is taken off everywhere."""
+        """Whether the counts of probes are subtracted everywhere."""
         used = [sums for sums in self._sums.values() if sums.names]
         return bool(used) and all(sums.are_compensated for sums in used)
 
     def add(self, columns: Columns) -> None:
-        """Adds what a take gave."""
+        """Adds the calls and batches of these columns."""
         rows = columns.counters
         numbers = np.unique(rows["set"]).tolist()
         if len(numbers) == 1 and numbers[0] in self._sums:
             self._sums[numbers[0]].add(columns)
         if len(numbers) < 2:
             return
-        # A batch belongs to the counters of its first call; where others come in it, it was not counted.
+        # A batch belongs to the counters of its first call; if they changed during it, it was not counted.
         owners = np.full(len(columns.batches), numbers[-1], np.uint32)
         batches = columns.calls["batch"][rows["call"]]
         inside = batches != NONE
@@ -83,7 +83,7 @@ class SessionSums:
                 self._sums[number].add(part, owners == number)
 
     def of_function(self, function: int) -> dict[str, Any]:
-        """As CounterSums.of_function; means and rates over the calls that were counted with each counter."""
+        """As CounterSums.of_function; means and rates are over the calls that were counted with each counter."""
         parts = [found for sums in self._sums.values() if (found := sums.of_function(function))]
         merged: dict[str, Any] = {}
         for part in parts:
@@ -94,7 +94,7 @@ class SessionSums:
         return merged | derive(*totals)
 
     def counted_functions(self) -> list[CountedFunction]:
-        """As of CounterSums."""
+        """As CounterSums.counted_functions."""
         merged: dict[int, CountedFunction] = {}
         for item in (item for sums in self._sums.values() for item in sums.counted_functions()):
             before = merged.get(item.function, CountedFunction(item.function, {}, 0, 0))
@@ -105,7 +105,7 @@ class SessionSums:
         return list(merged.values())
 
     def count_calls(self) -> dict[str, int]:
-        """As of CounterSums."""
+        """As CounterSums.count_calls."""
         parts = [sums.count_calls() for sums in self._sums.values()]
         return {name: sum(part[name] for part in parts) for name in ("calls", "invalid_calls")}
 
@@ -123,7 +123,7 @@ class SessionSums:
 
 
 def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Of one counter what two sets say of it."""
+    """Merges the results of two sets for one counter."""
     merged = {key: first[key] + second[key] for key in ("total", "calls", "self_calls", "invalid")}
     own = [entry["self"] for entry in (first, second) if entry["self"] is not None]
     mean = merged["total"] / merged["calls"] if merged["calls"] else None

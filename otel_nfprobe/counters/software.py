@@ -39,14 +39,14 @@ class SoftwareCounters:
     _totals: dict[int, list[int]] = field(default_factory=dict)  # of ended threads, too
     _said: set[str] = field(default_factory=set)
     _due_at: float = 0.0
-    _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters that others were changed to
+    _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters used before a change
 
     def follow(self, claims: Iterable[Claim], is_ours: Callable[[int], bool]) -> None:
-        """Reads what is due; begins with threads that are new and ends with those that are gone.
+        """Reads what is due; starts new threads and ends those that are gone.
 
         Args:
-            claims: of the threads that live.
-            is_ours: whether a number is that of a thread of the target at this moment.
+            claims: of the living threads.
+            is_ours: whether a thread ID belongs to the target at this moment.
         """
         if not self.counters:
             return
@@ -57,7 +57,7 @@ class SoftwareCounters:
                 self._end(tid)
         for tid in living.keys() - self._threads.keys():
             self._threads[tid] = self._begin(living[tid])
-            if not is_ours(tid):  # it has ended, and another process has its number
+            if not is_ours(tid):  # it has ended, and its thread ID was reused by another process
                 self._end(tid)
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + INTERVAL_S
@@ -78,14 +78,14 @@ class SoftwareCounters:
         thread.last = values
 
     def close(self) -> None:
-        """Reads once more and ends with all threads."""
+        """Reads once more and closes the counters of all threads."""
         if self.counters:
             self.read()
         for tid in list(self._threads):
             self._end(tid)
 
     def begin_anew(self, counters: tuple[Counter, ...]) -> None:
-        """Counts these from now on; what the others have counted stays in the totals."""
+        """Switches to these counters; the counts of the previous ones stay in the totals."""
         self.close()
         self._before = self.totals()
         self.counters = counters
@@ -93,7 +93,7 @@ class SoftwareCounters:
         self._said.clear()
 
     def totals(self) -> list[dict[str, int]]:
-        """What each thread counted in all, with its `tid`."""
+        """Returns the total counts of each thread, with its `tid`."""
         names = [counter.name for counter in self.counters]
         found = {entry["tid"]: dict(entry) for entry in self._before}
         for tid, sums in self._totals.items():
@@ -114,7 +114,7 @@ class SoftwareCounters:
         return thread
 
     def _open(self, counter: Counter, tid: int) -> int:
-        # Switches and migrations happen in the kernel: without its mode there are none.
+        # Context switches and migrations happen in the kernel: without kernel mode there are none.
         try:
             return self.kernel.open(replace(counter, kernel=True), counter.events[0], tid, disabled=False)
         except OSError as error:

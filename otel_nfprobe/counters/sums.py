@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums: what was counted per function, per batch and per packet. Pure; arrays in, numbers out.
+"""Sums: counts per function, per batch and per packet. Pure; arrays in, numbers out.
 
-A packet is worked on together with its batch: its share is the batch's count divided by the batch's packets, and is
-called `per_packet` everywhere, never the packet's own.
+A packet is processed together with its batch: its share is the batch's count divided by the batch's packets. It is
+called `per_packet` everywhere, never the packet's own count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _rows(width: int = COUNTERS_MAX) -> Words:
 
 
 class CountedFunction(NamedTuple):
-    """What was counted in all calls of a function, by counter; calls that were counted, and those that were not."""
+    """Counts over all calls of a function, by counter; numbers of calls counted, and not counted."""
 
     function: int
     counts: dict[str, int]
@@ -56,10 +56,10 @@ class CounterSums:
     _batch_sums: Words = field(default_factory=lambda: np.zeros(COUNTERS_MAX, np.uint64))
 
     def add(self, columns: Columns, batches: NDArray[np.bool_] | None = None) -> None:
-        """Adds what a take gave.
+        """Adds the calls and batches of these columns.
 
         Args:
-            batches: those that are meant; None: all.
+            batches: those to add; None: all.
         """
         rows = columns.counters
         if not len(rows):
@@ -79,8 +79,8 @@ class CounterSums:
         self._add_batches(columns, batches)
 
     def _add_batches(self, columns: Columns, chosen: NDArray[np.bool_] | None) -> None:
-        # A batch's count is that of its outermost calls; one that was not counted leaves the batch out. Where nothing
-        # was read at all there are no counters, whatever else comes with the same take.
+        # A batch's count is that of its outermost calls; if one of them was not counted, the batch is left out. Without
+        # any readings there are no counters, whatever else is in the same columns.
         if not len(columns.batches):
             return
         owners = columns.calls["batch"][columns.counters["call"]]
@@ -102,7 +102,7 @@ class CounterSums:
             )
 
     def of_function(self, function: int) -> dict[str, Any]:
-        """Of each counter its sum, mean and self sum over the calls of one function, and derived columns.
+        """Returns for each counter its sum, mean and self sum over the calls of one function, and derived columns.
 
         Returns:
             empty: it was never called while counters were read.
@@ -128,17 +128,17 @@ class CounterSums:
 
     @property
     def are_compensated(self) -> bool:
-        """Whether what the probes count is taken off."""
+        """Whether the counts of probes are subtracted."""
         return bool(len(self.costs)) and bool(self.costs["whole"].any())
 
     def _probe(self, function: int, place: int, scale: int) -> dict[str, int]:
-        """What was taken off for each call: of its own counts, and of those around it the whole."""
+        """Returns what was subtracted per call: from its own counts, and in total for the calls around it."""
         if function >= len(self.costs):
             return {"inside": 0, "whole": 0}
         return {name: int(self.costs[name][function, place]) * scale for name in ("inside", "whole")}
 
     def counted_functions(self) -> list[CountedFunction]:
-        """Of each function that was called while counters were read."""
+        """Returns an entry for each function called while counters were read."""
         found = []
         for function in np.flatnonzero(self._calls.any(axis=1)).tolist():
             calls, _, invalid = (int(number) for number in self._calls[function])
@@ -148,12 +148,12 @@ class CounterSums:
         return found
 
     def count_calls(self) -> dict[str, int]:
-        """Calls that were counted, and those whose readings cannot be compared."""
+        """Returns the calls that were counted, and those whose readings cannot be compared."""
         counted, _, invalid = (int(number) for number in self._calls.sum(axis=0)) if len(self._calls) else (0, 0, 0)
         return {"calls": counted, "invalid_calls": invalid}
 
     def of_batches(self) -> dict[str, Any]:
-        """Sums over all batches that were counted, per packet (divided over a batch's packets), derived columns."""
+        """Returns sums over all counted batches, per packet (divided by a batch's packets), and derived columns."""
         if not self.batches and not self.invalid_batches:
             return {}
         sums = {name: float(self._batch_sums[place]) * scale for place, (name, scale) in enumerate(self._counters())}
@@ -172,9 +172,9 @@ class CounterSums:
 
 
 def _add_up(sums: Words, places: NDArray[np.intp], counts: Words, columns: int) -> None:
-    """Adds rows of counts to the rows of `sums` at `places`; the other columns are 0 in all of them."""
+    """Adds rows of counts to the rows of `sums` at `places`; columns beyond `columns` are 0 in all of them."""
     for column in range(columns if len(places) else 0):
-        # Exact: what is added up at once are fewer than 2^20 numbers below 2^32, far fewer than a double holds.
+        # Exact: each addition sums fewer than 2^20 numbers below 2^32, far below the precision of a double.
         sums[:, column] += np.bincount(places, counts[:, column], minlength=len(sums)).astype(np.uint64)
 
 

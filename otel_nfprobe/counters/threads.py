@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads: gives each measured thread of a target its counters, and takes them back.
+"""Threads: assigns counters to each measured thread of a target, and withdraws them.
 
-A pinned group per thread is opened here, where the rights are; its descriptors go to the helper thread through a socket
-pair that the helper makes, and it maps them (native/probe/counter_pages.c). Counters that a thread cannot have are said
-once; its calls are marked as not counted. Called by monitor.py, several times in 250 ms.
+A pinned group per thread is opened here, by the privileged process; its descriptors are sent to the helper thread
+through a socket pair that the helper creates, and the helper maps them (native/probe/counter_pages.c). Counters that a
+thread cannot have are reported once; its calls are marked as not counted. Called by monitor.py several times in 250 ms.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from otel_nfprobe.probes.arena import Arenas
 from otel_nfprobe.shm.session import THREAD_COUNT, Session
 from otel_nfprobe.shm.threadtable import Claim
 
-HELPER = THREAD_COUNT  # instead of a thread table index: the helper thread, while it calibrates
-LOOK_S = 1.0  # how often groups are looked at for their error state
+HELPER = THREAD_COUNT  # in place of a thread table index: the helper thread, during calibration
+LOOK_S = 1.0  # interval of checking groups for their error state
 
 
 @dataclass(eq=False)
 class ThreadGroup:
-    """The counters of one thread, as long as it has these: their descriptors, the leader's first; none: refused."""
+    """The counters of one thread while it has them: their descriptors, the leader's first; empty: refused."""
 
     tid: int
     descriptors: list[int]
     said: bool = False
-    start_ticks: int = 0  # of its claim: the next thread may have its number
+    start_ticks: int = 0  # of its claim: another thread may reuse its ID
 
 
 @dataclass
@@ -49,11 +49,11 @@ class ThreadCounters:
 
     Attributes:
         counters: what is counted, in the order of the readings.
-        say: tells a person, once for each reason.
-        forbidden: why the target's seccomp filter does not let it be counted, or "".
+        say: reports to the user, once per reason.
+        forbidden: why the target's seccomp filter prevents counting, or "".
         refused: threads without counters, by reason.
-        relieve: takes out of a group that does not count what somebody has put there; says whether that was anything.
-        change: how often the counters were changed, which the readings say.
+        relieve: removes from a group that does not count any events added by others; returns whether there were any.
+        change: number of counter changes, which readings carry.
     """
 
     session: Session
@@ -71,7 +71,7 @@ class ThreadCounters:
     _said: set[str] = field(default_factory=set)
 
     def begin(self) -> bool:
-        """Prepares the way of the descriptors. False: this target cannot be counted, which has been said."""
+        """Sets up the channel for descriptors. False: this target cannot be counted, which has been reported."""
         if not self.counters:
             return False
         try:
@@ -83,12 +83,12 @@ class ThreadCounters:
             self._channel = socket.socket(fileno=take_channel(self.session.pid, descriptor))
         except (OSError, NfprobeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.sentence.rstrip(".")
-            self.say(f"The counters cannot be handed to process {self.session.pid}: {reason}. Times only.")
+            self.say(f"The counters cannot be passed to process {self.session.pid}: {reason}. Times only.")
             return False
         return True
 
     def begin_anew(self, counters: tuple[Counter, ...]) -> bool:
-        """Takes the counters of all threads back; `follow` gives them these ones. False: none can be handed over."""
+        """Withdraws the counters of all threads; `follow` assigns the new ones. False: none can be passed."""
         self._release_all()
         self.counters = counters
         self.change += 1
@@ -96,11 +96,12 @@ class ThreadCounters:
         return bool(counters) and (self._channel is not None or self.begin())
 
     def calibrate(self, arenas: Arenas, module: Module, meanwhile: Callable[[], object] = lambda: None) -> Compensation:
-        """What the probes themselves count, measured on the helper thread; nothing where that cannot be, which is said.
+        """Returns what the probes themselves add to counters, measured on the helper thread; if impossible, reports
+        that.
 
         Args:
-            module: any that trampolines lie near.
-            meanwhile: called now and then meanwhile.
+            module: any module with trampolines nearby.
+            meanwhile: called repeatedly during the measurement.
         """
         group = ThreadGroup(self.session.helper_tid, [])
         try:
@@ -108,17 +109,17 @@ class ThreadCounters:
             return calibrate_counters(self.session, arenas, module, len(self.counters), meanwhile=meanwhile)
         except (OSError, NfprobeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.sentence
-            self.say(f"What the probes themselves count is not taken off: {reason}.")
+            self.say(f"The counts of the probes themselves are not subtracted: {reason}.")
             return Compensation()
         finally:
             self._take_back(HELPER, group)
 
     def groups(self) -> dict[int, ThreadGroup]:
-        """Those that count now, by tid."""
+        """Returns the groups that are counting, by thread ID."""
         return {group.tid: group for group in self._groups.values() if group.descriptors}
 
     def follow(self) -> None:
-        """Gives counters to threads that have none yet, and takes those of ended threads back."""
+        """Assigns counters to new threads, and withdraws those of ended threads."""
         if self._channel is None or not self.counters:
             return
         threads = {claim.index: claim for claim in self.session.living_threads()}
@@ -132,7 +133,7 @@ class ThreadCounters:
             self._look()
 
     def close(self) -> None:
-        """Takes all counters back; threads that run meanwhile are not disturbed."""
+        """Withdraws all counters; running threads are not disturbed."""
         with suppress(NfprobeError):
             self._release_all()
         for group in self._groups.values():
@@ -157,19 +158,19 @@ class ThreadCounters:
         cpus: set[int] = set()
         with suppress(ProcessLookupError):
             cpus = os.sched_getaffinity(tid)
-        if opened == len(self.counters) or not cpus:  # not the kernel: handing them over
+        if opened == len(self.counters) or not cpus:  # not the kernel: passing them failed
             return error.strerror or "unknown error"
         refusal = explain_thread(error, self.counters[opened], opened > 0, cpus, self.kernel, self.around)
         return f"{refusal.reason} (next: {refusal.advice})"
 
     def _count(self, index: int, group: ThreadGroup) -> None:
         if not self.session.holds_thread(group.tid):
-            raise ProcessLookupError(errno.ESRCH, "the target names a thread that it does not have")
+            raise ProcessLookupError(errno.ESRCH, "the target names a thread that does not exist")
         cpus = os.sched_getaffinity(group.tid)
         for counter in self.counters:
             leader = group.descriptors[0] if group.descriptors else -1
             group.descriptors.append(self.kernel.open(counter, counter.event_for(cpus), group.tid, leader))
-        if not self.session.holds_thread(group.tid):  # of another process: nothing of its counters goes to the target
+        if not self.session.holds_thread(group.tid):  # of another process: its counters must not go to the target
             raise ProcessLookupError(errno.ESRCH, "the thread has ended")
         self._hand_over(index, group)
         self.kernel.enable(group.descriptors[0])
@@ -177,7 +178,7 @@ class ThreadCounters:
     def _hand_over(self, index: int, group: ThreadGroup) -> None:
         assert self._channel is not None
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", group.descriptors))]
-        # A target that reads nothing must not make the monitor wait (socket.send_fds takes no notice of flags).
+        # A target that does not read must not block the monitor (socket.send_fds ignores flags).
         self._channel.sendmsg([b"c"], rights, socket.MSG_DONTWAIT)
         result = self.session.ask(lib.NFP_COMMAND_COUNT, index, len(group.descriptors), 0, self.change)
         if result != 0:
@@ -190,7 +191,7 @@ class ThreadCounters:
             with suppress(OSError):
                 if self.kernel.read(group.descriptors[0]) is None and not self.relieve(group.tid):
                     group.said = True
-                    self._refuse("they do not fit beside those that other programs or the NMI watchdog hold")
+                    self._refuse("no counters are left beside those used by other programs or the NMI watchdog")
 
     def _refuse(self, reason: str) -> None:
         if reason not in self._said:
@@ -208,7 +209,7 @@ class ThreadCounters:
 
     def _take_back(self, index: int, group: ThreadGroup) -> None:
         if group.descriptors:
-            # Stopped first: the page that stays mapped must hold no counter.
+            # Stop first: the page that stays mapped must not expose a counter.
             with suppress(OSError):
                 self.kernel.disable(group.descriptors[0])
             self.session.ask(lib.NFP_COMMAND_COUNT, index, 0)

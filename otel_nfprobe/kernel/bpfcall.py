@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system call bpf(2): maps, programs at a kernel function's entry and exit, their attachment; rings and types.
 
-Whatever is made here lives as long as its file descriptor: nothing stays in the kernel behind a monitor that was
-killed.
+Everything created here lives as long as its file descriptor: nothing stays in the kernel after a monitor was killed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class When(IntEnum):
-    """Where a program runs: enum bpf_attach_type."""
+    """The attach point of a program: enum bpf_attach_type."""
 
     TRACEPOINT = 0
     ENTRY = 24
@@ -41,7 +40,7 @@ class When(IntEnum):
 
 
 def call_bpf(command: int, attribute: bytes) -> int:
-    """The system call itself, with a union bpf_attr. Returns a descriptor or 0. Raises OSError."""
+    """Makes the system call, with a union bpf_attr. Returns a descriptor or 0. Raises OSError."""
     buffer = ctypes.create_string_buffer(attribute, ATTRIBUTE_BYTES)
     result = int(_libc.syscall(ctypes.c_long(SYS_BPF), ctypes.c_int(command), buffer, ctypes.c_uint(ATTRIBUTE_BYTES)))
     if result < 0:
@@ -51,12 +50,12 @@ def call_bpf(command: int, attribute: bytes) -> int:
 
 
 def make_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
-    """A map; for a RING `entries` are its bytes. Returns its descriptor. Raises OSError."""
+    """Creates a map; for a RING `entries` is its size in bytes. Returns its descriptor. Raises OSError."""
     return call_bpf(MAP_CREATE, struct.pack("<IIII", kind, key_bytes, value_bytes, entries))
 
 
 def read_value(map_descriptor: int, value_bytes: int) -> bytes:
-    """The value of an ARRAY of one. Raises OSError."""
+    """Returns the value of a one-element ARRAY. Raises OSError."""
     key = ctypes.create_string_buffer(4)
     value = ctypes.create_string_buffer(value_bytes)
     call_bpf(MAP_LOOKUP, struct.pack("<IxxxxQQ", map_descriptor, ctypes.addressof(key), ctypes.addressof(value)))
@@ -64,17 +63,17 @@ def read_value(map_descriptor: int, value_bytes: int) -> bytes:
 
 
 def load_program(code: bytes, when: When, function: int) -> int:
-    """A program for one kernel function, or a tracepoint.
+    """Loads a program for one kernel function, or a tracepoint.
 
     Args:
         code: its instructions.
-        function: type number of the kernel function; 0 for a tracepoint.
+        function: BTF type ID of the kernel function; 0 for a tracepoint.
 
     Returns:
         its descriptor.
 
     Raises:
-        OSError: its `filename` is what the kernel's verifier says last, where that says anything.
+        OSError: its `filename` is the last message of the kernel's verifier, if there is any.
     """
     try:
         return _load(code, when, function, None)
@@ -103,13 +102,15 @@ def _load(code: bytes, when: When, function: int, log: ctypes.Array[ctypes.c_cha
 
 
 def attach(program: int, tracepoint: bytes = b"") -> int:
-    """Lets a program run, where it was made for or at a tracepoint; closing the result ends that. Raises OSError."""
+    """Attaches a program at its function or at a tracepoint; closing the result detaches it. Raises OSError."""
     name = ctypes.create_string_buffer(tracepoint)
     return call_bpf(ATTACH, struct.pack("<QI", ctypes.addressof(name) if tracepoint else 0, program))
 
 
 def read_misses(program: int) -> int:
-    """How often a program did not run because it ran already on that CPU; 0 where the kernel does not say."""
+    """Returns how often a program was skipped because it was already running on that CPU; 0 if the kernel does not
+    report it.
+    """
     information = ctypes.create_string_buffer(INFO_BYTES)
     try:
         call_bpf(OBJECT_INFO, struct.pack("<IIQ", program, INFO_BYTES, ctypes.addressof(information)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One function of the kernel, its calls timed by BPF programs at its entry (fentry) and its exit (fexit).
 
-The kernel's code is changed by the kernel itself, in a place that it keeps for that at each function; nothing in a
-process is touched. When the monitor dies, the kernel takes the programs out. A kernel that is locked down runs no
-programs at functions: there system calls are timed from the tracepoint sys_enter to sys_exit instead.
+The kernel itself changes its code, at the space reserved for tracing in each function; nothing in a process is touched.
+When the monitor dies, the kernel removes the programs. A kernel in lockdown runs no programs at functions: there,
+system calls are timed from the tracepoint sys_enter to sys_exit.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def find_number(function: str) -> int | None:
 
 
 FENTRY, TRACEPOINTS = "fentry", "tracepoints"
-OPEN_MAX = 16384  # calls that are under way at one moment
+OPEN_MAX = 16384  # concurrent calls
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
-_NOT_TRACED = (errno.EBUSY, errno.ENODEV, 524)  # 524: ENOTSUPP, which the kernel gives as well
+_NOT_TRACED = (errno.EBUSY, errno.ENODEV, 524)  # 524: ENOTSUPP, which the kernel also returns
 
 
 def find_whose(pid: int) -> Whose:
-    """The process as the kernel's programs see it.
+    """Returns the process as identified by BPF programs.
 
     Raises:
         NfprobeError: it has ended.
@@ -101,7 +101,7 @@ def find_whose(pid: int) -> Whose:
         namespace = os.stat(f"/proc/{pid}/ns/pid")
         own = int(read_status(pid)["NSpid"].split()[-1])
     except (OSError, KeyError) as error:
-        raise NfprobeError(f"Process {pid} has ended, or this user may not look at it.", "pgrep -a NAME") from error
+        raise NfprobeError(f"Process {pid} has ended, or this user may not inspect it.", "pgrep -a NAME") from error
     device = os.major(namespace.st_dev) << 20 | os.minor(namespace.st_dev)
     return Whose(own, device, namespace.st_ino)
 
@@ -111,9 +111,9 @@ class KernelProbe:
 
     Args:
         name: of the function.
-        whose: of which process; None: of all.
+        whose: calling process; None: all.
         ring_bytes: of the ring, a power of two.
-        by_tracepoints: of a system call: not at its function.
+        by_tracepoints: times a system call by tracepoints instead of its function.
 
     Attributes:
         strategy: FENTRY or TRACEPOINTS.
@@ -121,8 +121,8 @@ class KernelProbe:
 
     Raises:
         UsageError: the kernel has no such function.
-        RefusedError: it has, and it cannot be measured.
-        NfprobeError: this user or kernel does not allow it.
+        RefusedError: the function cannot be measured.
+        NfprobeError: this user or kernel does not permit it.
     """
 
     def __init__(self, name: str, whose: Whose | None, ring_bytes: int, by_tracepoints: bool = False) -> None:
@@ -155,7 +155,7 @@ class KernelProbe:
         function = _find_type(name)
         try:
             maps = self._make_maps(ring_bytes)
-            # The exit first: an exit without an entry says nothing, an entry without an exit looks like an open call.
+            # The exit first: an exit without an entry is ignored, but an entry without an exit looks like an open call.
             for code, when in ((write_exit(maps, whose), When.EXIT), (write_entry(maps, whose), When.ENTRY)):
                 self._programs.append(self._keep(bpfcall.load_program(code, when, function)))
             self._links = [self._keep(bpfcall.attach(program)) for program in self._programs]
@@ -175,12 +175,13 @@ class KernelProbe:
         return descriptor
 
     def take(self) -> Rows:
-        """The calls that ended since the last time, rows of dtype bpfring.CALL."""
+        """Returns the calls that ended since the last call, rows of dtype bpfring.CALL."""
         return self._ring.take()
 
     def counts(self) -> dict[str, int]:
-        """Calls that were begun, ended, and of those lost: the ring was full; not measured: too many were under
-        way, or a program was interrupted by the function that it measures."""
+        """Returns calls entered, returned, and of those lost to a full ring; and not measured: too many concurrent
+        calls, or a program was interrupted by the function that it measures.
+        """
         content = bpfcall.read_value(self._counts, COUNT_BYTES)
         entered, left, lost, crowded = (
             struct.unpack_from("<Q", content, at)[0] for at in (ENTERED, LEFT, LOST, CROWDED)
@@ -189,14 +190,14 @@ class KernelProbe:
         return {"entered": entered, "left": left, "lost": lost, "missed": crowded + missed}
 
     def detach(self) -> None:
-        """Takes the programs out; what they wrote can still be taken."""
+        """Detaches the programs; their records can still be read."""
         for link in reversed(self._links):
             os.close(link)
             self._descriptors.remove(link)
         self._links = []
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases everything."""
         for descriptor in reversed(self._descriptors):
             with suppress(OSError):
                 os.close(descriptor)
@@ -206,7 +207,7 @@ class KernelProbe:
 
 
 def _find_type(name: str) -> int:
-    """Type number of a function, or of one that is the same code under another name (system calls are)."""
+    """Returns the BTF type ID of a function, or of an alias with the same code (as for system calls)."""
     if name.startswith("sys_"):
         name = f"__x64_{name}"
     functions = read_functions()
@@ -227,12 +228,12 @@ def _explain_unknown(name: str, functions: list[str], symbols: list[KernelSymbol
         if symbol.module:
             reason = f"it belongs to the kernel module {symbol.module}, and only functions of the kernel image can be"
         elif symbol.name != name:
-            reason = f"the compiler has changed it into {symbol.name}"
+            reason = f"the compiler has transformed it into {symbol.name}"
         else:
-            reason = "the kernel has no type information of it (it is assembly, or its copies differ)"
+            reason = "the kernel has no type information for it (it is assembly, or its copies differ)"
         return RefusedError(f"The kernel function {name} cannot be measured: {reason}.", "nfprobe doctor")
     near = near_names(name, [function for function in functions if function[:3] == name[:3]])
-    hint = f"; near it: {', '.join(near)}" if near else " (or all its calls are inlined)"
+    hint = f"; similar names: {', '.join(near)}" if near else " (or all its calls are inlined)"
     again = f"nfprobe stats PID kernel:{near[0]}" if near else "nfprobe stats --help"
     return UsageError(f"The kernel has no function {name}{hint}.", again)
 
@@ -244,14 +245,14 @@ def _refuse(name: str, error: OSError) -> NoReturn:
         again = "nfprobe stats PID kernel:sys_read" if os.geteuid() == 0 else f"sudo nfprobe stats PID kernel:{name}"
         raise NfprobeError(f"Kernel functions cannot be measured: {_why_forbidden()}.", again)
     said = f": {error.filename}" if error.filename else f" ({error.strerror or error.errno})"
-    reason = "the kernel does not let it be traced" if error.errno in _NOT_TRACED else "the kernel refuses"
+    reason = "the kernel does not permit tracing it" if error.errno in _NOT_TRACED else "the kernel refuses"
     raise RefusedError(f"The kernel function {name} cannot be measured, {reason}{said}.", "nfprobe doctor") from None
 
 
 def _why_forbidden() -> str:
     with suppress(OSError):
         if "[none]" not in (mode := LOCKDOWN.read_text(encoding="ascii")):
-            return f"the kernel is locked down ({mode.strip()})"
+            return f"the kernel is in lockdown ({mode.strip()})"
     if os.geteuid() == 0:
         return "the kernel forbids it even to root, as one that is locked down does"
     return "it takes root, or CAP_BPF and CAP_PERFMON"

@@ -4,9 +4,9 @@
     entry: is it our process? -> starts[key] = now
     exit:  is it our process? -> now - starts[key], and the thread, into the ring
 
-The key of a function's call is where the kernel keeps its arguments for programs: the same address at entry and exit,
-another one for each call that is under way. So recursive calls and calls inside interrupts pair exactly, and what an
-exit that never came left behind is overwritten. The key of a system call is its thread, which makes one at a time.
+The key of a function call is the address at which the kernel keeps its arguments for programs: the same at entry and
+exit, and distinct for each concurrent call. So recursive calls and calls inside interrupts pair exactly, and entries
+whose exit never came are overwritten. The key of a system call is its thread, which makes one at a time.
 """
 
 from __future__ import annotations
@@ -117,16 +117,16 @@ class Assembler:
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 
-# The kernel's functions for programs (enum bpf_func_id).
+# BPF helper functions (enum bpf_func_id).
 LOOKUP, UPDATE, DELETE, NOW_NS, CURRENT, CURRENT_IN_NAMESPACE, OUTPUT = 1, 2, 3, 5, 14, 120, 130
-NO_WAKEUP = 1  # of OUTPUT: the reader looks by itself
+NO_WAKEUP = 1  # for OUTPUT: the reader polls
 RECORD_BYTES = 16
 
-# Words of the counts' value, by offset.
+# Offsets of the words in the counts' value.
 ENTERED, LEFT, LOST, CROWDED = 0, 8, 16, 24
 COUNT_BYTES = 32
 
-# Places in the frame.
+# Offsets in the stack frame.
 _WHO, _WHO_PROCESS, _KEY, _START, _DURATION, _THREAD = -8, -4, -16, -24, -40, -32
 
 
@@ -135,8 +135,8 @@ class Whose:
     """Whose calls are measured.
 
     Attributes:
-        pid: as the process sees itself.
-        device, inode: of its pid namespace, /proc/PID/ns/pid, as the kernel has them.
+        pid: in the process's own PID namespace.
+        device, inode: of its PID namespace, /proc/PID/ns/pid, as in the kernel.
     """
 
     pid: int
@@ -146,7 +146,7 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class Maps:
-    """Descriptors of the maps that both programs share."""
+    """Descriptors of the maps shared by both programs."""
 
     starts: int
     counts: int
@@ -154,16 +154,16 @@ class Maps:
 
 
 def write_entry(maps: Maps, whose: Whose | None, system_call: int | None = None) -> bytes:
-    """The program at the entry.
+    """Assembles the program at the entry.
 
     Args:
-        whose: None: of all processes.
+        whose: None: all processes.
         system_call: its number, for the tracepoint sys_enter; None: for a function's entry.
     """
     code = Assembler()
     code.copy(6, 1)
     if system_call is not None:
-        code.load(1, 6, 8)  # of sys_enter: registers, number
+        code.load(1, 6, 8)  # arguments of sys_enter: registers, number
         code.jump("out", JUMP_DIFFERENT, 1, system_call)
     _filter(code, whose)
     code.store(10, _KEY, 6 if system_call is None else 9)
@@ -189,7 +189,7 @@ def write_entry(maps: Maps, whose: Whose | None, system_call: int | None = None)
 
 
 def write_exit(maps: Maps, whose: Whose | None, system_call: int | None = None) -> bytes:
-    """The program at the exit; of a system call for the tracepoint sys_exit."""
+    """Assembles the program at the exit; for a system call, at the tracepoint sys_exit."""
     code = Assembler()
     code.copy(6, 1)
     _filter(code, whose)
@@ -198,7 +198,7 @@ def write_exit(maps: Maps, whose: Whose | None, system_call: int | None = None) 
     code.store(10, _KEY, 6 if system_call is None else 9)
     _point(code, maps.starts, _KEY)
     code.call(LOOKUP)
-    code.jump("out", JUMP_EQUAL, 0, 0)  # another system call, or began before there were probes
+    code.jump("out", JUMP_EQUAL, 0, 0)  # another system call, or entered before the probes were attached
     code.load(8, 0, 0)
     code.subtract(7, 8)
     code.store(10, _DURATION, 7)
@@ -218,7 +218,7 @@ def write_exit(maps: Maps, whose: Whose | None, system_call: int | None = None) 
 
 
 def _filter(code: Assembler, whose: Whose | None) -> None:
-    """Leaves other processes alone; the thread's number is in register 9 then."""
+    """Skips other processes; leaves the thread ID in register 9."""
     if whose is None:
         code.call(CURRENT)
         code.copy(9, 0)
@@ -229,13 +229,13 @@ def _filter(code: Assembler, whose: Whose | None) -> None:
     code.address(3, _WHO)
     code.move(4, 8)
     code.call(CURRENT_IN_NAMESPACE)
-    code.jump("out", JUMP_DIFFERENT, 0, 0)  # it lives in another namespace
+    code.jump("out", JUMP_DIFFERENT, 0, 0)  # it is in another PID namespace
     code.load(1, 10, _WHO_PROCESS, is_word=True)
     code.jump("out", JUMP_DIFFERENT_WORD, 1, whose.pid)
     code.load(9, 10, _WHO, is_word=True)
 
 
 def _point(code: Assembler, map_descriptor: int, place: int) -> None:
-    """A map and a place in the frame as the first two arguments."""
+    """Loads a map and a stack slot as the first two arguments."""
     code.wide(1, map_descriptor, MAP)
     code.address(2, place)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a seccomp filter, which is a program for the classic Berkeley packet filter, on one system call.
+"""Runs a seccomp filter, a classic BPF program, on one system call.
 
-Knows the instructions that the kernel admits in a filter (seccomp_check_filter). The program comes out of a
-target: it is run with every access checked and can only go forward.
+Supports the instructions that the kernel accepts in a filter (seccomp_check_filter). The program comes from a target:
+every access is checked, and it can only jump forward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCRATCH_WORDS = 16
 
 LOAD, LOAD_INDEX, STORE, STORE_INDEX, ARITHMETIC, JUMP, RETURN, MOVE = range(8)
 MODE_IMMEDIATE, MODE_DATA, MODE_SCRATCH, MODE_LENGTH = 0x00, 0x20, 0x60, 0x80
-FROM_INDEX = 0x08  # the operand is the index register, not the constant
+FROM_INDEX = 0x08  # the operand is the index register instead of the constant
 RETURN_ACCUMULATOR = 0x10
 TO_ACCUMULATOR = 0x80
 NEGATE = 0x80
@@ -45,7 +45,7 @@ JUMP_ALWAYS = 0x00
 
 
 class FilterError(Exception):
-    """The program is not one that the kernel would have taken."""
+    """The kernel would not have accepted the program."""
 
 
 class Instruction(NamedTuple):
@@ -58,7 +58,7 @@ class Instruction(NamedTuple):
 
 
 class SystemCall(NamedTuple):
-    """What a filter sees of one."""
+    """A filter's view of a system call."""
 
     number: int
     arguments: tuple[int, ...]
@@ -66,7 +66,7 @@ class SystemCall(NamedTuple):
 
 
 def run_filter(program: Sequence[Instruction], call: SystemCall) -> int:
-    """The action word that a filter returns for a system call of a 64-bit program.
+    """Returns the action word of a filter for a system call of a 64-bit program.
 
     Raises:
         FilterError: the program is malformed.
@@ -75,12 +75,12 @@ def run_filter(program: Sequence[Instruction], call: SystemCall) -> int:
     data = DATA.pack(call.number, ARCHITECTURE_X86_64, call.address, *arguments)
     machine = _Machine(data)
     position = 0
-    while position < len(program):  # each step goes forward
+    while position < len(program):  # each step advances
         instruction = program[position]
         if instruction.code & 7 == RETURN:
             return machine.accumulator if instruction.code & 0x18 == RETURN_ACCUMULATOR else instruction.value
         position += 1 + machine.step(instruction)
-    raise FilterError("the program runs over its end")
+    raise FilterError("the program runs past its end")
 
 
 class _Machine:

@@ -12,7 +12,7 @@ KALLSYMS = Path("/proc/kallsyms")
 
 
 class KernelSymbol(NamedTuple):
-    """A function of the kernel; `address` 0: hidden from this user; `module`: "" of the kernel image."""
+    """A function of the kernel; `address` 0: hidden from this user; `module`: "" for the kernel image."""
 
     name: str
     address: int
@@ -20,7 +20,7 @@ class KernelSymbol(NamedTuple):
 
 
 def read_symbols() -> Iterator[KernelSymbol]:
-    """All functions; none where the file cannot be read."""
+    """Yields all functions; none if the file cannot be read."""
     with suppress(OSError), KALLSYMS.open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             words = line.split()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped file: how the kernel names a file in lists of mappings (/proc/PID/maps). Reads only.
+"""Mapped file: how the kernel identifies a file in lists of mappings (/proc/PID/maps). Reads only.
 
-On btrfs, and on overlayfs of older kernels, a list has other numbers than fstat gives, so fstat cannot say whether a
-process has mapped a certain file. A mapping of the monitor's own is listed in the same way as any other process's.
+On btrfs, and on overlayfs of older kernels, the lists have other numbers than fstat, so fstat cannot tell whether a
+process has mapped a given file. A mapping of the monitor's own is listed in the same way as that of any other process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from otel_nfprobe._core import ffi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedFile:
-    """A file that can be found again in any process's list.
+    """A file that can be identified in any process's list.
 
     Attributes:
-        device: as the list writes it.
-        inode: of the file; no other file gets its number while this object lives.
+        device: as written in the list.
+        inode: of the file; not reused while this object lives.
     """
 
     device: str
@@ -28,7 +28,7 @@ class MappedFile:
 
     @classmethod
     def of(cls, descriptor: int) -> MappedFile:
-        """The file that is open there.
+        """Creates one for the file open at this descriptor.
 
         Raises:
             OSError, ValueError: it is empty, or cannot be mapped.
@@ -42,5 +42,5 @@ class MappedFile:
         return cls(fields[3].decode(), int(fields[4]), mapping)
 
     def names(self, device: str, inode: int) -> bool:
-        """Whether a mapping with these numbers is one of this file."""
+        """Returns whether a mapping with these numbers maps this file."""
         return (device, inode) == (self.device, self.inode)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: that of one program, read and written through one descriptor of /proc/PID/mem.
+"""Memory of one program, read and written through one descriptor of /proc/PID/mem.
 
-The kernel binds the descriptor to the memory that the process has when it is opened: of a process that has started
-another program since (exec) nothing more is read, and nothing is written into the other program. So it is opened
-first, and what is looked at later is of the same program or cannot be read. native/core gets the descriptor, too
+The kernel binds the descriptor to the memory that the process has when it is opened: once the process has started
+another program (exec), nothing more is read, and nothing is written into the other program. So it is opened first:
+whatever is inspected later belongs to the same program or cannot be read. native/core uses the descriptor as well
 (native/core/address_space.h).
 """
 
@@ -15,8 +15,8 @@ import weakref
 
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 
-GONE = (errno.ESRCH, errno.ENOENT)  # of a process, when its memory is opened
-UNMAPPED_ADDRESS = 0  # living memory answers with an error
+GONE = (errno.ESRCH, errno.ENOENT)  # errors when opening the memory of an ended process
+UNMAPPED_ADDRESS = 0  # reading it fails in living memory
 
 
 class Memory:
@@ -40,7 +40,7 @@ class Memory:
         """The open file.
 
         Raises:
-            OSError: this user may not open it, or the process had ended already.
+            OSError: this user may not open it, or the process had already ended.
         """
         if self._descriptor < 0:
             assert self._refusal is not None
@@ -49,11 +49,11 @@ class Memory:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the program has ended, or the process has started another one."""
+        """Returns whether the program has ended, or the process has started another one."""
         return self._descriptor < 0 or _gives_nothing(self._descriptor)
 
     def read(self, address: int, size: int) -> bytes:
-        """`size` bytes at an address.
+        """Reads `size` bytes at an address.
 
         Raises:
             EndedError: the program has ended.
@@ -67,7 +67,7 @@ class Memory:
         return content
 
     def write(self, address: int, content: bytes) -> None:
-        """Changes data. Code is changed by patch.py.
+        """Writes data. Code is changed by patch.py.
 
         Raises:
             EndedError: the program has ended.
@@ -88,7 +88,7 @@ class Memory:
     def _check(self, done: int, wanted: int, address: int, what: str) -> None:
         if done == wanted:
             return
-        if not done:  # living memory answers with an error where nothing is mapped
+        if not done:  # living memory returns an error where nothing is mapped
             raise EndedError(
                 f"Process {self._pid} has ended, or has started another program (exec).", f"nfprobe doctor {self._pid}"
             )
@@ -99,13 +99,13 @@ class Memory:
 
 
 def has_memory(pid: int) -> bool:
-    """Whether a process runs a program, whichever it is; True where this user may not look."""
+    """Returns whether a process runs any program; True if this user may not check."""
     try:
         fresh = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error.errno not in GONE
     try:
-        return not _gives_nothing(fresh)  # as that of a process which is about to end
+        return not _gives_nothing(fresh)  # as for a process about to end
     finally:
         os.close(fresh)
 

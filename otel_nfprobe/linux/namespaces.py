@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The namespaces of a target, and the numbers of its tasks in each of its pid namespaces."""
+"""The namespaces of a target, and the IDs of its tasks in each of its PID namespaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = ("pid", "mnt", "user", "net")
 
 
 def namespace_ids(folder: Path) -> list[int]:
-    """A task's numbers, from the reader's pid namespace to the task's own, the last.
+    """Returns a task's IDs, from the reader's PID namespace to the task's own, the last.
 
     Args:
         folder: of the process or thread in /proc.
@@ -25,7 +25,7 @@ def namespace_ids(folder: Path) -> list[int]:
 
 
 def foreign_namespaces(pid: int) -> list[str]:
-    """Kinds of namespaces that a process does not share with this one; those that cannot be read left out."""
+    """Returns the kinds of namespaces that a process does not share with this one; unreadable ones are left out."""
     found = []
     for kind in KINDS:
         try:
@@ -38,7 +38,7 @@ def foreign_namespaces(pid: int) -> list[str]:
 
 
 def root_directory(pid: int) -> str:
-    """The process's root directory as this process sees it: "/" without chroot; "" when it cannot be read."""
+    """Returns the process's root directory as seen by this process: "/" without chroot; "" if it cannot be read."""
     try:
         return os.readlink(f"/proc/{pid}/root")
     except OSError:

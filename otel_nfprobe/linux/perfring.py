@@ -26,7 +26,7 @@ _DATA_TAIL = ffi.offsetof("struct perf_event_mmap_page", "data_tail")
 
 
 def max_hertz() -> int:
-    """What the kernel allows at this moment; it lowers the number by itself when looking takes too long."""
+    """Returns the kernel's current limit; the kernel lowers it when sampling takes too long."""
     try:
         with open(RATE_MAX, encoding="ascii") as file:
             return int(file.read())
@@ -61,10 +61,10 @@ def open_event(attributes: Any, tid: int, group: int = -1) -> int:
         group: descriptor of the leader of the group that it joins; -1: none.
 
     Returns:
-        the descriptor, closed at exec.
+        the descriptor, close-on-exec.
 
     Raises:
-        OSError: the kernel does not allow it; ProcessLookupError: the thread has ended.
+        OSError: the kernel does not permit it; ProcessLookupError: the thread has ended.
     """
     descriptor = lib.nfp_event_open(attributes, tid, group)
     if descriptor < 0:
@@ -73,7 +73,7 @@ def open_event(attributes: Any, tid: int, group: int = -1) -> int:
 
 
 def find_ended(descriptors: Iterable[int]) -> list[int]:
-    """Which of these events are of threads that have ended, as the kernel says of the events themselves."""
+    """Returns which of these events belong to ended threads, according to the events themselves."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, 0)
@@ -85,16 +85,16 @@ def map_ring(descriptor: int, pages: int) -> mmap.mmap:
 
     Args:
         descriptor: of the event.
-        pages: of the ring, a power of two; the first page comes on top.
+        pages: of the ring, a power of two, excluding the first page.
 
     Raises:
-        OSError: PermissionError when it is more than this user may lock.
+        OSError: PermissionError if it exceeds this user's limit of locked memory.
     """
     return mmap.mmap(descriptor, (1 + pages) * mmap.PAGESIZE)
 
 
 def map_largest_ring(descriptor: int, pages: Sequence[int]) -> mmap.mmap:
-    """The same with the first of some sizes, the largest first, that this user may lock. Raises as map_ring."""
+    """Maps a buffer of the first of these sizes, the largest first, that this user may lock. Raises as map_ring."""
     for size in pages[:-1]:
         try:
             return map_ring(descriptor, size)
@@ -104,7 +104,7 @@ def map_largest_ring(descriptor: int, pages: Sequence[int]) -> mmap.mmap:
 
 
 def take_records(buffer: mmap.mmap) -> bytes:
-    """Whole records that the kernel wrote since the last time, and makes room for more."""
+    """Returns whole records written by the kernel since the last call, and frees their space."""
     head, tail = struct.unpack_from("<QQ", buffer, _DATA_HEAD)
     size = len(buffer) - mmap.PAGESIZE
     if not 0 < head - tail <= size:

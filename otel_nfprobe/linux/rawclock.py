@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of CLOCK_MONOTONIC_RAW, which the kernel's perf records carry, as ticks.
+"""Converts times of CLOCK_MONOTONIC_RAW, used in the kernel's perf records, to ticks.
 
-The rate of that clock against the time stamp counter is constant.
+The rate of that clock relative to the timestamp counter is constant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock, sample_pair
 
-PAIR_S = 0.1  # how often the clocks are compared: a rate that is off by 10 parts per million makes 1 us of it
+PAIR_S = 0.1  # interval of comparing the clocks: a rate error of 10 parts per million amounts to 1 us
 
 
 class RawClock:
@@ -29,7 +29,7 @@ class RawClock:
         self._paired_at = 0.0
 
     def ticks(self, raw_ns: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Ticks of moments that lie less than some seconds back."""
+        """Returns the ticks of times less than a few seconds ago."""
         if time.monotonic() >= self._paired_at + PAIR_S:
             self._paired_at = time.monotonic()
             self._pair = _pair_clocks(self._clock.ticks_per_second)
@@ -41,7 +41,7 @@ class RawClock:
 
 
 def _pair_clocks(ticks_per_second: float) -> tuple[int, int]:
-    """Ticks and CLOCK_MONOTONIC_RAW ns of one moment, by way of CLOCK_REALTIME, to some 100 ns."""
+    """Returns ticks and CLOCK_MONOTONIC_RAW ns of one moment, through CLOCK_REALTIME, to some 100 ns."""
     best: tuple[int, int, int] | None = None
     for _ in range(8):
         before = time.time_ns()

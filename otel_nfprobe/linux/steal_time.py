@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stolen time: how long the host of a virtual machine kept its processors from it, as the kernel counts it (*steal*).
+"""Steal time: how long the hypervisor kept a virtual machine's processors from running, as counted by the kernel.
 
 A packet that waited meanwhile is late, and the function that stood still then is blamed for it: nothing inside the
 machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; told by
@@ -17,7 +17,7 @@ _IDLE, _WAITING, _STOLEN, _COLUMNS = 3, 4, 7, 8  # proc_stat(5)
 
 
 class StolenTime:
-    """What was stolen since this was made.
+    """Steal time since the creation of this object.
 
     Args:
         path: a file like /proc/stat.
@@ -28,9 +28,9 @@ class StolenTime:
         self._begin = self._read()
 
     def describe(self) -> dict[str, Any]:
-        """For the summary: `ns` of all processors together, and the `share` of the time in which they had work.
+        """Returns it for the summary: `ns` over all processors, and its `share` of their non-idle time.
 
-        The kernel counts in steps of its clock tick (10 ms mostly). Both are 0 where it does not say.
+        The kernel counts in clock ticks (mostly 10 ms). Both are 0 if it reports none.
         """
         spent = [max(0, now - then) for now, then in zip(self._read(), self._begin, strict=True)]
         wanted = sum(spent) - spent[_IDLE] - spent[_WAITING]

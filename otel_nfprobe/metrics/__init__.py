@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What machines look at: distributions and counters as OpenTelemetry metrics, sent, or shown on a page."""
+"""OpenTelemetry metrics: distributions and counters, sent by OTLP or served to Prometheus."""

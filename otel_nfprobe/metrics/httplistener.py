@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP listener: answers GET requests, of any number of clients, however slow they are.
+"""HTTP listener: answers GET requests of any number of clients, however slow they are.
 
-A client has CLIENT_S to send its request and CLIENT_S to take the answer. Of more than CONNECTIONS_MAX the one that has
-kept the listener waiting for longest is closed, so clients that say nothing keep nobody else out.
+A client has CLIENT_S to send its request and CLIENT_S to receive the answer. Beyond CONNECTIONS_MAX, the connection
+that has kept the listener waiting longest is closed, so silent clients lock nobody out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from otel_nfprobe.base.timedreader import TimedReader
 
 CLIENT_S = 5.0
 CONNECTIONS_MAX = 16
-PAUSE_S = 0.1  # when there is no descriptor for a client: it would be asked for again at once
-CLOSE_S = 0.05  # how often it looks whether it is to end
+PAUSE_S = 0.1  # when no descriptor is free for a client: otherwise accept would be retried in a busy loop
+CLOSE_S = 0.05  # interval of checking for shutdown
 
 
 class Reply(NamedTuple):
-    """What is answered: HTTP status, content type, body."""
+    """An HTTP reply: status, content type, body."""
 
     status: int
     kind: str
@@ -33,17 +33,17 @@ class Reply(NamedTuple):
 
 
 class HttpListener:
-    """Listens from now on, until `close`.
+    """Listens from creation until `close`.
 
     Args:
-        option: what the person wrote before the address, for sentences.
-        answer: the reply to a path, without its query, and an Accept header.
+        option: the user's option before the address, for error messages.
+        answer: returns the reply to a path without its query, and an Accept header.
 
     Attributes:
-        port: the one that was taken.
+        port: the bound port.
 
     Raises:
-        NfprobeError: the address cannot be had.
+        NfprobeError: the address cannot be bound.
     """
 
     def __init__(self, option: str, host: str, port: int, answer: Callable[[str, str], Reply]) -> None:
@@ -52,7 +52,7 @@ class HttpListener:
         except OSError as error:
             reason = error.strerror or str(error)
             raise NfprobeError(
-                f"{option} {host}:{port} cannot be had: {reason}.", "ss -ltnp  # who has that port"
+                f"{option} {host}:{port} cannot be bound: {reason}.", "ss -ltnp  # who has that port"
             ) from error
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -61,7 +61,7 @@ class HttpListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -69,10 +69,10 @@ class HttpListener:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # with less a client that comes with many others tries again a second later
+    request_queue_size = 128  # with less, one of many simultaneous clients retries only a second later
 
     def __init__(self, *arguments: Any) -> None:
-        self._waits: dict[Any, bool] = {}  # for a client, by connection in the order in which they came
+        self._waits: dict[Any, bool] = {}  # whether waiting for the client, by connection in order of arrival
         self._changed = threading.RLock()
         super().__init__(*arguments)
 
@@ -84,7 +84,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """As of ThreadingMixIn, for a bounded number of connections."""
+        """As in ThreadingMixIn, for a bounded number of connections."""
         with self._changed:
             if len(self._waits) >= CONNECTIONS_MAX and not self._close_slowest():
                 self.shutdown_request(request)
@@ -93,19 +93,19 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """As of TCPServer."""
+        """As in TCPServer."""
         with self._changed:
             self._waits.pop(request, None)
         super().shutdown_request(request)
 
     def wait_for(self, connection: socket.socket, is_waiting: bool) -> None:
-        """Notes whether it is the client that is waited for now."""
+        """Records whether the connection waits for its client."""
         with self._changed:
             if connection in self._waits:
                 self._waits[connection] = is_waiting
 
     def _close_slowest(self) -> bool:
-        """Has the thread of a connection end; it gives its descriptor back a moment later."""
+        """Ends a connection's thread; its descriptor is released a moment later."""
         slowest = next((connection for connection, waits in self._waits.items() if waits), None)
         if slowest is None:
             return False
@@ -113,11 +113,11 @@ class _Server(ThreadingHTTPServer):
         try:
             slowest.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return True  # it has gone itself
+            return True  # it has ended by itself
         return True
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away early concerns nobody."""
+        """Ignores clients that disconnect early."""
 
 
 def _make_handler(answer: Callable[[str, str], Reply]) -> type[BaseHTTPRequestHandler]:
@@ -142,6 +142,6 @@ def _make_handler(answer: Callable[[str, str], Reply]) -> type[BaseHTTPRequestHa
             self.wfile.write(reply.body)
 
         def log_message(self, *_: object) -> None:
-            """Standard error is for what concerns the session."""
+            """Suppressed: standard error is for the session."""
 
     return Handler

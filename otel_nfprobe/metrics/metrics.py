@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: what is known of all packets, batches and calls, as OpenTelemetry metrics (docs/export.md).
+"""Metrics: statistics of all packets, batches and calls, as OpenTelemetry metrics (docs/export.md).
 
-The thread that drains takes a MetricsSnapshot, which is a copy made by the C core; another thread (metrics_sender.py)
-makes the SDK's data of it. No call is ever recorded one by one.
+The draining thread takes a MetricsSnapshot, a copy made by the C core; another thread (metrics_sender.py) converts it
+to the SDK's data. No call is ever recorded individually.
 """
 
 from __future__ import annotations
@@ -162,24 +162,24 @@ DurationPoint = ExponentialHistogramDataPoint | HistogramDataPoint
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """What was known at one moment.
+    """The state at one moment.
 
     Attributes:
         unix_ns: that moment.
         statistics: a copy.
-        names: of each function id.
+        names: of each function ID.
         received: packets.
         processed: packets by disposition.
         lost: records by class.
         exported: spans.
         dropped: spans by reason.
-        unwritten: traces that were selected and not written, by reason.
-        spooled: spans that wait on disk.
-        busy: thread id, its name, and the share of the time since the last snapshot that was no empty poll.
-        overhead: of a core, by the probes, since the session began.
-        probes: in place now.
+        unwritten: traces selected but not written, by reason.
+        spooled: spans waiting on disk.
+        busy: thread ID, its name, and the share of the time since the last snapshot not spent in empty polls.
+        overhead: share of a core used by the probes since the start of the session.
+        probes: armed probes.
         exemplars: of what was exported since the last snapshot.
-        counted: what performance counters say of functions.
+        counted: performance counters by function.
     """
 
     unix_ns: int
@@ -200,24 +200,24 @@ class MetricsSnapshot:
 
 
 class SnapshotTaker:
-    """Takes snapshots of a session, in the thread that drains it.
+    """Takes snapshots of a session, in its draining thread.
 
     Args:
         monitor: started.
-        exemplars: of the spans that are exported meanwhile.
+        exemplars: of the exported spans.
     """
 
     def __init__(self, monitor: Monitor, exemplars: ExemplarKeeper) -> None:
         self._monitor = monitor
         self._exemplars = exemplars
-        self._empty_ticks: dict[int, int] = {}  # by thread id, at the last snapshot
-        self._taken_at_s = 0.0  # of the session
+        self._empty_ticks: dict[int, int] = {}  # by thread ID, at the last snapshot
+        self._taken_at_s = 0.0  # session time of the last snapshot
 
     def take(self, spans: ExportCounters, is_last: bool = False) -> MetricsSnapshot:
-        """What is known now. When the session is over, packets that are still open count as `unknown`.
+        """Returns the current state. When the session is over, packets still open count as `unknown`.
 
         Raises:
-            MemoryError: there is none for the copy.
+            MemoryError: no memory for the copy.
         """
         monitor, now = self._monitor, self._monitor.snapshot()
         copy = Statistics()
@@ -243,7 +243,7 @@ class SnapshotTaker:
         )
 
     def _find_busy(self, now: SessionSnapshot) -> list[tuple[int, str, float]]:
-        """Of threads that receive. One that began meanwhile is judged when its whole interval is known."""
+        """Returns the busy share of receiving threads. A new thread is included once its whole interval is known."""
         is_first = not self._empty_ticks
         passed = (now.elapsed_s - self._taken_at_s) * now.ticks_per_second
         found = []
@@ -261,12 +261,12 @@ class SnapshotTaker:
 
 
 class MetricsMaker:
-    """Makes the SDK's metrics of snapshots.
+    """Converts snapshots to the SDK's metrics.
 
     Args:
-        resource: attributes of the target, as those of its spans.
-        start_unix_ns: when the session began.
-        ticks_per_second: used for the whole session, so that no value ever moves to another bucket.
+        resource: attributes of the target, as on its spans.
+        start_unix_ns: start of the session.
+        ticks_per_second: fixed for the whole session, so that no value ever moves to another bucket.
         explicit: durations have fixed bounds instead of exponential buckets.
     """
 
@@ -284,11 +284,11 @@ class MetricsMaker:
         self._start_ns = self._last_ns = start_unix_ns
         self._seconds_per_tick = 1 / ticks_per_second
         self._temporality = temporality
-        self._before: dict[tuple[str, str], Counted | int] = {}  # what was delivered, by metric and attribute
+        self._before: dict[tuple[str, str], Counted | int] = {}  # delivered values, by metric and attribute
         self._made: dict[tuple[str, str], Counted | int] = {}
 
     def make(self, snapshot: MetricsSnapshot) -> MetricsData:
-        """All metrics of one moment."""
+        """Returns all metrics of one snapshot."""
         self._made = {}
         self._made_ns = snapshot.unix_ns
         metrics = [metric for metric in self._make_all(snapshot) if metric.data.data_points]
@@ -297,7 +297,7 @@ class MetricsMaker:
         )
 
     def confirm(self) -> None:
-        """What was made last was delivered: the next deltas begin there."""
+        """Marks the last metrics as delivered: the next deltas begin there."""
         self._before |= self._made
         self._last_ns = self._made_ns
 
@@ -338,7 +338,7 @@ class MetricsMaker:
     def _make_ticks(
         self, metric: str, counted: Counted, attributes: Attributes, exemplars: Sequence[Exemplar]
     ) -> Iterator[DurationPoint]:
-        """One point, or none when nothing was counted."""
+        """Returns one point, or none if nothing was counted."""
         counted = self._since(metric, str(attributes), counted)
         if counted.count:
             span = self._span(self._temporality.histograms_delta)
@@ -366,7 +366,7 @@ class MetricsMaker:
         return Metric(name, about, "s", ExponentialHistogram(exponential, temporality))
 
     def _make_counters(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
-        """What performance counters say; functions of one name together."""
+        """Returns the performance counters; functions with the same name are merged."""
         counts: dict[By, int] = {}
         calls: dict[By, int] = {}
         for item in snapshot.counted:
@@ -383,12 +383,12 @@ class MetricsMaker:
         yield self._make_sums("nf.function.counted", "Calls by whether their counters say something", "{call}", calls)
 
     def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
-        """A counter, by the values of one attribute; "" for none."""
+        """Returns a counter by the values of one attribute; "" for none."""
         keys: list[By] = [((attribute, key),) if attribute else () for key in values]
         return self._make_sums(name, about, unit, dict(zip(keys, values.values(), strict=True)))
 
     def _make_sums(self, name: str, about: str, unit: str, values: Mapping[By, int]) -> Metric:
-        """A counter, by attributes."""
+        """Returns a counter by attributes."""
         delta = self._temporality.sums_delta
         span, points = self._span(delta), []
         for by, value in values.items():
@@ -421,5 +421,5 @@ def _temporality(is_delta: bool) -> AggregationTemporality:
 
 
 def _shorten(name: str) -> str:
-    """Symbol tables hold any bytes; protobuf takes UTF-8 only."""
+    """Symbol tables may contain any bytes; protobuf only accepts UTF-8."""
     return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics listener: answers Prometheus, which asks for metrics when it wants them.
+"""Metrics listener: serves metrics to Prometheus on request.
 
-A question makes the thread that drains take a snapshot the next time it comes round; that thread never waits for a
-scraper. One snapshot answers all who ask meanwhile.
+A request makes the draining thread take a snapshot in its next round; that thread never waits for a scraper. One
+snapshot answers all pending requests.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `[HOST:]PORT`; this machine only unless a host is named.
+    """Parses host and port of `[HOST:]PORT`; loopback only unless a host is given.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: malformed.
     """
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
@@ -144,13 +144,13 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class MetricsListener:
-    """Listens from now on; answers once `begin` was called, and until `close`.
+    """Listens from creation until `close`; answers once `begin` was called.
 
     Attributes:
-        port: the one that was taken.
+        port: the bound port.
 
     Raises:
-        NfprobeError: the address cannot be had.
+        NfprobeError: the address cannot be bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -163,23 +163,23 @@ class MetricsListener:
         self.port = self._listener.port
 
     def begin(self, maker: MetricsMaker) -> None:
-        """From now on there is something to be asked for."""
+        """Starts answering requests with this maker's metrics."""
         self._maker = maker
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody waits for a snapshot."""
+        """Returns whether a request waits for a snapshot."""
         return self._asked.is_set()
 
     def give(self, snapshot: MetricsSnapshot) -> None:
-        """Answers who waits."""
+        """Answers the pending requests."""
         with self._changed:
             self._asked.clear()
             self._snapshot, self._turn = snapshot, self._turn + 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
         self._listener.close()
 
     def _answer(self, path: str, accept: str) -> Reply:
@@ -188,11 +188,11 @@ class MetricsListener:
         openmetrics = wants_openmetrics(accept)
         page = self._write(openmetrics)
         if page is None:
-            return Reply(503, TEXT_TYPE, b"The session has not begun, or has ended\n")
+            return Reply(503, TEXT_TYPE, b"The session has not started, or has ended\n")
         return Reply(200, OPENMETRICS_TYPE if openmetrics else PLAIN_TYPE, page)
 
     def _write(self, openmetrics: bool) -> bytes | None:
-        """The page, or None when the session does not answer in time."""
+        """Returns the page, or None if the session does not respond in time."""
         with self._changed:
             turn = self._turn
             self._asked.set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics sender: the SDK's OTLP exporter for metrics in a thread of its own.
 
-The drain never waits for it: a snapshot that is due while the one before is still being sent is not taken. What it
-would have said is in the next one.
+The drain never waits for it: a snapshot due while the previous one is still being sent is skipped. The next one covers
+its time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from otel_nfprobe.export.delivery import make_readable
 from otel_nfprobe.export.endpoint import Endpoint
 from otel_nfprobe.metrics.metrics import MetricsMaker, MetricsSnapshot
 
-POINTS_MAX = 1000  # in a request: 160 buckets and a long name each are less than the 4 MiB that receivers take
-ABANDON_S = 2.0  # a thread that does not end by then is left behind
-# What a receiver answers that takes traces only, as Jaeger.
+POINTS_MAX = 1000  # per request: 160 buckets and a long name each fit the 4 MiB that receivers accept
+ABANDON_S = 2.0  # a thread that has not ended by then is abandoned
+# The answer of receivers that only accept traces, such as Jaeger.
 NO_METRICS = re.compile(r"UNIMPLEMENTED|\b404\b")
 _GRPC_LOGGER = "opentelemetry.exporter.otlp.proto.grpc"
 
 
 @dataclass(frozen=True)
 class SentMetrics:
-    """How often metrics were delivered and were not, and why not."""
+    """How often metrics were delivered, and how often and why not."""
 
     delivered: int = 0
     failed: int = 0
@@ -39,18 +39,18 @@ class SentMetrics:
 
     @property
     def is_refused(self) -> bool:
-        """The receiver takes no metrics at all."""
+        """The receiver accepts no metrics at all."""
         return NO_METRICS.search(self.error) is not None
 
 
 class MetricsSender:
-    """Sends what `maker` makes of snapshots, one at a time."""
+    """Sends the metrics that `maker` makes of snapshots, one at a time."""
 
     def __init__(self, exporter: MetricExporter, maker: MetricsMaker) -> None:
         self._maker = maker
         self._exporter = exporter
         self._changed = threading.Condition()
-        self._waiting: deque[MetricsSnapshot] = deque()  # at most one, and the last one of the session
+        self._waiting: deque[MetricsSnapshot] = deque()  # at most one, plus the last one of the session
         self._closing = False
         self._sent = SentMetrics()
         self._thread = threading.Thread(target=self._run, name="nfprobe-metrics", daemon=True)
@@ -58,23 +58,23 @@ class MetricsSender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a snapshot would be sent at once, and not in vain."""
+        """Returns whether a snapshot would be sent immediately, and not be refused."""
         with self._changed:
             return not self._waiting and not self._sent.is_refused
 
     def send(self, snapshot: MetricsSnapshot) -> None:
-        """Sends a snapshot after those before it; returns at once."""
+        """Queues a snapshot; does not block."""
         with self._changed:
             self._waiting.append(snapshot)
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> SentMetrics:
-        """Waits for what is being sent for at most so long. Returns what became of all."""
+        """Waits at most this time for pending snapshots. Returns the totals."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        self._exporter.shutdown()  # ends its waits and calls, but not one of HTTP
+        self._exporter.shutdown()  # interrupts its waits and calls, except HTTP calls
         self._thread.join(ABANDON_S)
         return self._sent
 
@@ -97,7 +97,7 @@ class MetricsSender:
             return
         try:
             result = self._exporter.export(self._maker.make(snapshot))
-        except Exception as error:  # the SDK is asked with data of its own: whatever it is, the session goes on
+        except Exception as error:  # whatever the SDK raises, the session continues
             result, complaints.last = MetricExportResult.FAILURE, make_readable(f"{type(error).__name__}: {error}")
         if result is MetricExportResult.SUCCESS:
             self._maker.confirm()
@@ -107,7 +107,7 @@ class MetricsSender:
 
 
 class _Complaints(logging.Handler):
-    """Keeps what the SDK's exporters log in this thread, instead of letting it write to standard error."""
+    """Captures what the SDK's exporters log in this thread, instead of letting it reach standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,11 +124,11 @@ class _Complaints(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes the gRPC error, or the whole sentence about HTTP."""
+        """Keeps the gRPC error, or the whole message about HTTP."""
         if record.thread != self._thread:
             return
         if not record.name.startswith(_GRPC_LOGGER):
-            # The last one says only that there were too many of those before it.
+            # The last message only says that there were too many before it.
             if "max retries" not in record.msg or not self.last:
                 self.last = make_readable(record.getMessage())
         elif isinstance(record.args, tuple):
@@ -138,7 +138,7 @@ class _Complaints(logging.Handler):
 
 
 def open_exporter(endpoint: Endpoint) -> MetricExporter:
-    """The SDK's exporter for metrics; it connects when it is first used."""
+    """Creates the SDK's exporter for metrics; it connects on first use."""
     if endpoint.path:
         return _open_http(endpoint)
     credentials = None
@@ -155,7 +155,7 @@ def open_exporter(endpoint: Endpoint) -> MetricExporter:
         timeout=endpoint.timeout_s,
         compression=grpc.Compression.Gzip if endpoint.gzip else grpc.Compression.NoCompression,
         max_export_batch_size=POINTS_MAX,
-        # The SDK's annotation says text; gRPC takes numbers, as the SDK's own default options are.
+        # The SDK's annotation says strings; gRPC accepts integers, as in the SDK's own default options.
         channel_options=cast(Any, (("grpc.enable_http_proxy", 0),)) if endpoint.loopback else None,
     )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics settings: where metrics go, how often, and of what time they speak. Command line and environment.
+"""Metrics settings: destination, interval and temporality of metrics, from command line and environment.
 
-OTEL_EXPORTER_OTLP_METRICS_* win over OTEL_EXPORTER_OTLP_*. Opens no connection, and loads nothing of the SDK that
-takes time.
+OTEL_EXPORTER_OTLP_METRICS_* take precedence over OTEL_EXPORTER_OTLP_*. Opens no connection, and imports none of the
+slow parts of the SDK.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.export.configuration import find_environment
 from otel_nfprobe.export.endpoint import METRICS, Endpoint, find_endpoint
 
-INTERVAL_S = 60.0  # as the OpenTelemetry specification has it
+INTERVAL_S = 60.0  # default of the OpenTelemetry specification
 METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
 EXPONENTIAL, EXPLICIT = "base2_exponential_bucket_histogram", "explicit_bucket_histogram"
 
 
 @dataclass(frozen=True)
 class Temporality:
-    """Which metrics speak of the time since the last export, and not since the session began."""
+    """Which metrics have delta temporality; the others are cumulative."""
 
     histograms_delta: bool = False
     sums_delta: bool = False
@@ -31,7 +31,7 @@ class Temporality:
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Where metrics go, how often, of what time they speak, and whether durations have fixed bounds."""
+    """Destination, interval and temporality of metrics, and whether durations have fixed bounds."""
 
     endpoint: Endpoint
     interval_s: float
@@ -40,10 +40,10 @@ class MetricsSettings:
 
 
 def find_settings(argument: str | None, environment: Mapping[str, str]) -> MetricsSettings | None:
-    """What --endpoint and the environment say of metrics; None when there are to be none.
+    """Returns the settings from --endpoint and the environment; None if metrics are disabled.
 
     Raises:
-        UsageError: a variable, or a configuration file, that cannot be used.
+        UsageError: a variable, or a configuration file, is invalid.
     """
     environment = find_environment(environment)
     wanted = environment.get(METRICS_EXPORTER, "").lower().replace(" ", "")

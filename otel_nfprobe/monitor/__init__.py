@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session from attach to detach: probes in, rings drained, children followed, probes out, the summary."""
+"""A session from attach to detach: inject probes, drain rings, follow children, remove probes, summarize."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attachment: probes in one target, from the check of its program to the last byte that is put back.
+"""Attachment: the probes in one target, from checking its program to restoring its last byte.
 
-Order of an attach: check the target, read its files and decide (nothing is touched) -> inject -> trampolines -> arm in
-one batched stop -> follow what the target loads. Recording is enabled by who measures (monitor.py).
+Order of an attach: check the target, read its files and plan (nothing is changed) -> inject -> trampolines -> arm in
+one batched stop -> follow the modules that the target loads. The session enables recording (monitor.py).
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Attachment:
     Attributes:
         target: checked.
         choice: what to probe.
-        ring_bytes: of each thread's ring.
-        say: tells a person what happens.
-        stopping: set: the session ends, or does not begin.
+        ring_bytes: size of each thread's ring.
+        say: reports a sentence to the user.
+        stopping: set: the session ends, or does not start.
         identity: how packets are identified.
         probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
         parts: code of ours in the target.
         costs: of a probed call, by strategy.
-        uncovered: stored pointers to functions that are probed by GOT slots only.
+        uncovered: stored pointers to functions that are probed only by GOT slots.
         has_gone: the process is gone, or runs another program: there is nothing to restore.
-        not_restored: what could not be put back.
+        not_restored: what could not be restored.
     """
 
     target: Target
@@ -69,11 +69,11 @@ class Attachment:
     uncovered: int = 0
     has_gone: bool = False
     not_restored: list[str] = field(default_factory=list)
-    _abandoned: bool = True  # nothing of ours is in the target
+    _abandoned: bool = True  # nothing is injected in the target
 
     @collection_paused()
     def attach(self) -> None:
-        """Injects and arms. When it fails half way, everything is undone before the error goes on.
+        """Injects and arms. Undoes everything before an error propagates.
 
         Raises:
             NfprobeError: nothing is probed.
@@ -112,22 +112,22 @@ class Attachment:
             raise
 
     def name_replaced(self, error: BaseException) -> None:
-        """Has an error say so where the target has started another program meanwhile."""
+        """Changes an error to say so if the target has started another program in the meantime."""
         if isinstance(error, EndedError):
             self.presence.await_exec()
         if isinstance(error, NfprobeError) and self.presence.is_replaced:
             error.sentence = replaced(self.target.pid)
 
     def arm(self) -> None:
-        """Puts the probes in place.
+        """Arms the probes.
 
         Raises:
-            NfprobeError: none is.
+            NfprobeError: none could be armed.
         """
         remove_inherited(self.session, self.target, self.patcher)
         leftover = self.patcher.disarm()
         if leftover:
-            self.say(f"{len(leftover)} probes of a killed monitor were gone already.")
+            self.say(f"{len(leftover)} probes of a killed monitor had already been removed.")
         for sentence in self.patcher.tell_left():
             self.say(sentence)
         requests = self.choice.requests()
@@ -155,7 +155,7 @@ class Attachment:
         if unprobed := self.choice.tell_unprobed(self.choice.plans):
             self.say(unprobed)
         for glob in self.choice.request.waiting:
-            self.say(f"{glob}: no such module is loaded; its functions are probed when it is.")
+            self.say(f"{glob}: no such module is loaded; its functions will be probed once it is.")
         self.make_follower(trampolines)
 
     def make_follower(self, trampolines: Trampolines) -> None:
@@ -180,8 +180,8 @@ class Attachment:
         self.probes = list(known.values())
 
     def _check_same_program(self) -> None:
-        """What was planned was planned for the program that ran then."""
-        if not self.choice.modules:  # chosen without a look at the process
+        """Checks that the target still runs the program that the plan was made for."""
+        if not self.choice.modules:  # chosen without reading the process
             return
         program = self.choice.modules[0]
         if not any(module is program for module in self.target.modules()):
@@ -192,41 +192,44 @@ class Attachment:
         if by_slot:
             self.uncovered = count_stored_pointers(self.target, by_slot)
             self.say(
-                f"Functions probed by GOT slots are seen only where calls go through a slot: {self.uncovered} stored"
-                " pointers lead to them past it, and what dlsym gives cannot be counted."
+                f"Functions probed by GOT slots are only seen when called through a slot: {self.uncovered} stored"
+                " pointers bypass the slot, and pointers from dlsym cannot be counted."
             )
 
     def check_not_stopped(self) -> None:
-        """Raises NfprobeError when the session is to end before its probes are in place."""
+        """Raises NfprobeError if the session is to end before its probes are armed."""
         if self.stopping.is_set():
             raise NfprobeError(
-                f"Stopped before the probes were in place; process {self.target.pid} is as it was.",
+                f"Stopped before the probes were armed; process {self.target.pid} is unchanged.",
                 f"nfprobe status {self.target.pid}",
             )
 
     def write_programs(self) -> None:
-        """Tells the target what to capture at each role function."""
+        """Writes the capture programs of all role functions into the target."""
         write_programs(self.session, self.choice, self.identity)
 
-    # ---- what function ids mean -----------------------------------------------------------------------------------
+    # ---- function IDs
+    # -------------------------------------------------------------------------------------------------
 
     def roles_by_id(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Role (enum nfp_role) of each function id."""
+        """Returns the role (enum nfp_role) of each function ID."""
         return find_roles(self.probes, self.choice, self.probes)
 
     def names_by_id(self) -> list[str]:
-        """Name of each function id."""
-        return find_names(list(self.probes))  # the follower's thread adds some
+        """Returns the name of each function ID."""
+        return find_names(list(self.probes))  # a copy: the follower's thread adds probes
 
     def describe(self, probes: Sequence[Probe], compensation: Compensation) -> list[FunctionInfo]:
-        """Probed functions, for the recording; `compensation`: what a probed call counts by itself."""
+        """Returns the probed functions, for the recording; `compensation`: what the probes of a call add to
+        counters.
+        """
         roles = find_roles(probes, self.choice, [*self.probes, *probes])
         return describe_functions(probes, roles, self.costs, compensation, self.choice)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def has_ended(self) -> bool:
-        """Whether nothing of ours is left in the process. A program that was replaced is told of, once."""
+        """Returns whether nothing injected is left in the process. Reports once that its program was replaced."""
         if not self.has_gone and self.presence.is_gone:
             self.has_gone = True
             if self.presence.is_replaced:
@@ -234,22 +237,22 @@ class Attachment:
         return self.has_gone
 
     def disarm(self) -> None:
-        """Takes the probes out; what is not as it was goes to `not_restored`.
+        """Disarms the probes; whatever differs from its original bytes is added to `not_restored`.
 
         Raises:
-            NfprobeError: it cannot be done.
+            NfprobeError: disarming failed.
         """
         self.follower.forget_closed()
         missing = self.patcher.disarm()
-        self.follower.forget_closed()  # what was closed meanwhile has taken its probes along
+        self.follower.forget_closed()  # modules unloaded in the meantime took their probes with them
         for index in missing:
             if self.follower.is_placed(index):
-                self.not_restored.append(f"probe {index}: its bytes were changed by someone else")
+                self.not_restored.append(f"probe {index}: its bytes were changed by another party")
         differing = self.texts.differing(self.follower.modules)
         self.not_restored += [f"{place} differs from before" for place in differing]
 
     def abandon(self) -> None:
-        """Undoes an attach that is followed by no session. Does nothing where nothing was done."""
+        """Undoes an attach that no session follows. Does nothing if nothing was changed."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -262,7 +265,7 @@ class Attachment:
         self.close()
 
     def close(self) -> None:
-        """Unmaps the session and gives up its lock."""
+        """Unmaps the session and releases its lock."""
         self.session.close()
         self.presence.close()
 

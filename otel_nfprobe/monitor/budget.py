@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budget: what probes may take of a core, and what is done when they take more.
+"""Budget: limits the share of a core that probes may consume.
 
-Once a second the calls of each function are multiplied with what a probed call costs, as calibrated in the target. Over
-the budget the functions that cost most lose their probes, never those that receive, transmit or drop; when these
-alone are too many, the session ends.
+Once a second, the calls of each function are multiplied by the cost of a probed call, as calibrated in the target.
+Above the budget, the most expensive functions lose their probes, but never those that receive, transmit or drop; if
+these alone exceed it, the session ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.monitor.monitor import Monitor
 
 LOOK_S = 1.0
-ROOM = 0.8  # of the budget is aimed at, so that the next second does not exceed it again
+ROOM = 0.8  # target share of the budget, so that the next second does not exceed it again
 NAMES_MAX = 3
 
 
@@ -40,7 +40,7 @@ class Budget:
     _looked_at: float = 0.0
 
     def step(self, monitor: Monitor) -> None:
-        """To be called often by the thread that drains."""
+        """Checks the budget; called often by the draining thread."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S or self.exceeded:
             return
@@ -68,11 +68,11 @@ class Budget:
         before = f"Probes took {spent.sum():.1%} of a core, more than {self.share:.1%}"
         if len(order) == 0 or left[len(chosen) - 1] > self.share:
             self.exceeded = True
-            self.say(f"{before}, and those that cannot be left out are too many: the session ends.")
+            self.say(f"{before}, and those that must stay exceed it alone: the session ends.")
             attachment.stopping.set()
             return
         attachment.follower.take_out(chosen.tolist())
         self.thinned += len(chosen)
         names = attachment.names_by_id()
         listed = ", ".join(names[index] for index in chosen[:NAMES_MAX]) + (", ..." if len(chosen) > NAMES_MAX else "")
-        self.say(f"{before}: {len(chosen)} functions are not probed any more ({listed}).")
+        self.say(f"{before}: {len(chosen)} functions are no longer probed ({listed}).")

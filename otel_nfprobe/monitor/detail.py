@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detail: when the inner functions of a batch are timed. The target decides it batch by batch (native/probe/detail.c).
+"""Detail: when the inner functions of a batch are timed. The target decides per batch (native/probe/detail.c).
 
-Used by monitor.py, which tells the target by what rule, by the drain, which moves the threshold, and by the command
-line.
+The monitor writes the rule into the target, and the drain moves its threshold.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from otel_nfprobe.pipeline.sampling import QuantileTracker
 from otel_nfprobe.shm.session import GATE_AUTO, Session
 
 ALWAYS, AUTO = "always", "auto"
-ONE_IN = 64  # batches: one of them is detailed, so that what is usual is known
+ONE_IN = 64  # one in so many batches is detailed, to provide a baseline
 UPDATE_S = 0.02  # how often the threshold is written
 
 
@@ -28,9 +27,9 @@ class Detail:
     """The rule of `--detail auto`.
 
     Attributes:
-        slow_ns: batches after one of this age are detailed; None: no age is given.
-        slowest: batches after one of the slowest are, of which there is this share; None: not asked for.
-        one_in: one of so many batches is.
+        slow_ns: batches after one of at least this age are detailed; None: no age threshold.
+        slowest: batches after one of this slowest share are detailed; None: not requested.
+        one_in: one in so many batches is detailed regardless.
     """
 
     slow_ns: int | None = None
@@ -39,7 +38,9 @@ class Detail:
 
 
 def choose_detail(session: Session, detail: Detail | None, clock: Clock) -> int:
-    """Tells the target when to time inner functions, before its gates are opened. Returns gate bits to open, too."""
+    """Writes to the target when to time inner functions, before recording is enabled. Returns gate bits to open as
+    well.
+    """
     if detail is None:
         return 0
     session.header.detail_slow_ticks = clock.find_ticks(detail.slow_ns) if detail.slow_ns else 0
@@ -48,11 +49,11 @@ def choose_detail(session: Session, detail: Detail | None, clock: Clock) -> int:
 
 
 class SlowBatches:
-    """Moves the age from which on a batch is slow, with the quantile of all batches.
+    """Moves the age threshold of slow batches with the quantile of all batches.
 
     Args:
         session: whose rule has been chosen.
-        share: of all batches, the slowest.
+        share: the slowest share of all batches.
     """
 
     def __init__(self, session: Session, share: float) -> None:
@@ -62,7 +63,7 @@ class SlowBatches:
         self._due_at = 0.0
 
     def add(self, columns: Columns) -> None:
-        """Counts the batches of one take; writes the threshold when it is time to."""
+        """Counts the batches of these columns; writes the threshold when due."""
         self._ages.add(find_ages(columns))
         if time.monotonic() < self._due_at:
             return
@@ -72,12 +73,14 @@ class SlowBatches:
 
 
 def follow_slow_batches(session: Session, detail: Detail | None) -> SlowBatches | None:
-    """What moves the threshold; None where it stays."""
+    """Returns the object that moves the threshold; None: it is fixed."""
     return SlowBatches(session, detail.slowest) if detail is not None and detail.slowest else None
 
 
 def find_ages(columns: Columns) -> NDArray[np.int64]:
-    """Of each batch that was handed on, the ticks from its earliest arrival to its last transmit or drop call's end."""
+    """Returns for each transmitted or dropped batch the ticks from its earliest arrival to the end of its last transmit
+    or drop call.
+    """
     calls, batches = columns.calls, columns.batches
     calls = calls[((calls["flags"] & (CallFlag.TRANSMIT | CallFlag.DROP)) != 0) & (calls["batch"] != NONE)]
     ends = np.zeros(len(batches), np.uint64)

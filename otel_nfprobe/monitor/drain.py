@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drain: from the rings of a session to the recording, the pipeline, the statistics and the exporter.
 
-The only loop of the monitor that runs while the target is measured. It never waits for the disk's or the
-Collector's sake: a recording that fails and an exporter that is full are counted, and draining goes on.
+The monitor's only loop while the target is measured. It never blocks on the disk or the Collector: a failed recording
+and a full exporter are counted, and draining continues.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ if TYPE_CHECKING:
     from otel_nfprobe.profiling.profiler import Profiler
 
 HOUSEKEEPING_S = 1.0
-SAMPLES_S = 0.05  # how often the profiler's buffers are emptied
-DELIVERIES = 2  # takes after the last records: a packet's two ends may come out of two rings in two rounds
-SWITCHES_S = 0.05  # how often the buffers of the threads' switches are emptied
-EXPLAIN_S = 0.1  # how often packets are looked at together, for what made the late ones late
+SAMPLES_S = 0.05  # interval of draining the profiler's buffers
+DELIVERIES = 2  # pipeline drains after the last records: the two ends of a packet may come from two rings in two rounds
+SWITCHES_S = 0.05  # interval of draining the context-switch buffers
+EXPLAIN_S = 0.1  # interval of analyzing packets together for the causes of late ones
 SHORTEST_PAUSE_S = 0.002  # between rounds
 LONGEST_PAUSE_S = 0.01
-PAUSE_SHARE = 16  # a pause lets the ring that fills quickest fill by this part of it
-BURST_RECORDS_PER_S = 4e6  # of a thread that wrote nothing before: a pause is never so long that these fill its ring
-BEHIND_ROUNDS = 3  # in a row that took more than half of a ring: the drain is behind
-ROOM_SHARE = 0.9  # of the exporter's room is used: how many traces fill it is an estimate
-TRACE_BYTES = 2000.0  # of one packet's trace, as long as none was encoded
+PAUSE_SHARE = 16  # a pause lets the fastest ring fill by this fraction
+BURST_RECORDS_PER_S = 4e6  # of a previously idle thread: a pause is never long enough for these to fill its ring
+BEHIND_ROUNDS = 3  # consecutive rounds that drained more than half of a ring: the drain is behind
+ROOM_SHARE = 0.9  # of the exporter's free space is used: the size of a trace is an estimate
+TRACE_BYTES = 2000.0  # of one packet's trace, until one has been encoded
 PART_RECORDS = (
     1 << 17
-)  # after so many what is complete is taken in the middle of a round: it bounds the memory of a full ring
-PLENTY_SHARE = 8  # a round that took more than this part of a ring is followed by the next one at once
+)  # after so many records the pipeline is drained within a round: bounds the memory for a full ring
+PLENTY_SHARE = 8  # a round that drained more than this fraction of a ring is followed immediately by the next
 
 
 @dataclass
 class SpanPath:
-    """Where selected packets go: which ones, how they are written, who sends them."""
+    """The path of selected packets: selection, encoding and the exporter."""
 
     sampler: Sampler
     encoder: SpanEncoder
     exporter: Exporter
     limiter: Limiter | None = None
-    prepare: Callable[[], None] = lambda: None  # what is known of threads and their switches is given to this
-    note_submit: Callable[[], None] = lambda: None  # tells the recording when packets are looked at
+    prepare: Callable[[], None] = lambda: None  # passes on threads and their context switches
+    note_submit: Callable[[], None] = lambda: None  # records when packets are submitted
     _due_at: float = 0.0
     _trace_bytes: float = TRACE_BYTES
 
@@ -84,16 +84,16 @@ class SpanPath:
         self.explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limits)
 
     def take(self, columns: Columns) -> None:
-        """Selects from these columns; submits what was selected when it is time to."""
+        """Selects packets from these columns; submits the selected ones when due."""
         self.explainer.add(columns)
         if self.explainer.is_full or time.monotonic() >= self._due_at:
             self.submit()
 
     def submit(self) -> None:
-        """Encodes and submits all that was selected."""
+        """Encodes and submits all selected packets."""
         self._due_at = time.monotonic() + EXPLAIN_S
         self.prepare()
-        # Rather than have requests dropped as they come, fewer packets are encoded when the exporter has little room.
+        # When the exporter has little free space, encode fewer packets rather than have requests dropped as they come.
         room = int(ROOM_SHARE * self.exporter.read_room_bytes() / self._trace_bytes)
         self.limits.room = room if room < self.explainer.waiting_traces else None
         encoded_bytes = traces = 0
@@ -107,7 +107,7 @@ class SpanPath:
         self.note_submit()
 
     def submit_if_due(self) -> None:
-        """The same, when nothing was taken for some time."""
+        """Submits if due, even when no columns came for some time."""
         if self.explainer.is_waiting and time.monotonic() >= self._due_at:
             self.submit()
 
@@ -118,11 +118,11 @@ class NewFunctions:
 
     Attributes:
         added: the new ones.
-        roles: of all function ids.
-        names: of all function ids.
-        costs: what a probed call of each function id costs (dtype COST).
-        find_counter_costs: what it counts by itself with the counters of that moment (dtype COUNTER_COST).
-        known: set when records of theirs may come.
+        roles: of all function IDs.
+        names: of all function IDs.
+        costs: of a probed call of each function ID (dtype COST).
+        find_counter_costs: what its probes add to the counters read at that moment (dtype COUNTER_COST).
+        known: set once their records can be processed.
     """
 
     added: Sequence[FunctionInfo]
@@ -135,14 +135,14 @@ class NewFunctions:
 
 @dataclass
 class Drain:
-    """Takes everything that the target writes, until it is told to stop.
+    """Drains everything that the target writes until it is stopped.
 
     Attributes:
-        thread_names: comm of each thread of the target by its tid.
-        recording_error: what stopped the recording; the session goes on without it.
-        records: records taken.
+        thread_names: comm of each thread of the target by thread ID.
+        recording_error: what stopped the recording; the session continues without it.
+        records: number of records drained.
         longest_pause_s: between rounds, while no ring fills quickly.
-        note_samples: gets what the profiler took.
+        note_samples: receives the profiler's samples.
     """
 
     session: Session
@@ -159,7 +159,7 @@ class Drain:
     late: LateCapture | None = None
     slow_batches: SlowBatches | None = None
     counter_sums: SessionSums | None = None
-    counted: CounterSet | None = None  # that are read now; None: none ever were
+    counted: CounterSet | None = None  # counters read at present; None: none so far
     nodes: NodeCounts = field(default_factory=NodeCounts)
     drops: DropReasons = field(default_factory=DropReasons)
     names: NumberNames = field(default_factory=NumberNames)
@@ -167,13 +167,13 @@ class Drain:
     records: int = 0
     longest_pause_s: float = LONGEST_PAUSE_S
     _pause_s: float = SHORTEST_PAUSE_S
-    _began_at: float = 0.0  # the last round
+    _began_at: float = 0.0  # start of the last round
     _anchors_written: int = 0
     _threads_written: dict[int, int] = field(default_factory=dict)
     _housekeeping_at: float = 0.0
     _undelivered: int = 0
     _full_rounds: int = 0
-    _untaken: int = 0  # records that were fed since the last take
+    _untaken: int = 0  # records fed since the pipeline was last drained
 
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
@@ -184,11 +184,11 @@ class Drain:
             self.spans.note_submit = self._note_submit
 
     def introduce(self, functions: NewFunctions) -> None:
-        """Takes functions for the next round, from any thread; sets `known` when that is done."""
+        """Queues functions for the next round, from any thread; sets `known` when they are registered."""
         self._new.put(functions)
 
     def round(self) -> int:
-        """Drains every ring once. Returns the number of records taken."""
+        """Drains every ring once. Returns the number of records drained."""
         began_at, self._began_at = self._began_at, time.monotonic()
         while not self._new.empty():
             self._learn(self._new.get())
@@ -215,7 +215,7 @@ class Drain:
     def _note_fill(self, records: int, elapsed_s: float) -> None:
         room = self.session.ring_bytes // RECORD.itemsize
         self._pause_s = find_pause_s(records, elapsed_s, room, self.longest_pause_s)
-        # Once is no sign: after a pause of the monitor's own one round takes much.
+        # One such round proves nothing: after a pause of the monitor itself, one round drains much.
         is_full = 2 * records > room
         self._full_rounds = self._full_rounds + 1 if is_full else 0
         if self.spans is not None and self._full_rounds >= BEHIND_ROUNDS:
@@ -224,9 +224,9 @@ class Drain:
     def run_until(self, deadline: float) -> None:
         """Drains until the monotonic time `deadline`.
 
-        Sleeps between rounds unless a ring fills quickly, the longer the slower: a round costs the monitor some time
-        whatever it finds, and a drain that follows its producer closely reads the very cache line that the producer
-        writes next, which costs the target hundreds of ns per record.
+        Sleeps between rounds unless a ring fills quickly, longer the slower it fills: a round has a fixed cost for the
+        monitor, and a drain that follows its producer closely reads the very cache line that the producer writes next,
+        which costs the target hundreds of ns per record.
         """
         while (now := time.monotonic()) < deadline:
             self.round()
@@ -241,7 +241,7 @@ class Drain:
             empty = 0 if self.round() else empty + 1
 
     def finish(self) -> None:
-        """The session is over: completes what is open in the pipeline and writes the last facts."""
+        """Ends the session: completes what is open in the pipeline and writes the final counts."""
         self.pipeline.finish()
         self._deliver(is_over=True)
         if self.spans is not None:
@@ -265,12 +265,12 @@ class Drain:
         functions.known.set()
 
     def learn_functions(self, functions: Sequence[FunctionInfo]) -> None:
-        """Takes what has a probe, or gets one."""
+        """Registers functions that have or get a probe."""
         self.write(lambda recording: recording.functions(functions))
         self.nodes.learn(functions)
 
     def name_numbers(self, names: NumberNames) -> None:
-        """Takes what the target calls numbers in records; the same object again: nothing new."""
+        """Sets the target's names for numbers in records; the same object again means no change."""
         if names is not self.names and names:
             self.names = names
             if self.spans is not None:
@@ -278,7 +278,9 @@ class Drain:
             self.write(lambda recording: recording.names(names))
 
     def set_counter_set(self, counted: CounterSet) -> None:
-        """Takes what is read from here on as readings of these counters; the same again: their costs are other ones."""
+        """Treats counter readings from here on as readings of these counters; the same set again means that its costs
+        changed.
+        """
         self.counted = counted
         self.pipeline.set_counter_set(counted.number, counted.costs)
         if self.counter_sums is None:
@@ -298,7 +300,7 @@ class Drain:
         return len(swept.records)
 
     def _free_ended(self) -> int:
-        """Gives the rings of ended threads to new ones, after what they left behind was taken."""
+        """Reassigns the rings of ended threads to new ones, after draining what they left behind."""
         found = self._ended.find()
         if not found:
             return 0
@@ -318,7 +320,7 @@ class Drain:
         self.write(lambda recording: recording.records(thread, records))
 
     def write(self, write: Callable[[RecordingWriter], None]) -> None:
-        """Writes to the recording, if there is one; what stops it is kept in `recording_error`."""
+        """Writes to the recording, if there is one; an error is kept in `recording_error`."""
         if self.recording is None or self.recording_error is not None:
             return
         try:
@@ -355,11 +357,11 @@ class Drain:
         self._name_threads()
 
     def _note_submit(self) -> None:
-        # So that an export of the recording looks at the same packets together, and gives the same spans.
+        # So that an export of the recording analyzes the same packets together and yields the same spans.
         self.write(lambda recording: recording.submit())
 
     def _take_switches(self) -> None:
-        # After the rings: whatever kept a thread from running before it wrote what was drained is known by now.
+        # After the rings: whatever kept a thread from running before it wrote the drained records is known by now.
         self._switch_at = time.monotonic() + SWITCHES_S
         if self.switches is None:
             return
@@ -376,20 +378,20 @@ class Drain:
         for samples in self.profiler.read(self.session.threads_by_tid()):
             self.write(partial(RecordingWriter.samples, samples=samples.rows, counted=samples.counted))
             self.note_samples(samples.rows)
-        with suppress(NfprobeError, OSError):  # said when the session began, or the target has ended
+        with suppress(NfprobeError, OSError):  # reported when the session started, or the target has ended
             self.profiler.end_gone()
             self.profiler.watch(claim.tid for claim in self.session.living_threads())
 
     def _watch_threads(self) -> None:
         if self.switches is None:
             return
-        self._take_switches()  # their buffers are small, and nothing may have been delivered for long
+        self._take_switches()  # their buffers are small, and they may not have been drained for long
         try:
             self.switches.end_gone()
             for claim in self.session.living_threads():
                 self.switches.watch(claim.tid)
         except (NfprobeError, OSError):
-            return  # said when the session began, or the target has ended
+            return  # reported when the session started, or the target has ended
 
     def _keep_house(self) -> None:
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S
@@ -421,13 +423,13 @@ class Drain:
 
 
 def find_pause_s(records: int, elapsed_s: float, room: int, longest_s: float = LONGEST_PAUSE_S) -> float:
-    """How long to wait after a round.
+    """Returns how long to wait after a round.
 
     Args:
-        records: taken from the ring that held most.
-        elapsed_s: since the round before began.
-        room: records that a ring holds.
-        longest_s: bounds it.
+        records: from the ring that held most.
+        elapsed_s: since the previous round began.
+        room: capacity of a ring in records.
+        longest_s: upper bound.
     """
     if records * PLENTY_SHARE >= room:
         return 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: processes that were forked from a measured one and go on with its program. Reads only.
+"""Fork tracker: finds processes that were forked from a measured one and still run its program. Reads only.
 
-The session's memory file stays mapped in a forked child and in whatever that forks, also when the process between
-them has ended, and is gone after an exec. Which processes are new is looked up in /proc.
+The session's memory file stays mapped in a forked child and its descendants, even when a process between them has
+ended, and is unmapped by an exec. New processes are found in /proc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from otel_nfprobe.target.target import has_ended, read_text
 if TYPE_CHECKING:
     from otel_nfprobe.monitor.monitor import Monitor
 
-FINISHED_KEPT = 16  # sessions on children that have ended: what these have forked may still come
+FINISHED_KEPT = 16  # finished sessions on children: their own children may still be found
 ENDED, REPLACED, SHARED, COPY = "ended", "replaced", "on its parent's memory", "copy"
 
 
@@ -27,8 +27,8 @@ class Family:
     """The target of a session and its followed children.
 
     Attributes:
-        target: the session that the others come from.
-        members: sessions on children, in the order in which they began, by the inode of their memory file.
+        target: the session that the others descend from.
+        members: sessions on children, in order of their start, by the inode of their memory file.
     """
 
     target: Monitor
@@ -40,28 +40,28 @@ class Family:
         self._before = mapped_sessions(self.target.attachment.target.pid)
 
     def add(self, monitor: Monitor) -> None:
-        """Takes a child that is measured from now on."""
+        """Adds a child that is measured from now on."""
         self.members[monitor.attachment.session.inode] = monitor
 
     def finish(self, monitor: Monitor) -> None:
-        """A child's session is over; those that finished long ago are forgotten."""
+        """Marks a child's session as finished; the oldest finished ones are forgotten."""
         self._finished.append(monitor.attachment.session.inode)
         while len(self._finished) > FINISHED_KEPT:
             self.members.pop(self._finished.pop(0), None)
 
     def source_of(self, pid: int) -> Monitor | None:
-        """The session whose probes a copy has: that of the process which forked it. None when that is not known."""
+        """Returns the session whose probes a copy has: that of the process which forked it. None: unknown."""
         mapped = mapped_sessions(pid)
         if not mapped <= self._before | self.members.keys():
             return None
         return next((monitor for inode, monitor in reversed(list(self.members.items())) if inode in mapped), None)
 
     def has(self, pid: int) -> bool:
-        """Whether a process has the session's memory: it, or a process that led to it, was forked from a member."""
+        """Returns whether a process maps the session's memory: it, or an ancestor, was forked from a member."""
         return not self.members.keys().isdisjoint(mapped_sessions(pid))
 
     def judge(self, pid: int) -> str:
-        """What has become of a process that was found: ENDED, REPLACED, SHARED or COPY."""
+        """Classifies a found process: ENDED, REPLACED, SHARED or COPY."""
         if has_ended(pid):
             return ENDED
         if not self.has(pid):
@@ -71,7 +71,7 @@ class Family:
 
 
 class Search:
-    """Finds the copies of one family's program as they come up."""
+    """Finds new copies of one family's program."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -81,8 +81,8 @@ class Search:
         self._newest = ""
 
     def look(self) -> list[int]:
-        """Copies that came up since the look before; at the first look all that there are."""
-        newest = read_text("/proc/loadavg").split()[-1:]  # the number that was given to a process or thread last
+        """Returns copies that appeared since the last call; on the first call, all of them."""
+        newest = read_text("/proc/loadavg").split()[-1:]  # the last process or thread ID that was assigned
         if newest and newest[0] == self._newest:
             return []
         pids = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
@@ -100,7 +100,7 @@ def _program_of(pid: int) -> tuple[int, int] | None:
 
 
 def _runs_on_memory_of(source: Monitor, pid: int) -> bool:
-    """Whether a process is a vfork child or the like: nothing may be changed through it."""
+    """Returns whether a process shares the source's memory (vfork or the like): nothing may be changed through it."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             return any(os.pread(memory.fileno(), 8, source.attachment.session.kept_address))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forks: sessions on the children that a measured process forks (`--follow-forks`).
 
-A forked child starts with its parent's code, probes in place, and with closed gates. Its session begins with a
-copy of the parent's probe table, so that function ids keep their meaning and its code can be restored:
+A forked child starts with its parent's code, including the probes, and with recording disabled. Its session begins with
+a copy of the parent's probe table, so that function IDs keep their meaning and its code can be restored:
 
-    found -> still there a moment later, not another program -> inject -> table copied -> gates open -> drained
-          -> it ends, or its parent's session does: detached as any target
+    found -> still there a moment later, same program -> inject -> copy table -> enable recording -> drain
+          -> it ends, or its parent's session does: detached like any target
 
-Trampolines of the parent lie in the parent's memory file, which the child has mapped for good: they are used and
-never written through the child's session. Each child has a thread of the monitor.
+Trampolines of the parent lie in the parent's memory file, which the child maps permanently: they are used but never
+written through the child's session. Each child has a thread in the monitor.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.trampoline import Probe, Trampolines
 from otel_nfprobe.recording.recording import RecordingWriter
 
-LOOK_S = 0.05  # how often new processes are looked for
-SETTLE_S = 0.01  # a process that is about to start another program does so before
-CHILDREN_MAX = 64  # measured at the same time
-SAID_MAX = 8  # children that a sentence is said about
-ATTEMPTS = 10  # the live patcher may trace a new child for a moment; a busy machine may let the helper give up
+LOOK_S = 0.05  # interval of searching for new processes
+SETTLE_S = 0.01  # a process about to exec does so within this time
+CHILDREN_MAX = 64  # measured concurrently
+SAID_MAX = 8  # children with messages of their own
+ATTEMPTS = 10  # the live patcher may trace a new child briefly; the helper may time out on a busy machine
 ATTEMPT_PAUSE_S = 0.05
-ATTEMPTS_S = 5.0  # after that no other: who does not answer keeps the other children waiting
-SOURCE_PATIENCE_S = 2.0  # until the session of the process that has forked a child is known
+ATTEMPTS_S = 5.0  # no attempt after this: an unresponsive child delays the others
+SOURCE_PATIENCE_S = 2.0  # wait for the session of the process that forked a child
 CHILD_PAUSE_S = 0.02  # at most, between rounds of a child's drain
 
 
 class Measured(Protocol):
-    """What is done with a child's monitor: a session with its outputs."""
+    """A session with its outputs on a child."""
 
     def start(self) -> None:
-        """Puts the session in place; raises NfprobeError when nothing is measured."""
+        """Starts the session; raises NfprobeError if nothing is measured."""
 
     def run(self, progress: Callable[[], None]) -> None:
-        """Until the child ends, or its monitor is told to stop."""
+        """Runs until the child ends, or its monitor is stopped."""
 
     def finish(self) -> dict[str, Any]:
-        """Closes what is open. Returns the summary object."""
+        """Closes all outputs. Returns the summary object."""
 
 
 class ChildAttachment(Attachment):
     """The probes in one forked child.
 
     Args:
-        source: those of the process that forked it.
+        source: the attachment of the process that forked it.
         pid: of the child.
-        turn: held while the child is changed. Who does that works at the highest priority: several of them at once
-            leave the children no CPU to come to where they can be changed.
+        turn: lock held while the child is changed. Changing runs at the highest priority: several at once would leave
+            the children no CPU to reach a safe place.
 
     Raises:
         NfprobeError: it has ended.
@@ -86,17 +86,17 @@ class ChildAttachment(Attachment):
         self.uncovered = source.uncovered
 
     def attach(self) -> None:
-        """As Attachment.attach, when it is this child's turn."""
+        """As Attachment.attach, under the lock."""
         with self._turn:
             super().attach()
 
     def disarm(self) -> None:
-        """As Attachment.disarm, when it is this child's turn."""
+        """As Attachment.disarm, under the lock."""
         with self._turn:
             super().disarm()
 
     def arm(self) -> None:
-        """Takes the probes over that stand in the child, and puts those in place that do not."""
+        """Takes over the probes present in the child, and arms those that are not."""
         self.texts.adopt(self._source.texts)
         self.write_programs()
         standing, absent = self._copy_table()
@@ -113,9 +113,9 @@ class ChildAttachment(Attachment):
         self.make_follower(trampolines)
 
     def _copy_table(self) -> tuple[list[Probe], list[Probe]]:
-        """Takes over the source's probes. Returns those that stand in the child, and those that do not.
+        """Copies the source's probes. Returns those present in the child, and those that are not.
 
-        A probe stands in the child when it did in its parent at the fork; others may have come since.
+        A probe is present if it was armed in the parent at the fork; others may have been added since.
         """
         source, own = self._source.session, self.session
         probes = list(self._source.probes)
@@ -132,7 +132,7 @@ class ChildAttachment(Attachment):
                 standing.append(probe)
                 continue
             if self.patcher.is_left_behind(probe.id):
-                own.patches.mark(probe.id, True)  # restored with the others
+                own.patches.mark(probe.id, True)  # to be restored with the others
                 continue
             ffi.memmove(entry, ffi.new("struct nfp_probe *"), ffi.sizeof("struct nfp_probe"))
             own.patches.publish(probe.id)
@@ -147,7 +147,7 @@ class ChildMonitor(Monitor):
     Args:
         source: the session of the process that forked it.
         pid: of the child.
-        turn: held while the child is changed.
+        turn: lock held while the child is changed.
 
     Raises:
         NfprobeError: it has ended.
@@ -159,26 +159,26 @@ class ChildMonitor(Monitor):
         self.counters, self.software_counters = source.counters, source.software_counters
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
-        """As Monitor.start; many drains share a CPU, so they pause as long as the rings allow."""
+        """As Monitor.start; many drains share a CPU, so each pauses as long as its rings permit."""
         super().start(clock, recording, spans)
         self.drain.longest_pause_s = CHILD_PAUSE_S
 
     def calibrate_counters(self) -> Compensation:
-        """Its trampolines are the parent's."""
+        """Returns the parent's compensation: the trampolines are the parent's."""
         return self._source.compensation
 
 
 class Forks:
-    """Follows the children of one measured process, and theirs.
+    """Follows the children of one measured process, and their children.
 
     Args:
-        parent: a session that has begun.
-        measure: makes the session with its outputs of a child's monitor.
-        say: tells a person what happens.
+        parent: a running session.
+        measure: creates the session with its outputs for a child's monitor.
+        say: reports a sentence to the user.
 
     Attributes:
-        summaries: of the children whose sessions are over.
-        missed: children that ended before they could be measured, or could not be.
+        summaries: of the children whose sessions have ended.
+        missed: children that ended before they could be measured, or could not be probed.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Forks:
         self._parent = parent
         self._family = Family(parent)
         self._search = Search(self._family)
-        self._found: dict[int, float] = {}  # when, by pid
+        self._found: dict[int, float] = {}  # time of discovery by pid
         self._at_work: dict[int, threading.Thread] = {}
         self._monitors: dict[int, ChildMonitor] = {}
         self._measured: set[int] = set()
@@ -203,17 +203,17 @@ class Forks:
         self.missed = 0
 
     def start(self) -> None:
-        """Begins to look for children."""
+        """Starts searching for children."""
         self._thread.start()
 
     @property
     def measured(self) -> list[int]:
-        """Process ids of the children that are measured now."""
+        """Returns the process IDs of the children that are being measured."""
         with self._lock:
             return sorted(self._measured)
 
     def stop(self) -> None:
-        """Looks for no more children and tells the sessions on those that there are to end."""
+        """Stops searching and tells the sessions on the children to end."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -222,7 +222,7 @@ class Forks:
                 monitor.attachment.stopping.set()
 
     def end(self) -> None:
-        """Waits until every child is as it was; after that the summaries are complete."""
+        """Waits until every child is restored; the summaries are then complete."""
         self.stop()
         for thread in list(self._at_work.values()):
             thread.join()
@@ -231,7 +231,7 @@ class Forks:
         if self.missed:
             self._say(f"{self.missed} forked children were not measured: they ended too soon, or could not be probed.")
 
-    # ---- finding -------------------------------------------------------------------------------------------
+    # ---- searching -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -253,7 +253,7 @@ class Forks:
             return
         if len(self._at_work) >= CHILDREN_MAX:
             if not self._is_full:
-                self._say(f"{CHILDREN_MAX} forked children are measured; further ones wait until one of them ends.")
+                self._say(f"{CHILDREN_MAX} forked children are measured; others wait until one of them ends.")
             self._is_full = True
             return
         source = self._family.source_of(pid)
@@ -283,8 +283,8 @@ class Forks:
                     self._measured.remove(pid)
                     self._family.finish(monitor)
                 self.summaries.append({**measured.finish(), "parent": source.attachment.target.pid})
-        except Exception as error:  # whatever this child has done, the others go on
-            self._say_some(f"the session on process {pid}, a forked child, has failed: {_sentence_of(error)}")
+        except Exception as error:  # whatever this child did, the others continue
+            self._say_some(f"the session on process {pid}, a forked child, failed: {_sentence_of(error)}")
 
     def _begin(self, source: Monitor, pid: int) -> Measured | None:
         sentence = ""
@@ -296,8 +296,8 @@ class Forks:
                     self._monitors[pid] = monitor
                 if self._stopping.is_set():
                     monitor.attachment.stopping.set()
-                if self._family.judge(pid) != COPY:  # by now; what it becomes later cannot be changed through `target`
-                    raise NfprobeError(f"Process {pid} is no copy of the one that forked it any more.")
+                if self._family.judge(pid) != COPY:  # checked now: `target` cannot change another program later
+                    raise NfprobeError(f"Process {pid} is no longer a copy of the process that forked it.")
                 check_target(monitor.attachment.target)
                 measured = self._measure(monitor)
                 measured.start()
@@ -305,7 +305,7 @@ class Forks:
                     self._family.add(monitor)
                     self._measured.add(pid)
                 return measured
-            except Exception as error:  # whatever this child has done, the others go on
+            except Exception as error:  # whatever this child did, the others continue
                 sentence = _sentence_of(error)
                 is_final = isinstance(error, RefusedError)
             with self._lock:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Late capture: tells the target which packets deserve to be identified (docs/late-capture.md).
+"""Late capture: controls which packets the target identifies (docs/late-capture.md).
 
-The target decides when a packet is handed on, by two words of its thread (native/probe/late.c): from which age on,
-and how many batches are drawn. The monitor moves the age with the quantile of all packets, which it knows from
-the calls that handed them on. Called by the drain with each take.
+The target decides when it transmits or drops a packet, by two words of its thread (native/probe/late.c): the age
+threshold, and the share of batches sampled. The monitor moves the threshold with the quantile of all packets, known
+from the transmit and drop calls. Updated with each drain.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from otel_nfprobe.shm.session import GATE_LATE, GATE_PACKETS, LATE_NEVER, SAMPLE
 
 ALL, SLOW, NONE = "all", "slow", "none"
 PACKET_GATES = {ALL: GATE_PACKETS, SLOW: GATE_LATE, NONE: 0}
-UPDATE_S = 0.02  # how often thresholds are written
-MARGIN = 2.0  # so many times the wanted share is identified: the quantile moves until it is looked at
-HANDED_OVER_MIN, HANDED_OVER_SHARE = 1000, 0.1  # packets, and of those received, from which on a person is told
-DEFAULT_SHARE = 0.001  # of the slowest, and of the sample, when nothing is chosen
+UPDATE_S = 0.02  # interval of writing thresholds
+MARGIN = 2.0  # identifies this multiple of the requested share: the quantile moves before packets are selected
+HANDED_OVER_MIN, HANDED_OVER_SHARE = 1000, 0.1  # thresholds for a notice: packets, and share of those received
+DEFAULT_SHARE = 0.001  # default share, both of the slowest and of the random sample
 
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """Which packets a person wants.
+    """Which packets the user requested.
 
     Attributes:
-        slower_than_ns: those older than this; None: not asked for.
-        slowest: this share of all, the slowest; None: not asked for.
-        sample: this share of all batches.
+        slower_than_ns: those with a higher age; None: not requested.
+        slowest: the slowest share of all; None: not requested.
+        sample: random share of all batches.
     """
 
     slower_than_ns: int | None = None
@@ -43,18 +43,18 @@ class CapturePolicy:
 
     @classmethod
     def choose(cls, slower_than_ns: int | None, slowest: float | None, sample: float | None) -> CapturePolicy:
-        """What is asked for; when nothing is, the slowest thousandth and a fair thousandth."""
+        """Returns the requested policy; by default, the slowest thousandth and a random thousandth."""
         if slower_than_ns is None and slowest is None and sample is None:
             return cls(None, DEFAULT_SHARE, DEFAULT_SHARE)
         return cls(slower_than_ns, slowest, sample or 0.0)
 
 
 class LateCapture:
-    """Keeps the words of one session's threads up to date.
+    """Keeps the control words of one session's threads up to date.
 
     Args:
-        session: whose gates are still closed.
-        policy: which packets are wanted.
+        session: recording not yet enabled.
+        policy: which packets to identify.
         clock: of the session.
     """
 
@@ -72,7 +72,7 @@ class LateCapture:
         session.choose_packets(self._fixed, self._sample)
 
     def add(self, columns: Columns) -> None:
-        """Counts the packets of one take; writes thresholds when it is time to."""
+        """Counts the packets of these columns; writes thresholds when due."""
         population = find_population(columns) if self._all is not None else None
         if population is None or self._all is None:
             return
@@ -94,7 +94,7 @@ class LateCapture:
             tracker.fade()
 
     def _write(self, of_all: QuantileTracker) -> None:
-        # What is exported is the slowest share of all packets; of a thread, its own slowest share is recorded, too.
+        # The slowest share of all packets is exported; of each thread, its own slowest share is recorded as well.
         edge = of_all.find_threshold(MARGIN)
         self._session.choose_packets(self._lowest(edge), self._sample)
         for thread, tracker in self._of_thread.items():
@@ -104,7 +104,7 @@ class LateCapture:
         return min(self._fixed, *(edge for edge in edges if edge is not None), LATE_NEVER)
 
     def find_copying(self) -> Iterator[str]:
-        """One sentence for each thread whose transmit calls change packets, told once."""
+        """Yields one sentence for each thread whose transmit calls modify packets, once per thread."""
         if self._copying.issuperset(self._session.copying_threads()):
             return
         found = [c for c in self._session.late_counts() if c.copying and c.index not in self._copying]
@@ -112,12 +112,12 @@ class LateCapture:
         tids = {count.index: count.tid for count in self._session.thread_counts()}
         for count in found:
             yield (
-                f"Transmit calls of thread {tids.get(count.index, 0)} change their packets"
-                f" ({count.differing} of {count.checked} looked at): headers are copied before each call from now on."
+                f"Transmit calls of thread {tids.get(count.index, 0)} modify their packets"
+                f" ({count.differing} of {count.checked} checked): headers are copied before each call from now on."
             )
 
     def find_handed_over(self) -> Iterator[str]:
-        """A sentence, told once, when one thread hands on what another has received."""
+        """Yields a sentence, once, if packets received by one thread are transmitted or dropped by another."""
         if self._told_handed_over:
             return
         of_thread, handed_on = self._session.packet_balance()
@@ -127,6 +127,7 @@ class LateCapture:
             return
         self._told_handed_over = True
         yield (
-            f"{moved} of {received} packets were received by one thread and handed on by another: --packets slow does"
-            f" not identify those. To identify them: nfprobe attach {self._session.pid} --packets all"
+            f"{moved} of {received} packets were received by one thread and transmitted or dropped by another:"
+            f" --packets slow does not identify those."
+            f" To identify them: nfprobe attach {self._session.pid} --packets all"
         )

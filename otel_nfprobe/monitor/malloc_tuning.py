@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library's heap, which else keeps what an attach and a burst of records have left behind.
+"""Tunes the C library's malloc, which would otherwise keep memory from an attach and a burst of records.
 
-The analysis and the trial need several times what the session needs. Large arrays would come to lie among the small
-ones as soon as one of them was freed, because glibc takes that as a sign that such sizes are usual, and every thread
-would get an arena of its own. Does nothing where the C library is another one.
+The analysis and the trial need several times the memory of the session. After the first free of a large array, glibc
+raises its mmap threshold and places large arrays among the small ones, and each thread would get an arena of its own.
+Does nothing with another C library.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import ctypes
 
 from otel_nfprobe.elf.filecontent import forget_contents
 
-LARGE_BYTES = 1 << 20  # an array of this size is unmapped when it is freed
-UNUSED_BYTES_MAX = 8 << 20  # at the heap's end, so that it does not grow and shrink with each take
+LARGE_BYTES = 1 << 20  # arrays of at least this size are unmapped when freed
+UNUSED_BYTES_MAX = 8 << 20  # at the top of the heap, so that it does not grow and shrink with each drain
 ARENAS_MAX = 2
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3)
 
 
 def limit_heap() -> None:
-    """Bounds what is kept of freed memory, from now on."""
+    """Limits how much freed memory is kept from now on."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         options = {_MMAP_THRESHOLD: LARGE_BYTES, _TRIM_THRESHOLD: UNUSED_BYTES_MAX, _ARENA_MAX: ARENAS_MAX}
@@ -28,7 +28,7 @@ def limit_heap() -> None:
 
 
 def give_back() -> None:
-    """Gives the kernel what is not used, and forgets what can be read again."""
+    """Returns unused memory to the kernel, and drops caches that can be read again."""
     forget_contents()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

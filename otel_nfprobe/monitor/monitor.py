@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitor: the session on an attached target, from the moment at which recording is enabled to the detach.
+"""Monitor: the session on an attached target, from enabling recording to the detach.
 
-attach (attachment.py) -> open the gates -> drain, and follow what the target loads -> stop following -> disarm -> let
-calls that are inside end -> close the gates -> drain the rest -> the helper leaves.
+attach (attachment.py) -> enable recording -> drain, and follow what the target loads -> stop following -> disarm -> let
+calls in progress end -> disable recording -> drain the rest -> the helper leaves.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from otel_nfprobe.probes.trampoline import Probe
 from otel_nfprobe.recording.recording import RecordingWriter
 from otel_nfprobe.shm.session import GATE_INNER, GATE_OUTER
 
-GRACE_S = 0.03  # for calls that are inside a probe when their function is disarmed
-TRIAL = "trial"  # the purpose of a session that only finds out what is worth a probe
-TURN_S = 0.005  # how long the drain may pause
-STEP_S = 0.05  # how often the end of the target or of the time is looked for
+GRACE_S = 0.03  # for calls inside a probe when their function is disarmed
+TRIAL = "trial"  # purpose of a session that only selects functions worth a probe
+TURN_S = 0.005  # maximum pause of the drain
+STEP_S = 0.05  # interval of checking for the end of the target or of the time
 
 
 @reserves_descriptors("start", "detach")
@@ -52,14 +52,14 @@ class Monitor:
     Attributes:
         attachment: its probes; attached before `start`.
         packets: which packets are identified: ALL, SLOW or NONE (latecapture.py).
-        purpose: "" for a session, or TRIAL; `nfprobe status` reads it in the session's memory.
-        policy: which packets a person wants.
+        purpose: "" for a session, or TRIAL; `nfprobe status` reads it from the session's memory.
+        policy: which packets the user requested.
         detail: when inner functions are timed; None: always.
-        counters: that probes read.
-        software_counters: that are read at intervals.
-        profile_hertz: how often the kernel looks where threads are; 0: never.
-        compensation: what a probed call counts by itself.
-        switched_off: what was described wrongly and is not counted any more: function, and why.
+        counters: read by probes.
+        software_counters: read at intervals.
+        profile_hertz: sampling rate of the profiler; 0: off.
+        compensation: what the probes of a call add to counters.
+        switched_off: descriptors found to be wrong, which are no longer counted: function, and why.
     """
 
     attachment: Attachment
@@ -75,13 +75,13 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.say = self.attachment.say
-        self.seconds = 0.0  # how long it has lasted, once it is over
+        self.seconds = 0.0  # duration, once the session has ended
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         """Builds the pipeline and enables recording.
 
         Raises:
-            NfprobeError: the target does not answer any more, or has started another program.
+            NfprobeError: the target no longer responds, or has started another program.
         """
         try:
             self._start(clock, recording, spans)
@@ -117,7 +117,7 @@ class Monitor:
         session.open_gates(gates | GATE_OUTER | GATE_INNER | PACKET_GATES[self.packets])
 
     def _introduce(self, added: Sequence[Probe]) -> bool:
-        """Makes ids known before their probes can write records; called by the follower's thread."""
+        """Registers function IDs before their probes can write records; called by the follower's thread."""
         attachment = self.attachment
         attachment.add(added)
         costs = costs_by_id(attachment.probes, attachment.costs)
@@ -131,7 +131,7 @@ class Monitor:
         return True
 
     def snapshot(self) -> SessionSnapshot:
-        """What is known now; to be taken by the thread that drains."""
+        """Returns the current state; call from the draining thread."""
         elapsed_s = self.seconds or time.monotonic() - self.started_at
         return SessionSnapshot.take(self.attachment, self.drain, elapsed_s)
 
@@ -150,24 +150,24 @@ class Monitor:
             self.drain.set_counter_set(CounterSet(0, name_counters(self.counters), self._find_counts()))
 
     def calibrate_counters(self) -> Compensation:
-        """What a probed call counts by itself, measured in the target."""
+        """Returns what the probes of a call add to counters, measured in the target."""
         return self.counting.calibrate(self.attachment.arenas, self.attachment.probes[0].request.plan.module)
 
     def change_counters(self, choice: CounterChoice) -> list[str]:
-        """Reads other counters from now on; the target's code stays the same bytes.
+        """Switches to other counters; the target's code is not changed.
 
-        Order: all threads' counters are taken back -> what they have written is drained -> what probes count by
-        themselves is measured with the new ones -> readings are the new ones' -> threads get them. A call that is open
-        meanwhile is not counted.
+        Order: withdraw all threads' counters -> drain what they have written -> calibrate probes with the new counters
+        -> treat readings as the new ones' -> assign the new counters to threads. Calls open during the switch are not
+        counted.
 
         Args:
-            choice: hardware counters that this machine has, and software counters.
+            choice: hardware counters available on this machine, and software counters.
 
         Returns:
-            what a person should know of it.
+            notices for the user.
 
         Raises:
-            NfprobeError: the target does not answer; nothing is counted any more.
+            NfprobeError: the target does not respond; nothing is counted from then on.
         """
         said: list[str] = []
 
@@ -217,7 +217,7 @@ class Monitor:
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
     def run(self, seconds: float | None, progress: Callable[[], None]) -> None:
-        """Drains until the time is over, someone stops it, or the target ends."""
+        """Drains until the time has elapsed, the session is stopped, or the target ends."""
         until = float("inf") if seconds is None else self.started_at + seconds
         follower = self.attachment.follower
         follower.start()
@@ -237,7 +237,7 @@ class Monitor:
                 return
             self._count()
             if not self.attachment.session.helper_is_there:
-                self.say("The target closed the session's memory file or another monitor took over.")
+                self.say("The target closed the session's memory file, or another monitor took over.")
                 return
 
     def _count(self) -> None:
@@ -266,7 +266,7 @@ class Monitor:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Restores the target, drains what is left, ends the helper thread. Never raises for a target that is gone."""
+        """Restores the target, drains the rest, ends the helper thread. Never raises for a target that is gone."""
         attachment = self.attachment
         try:
             if not attachment.has_ended():
@@ -292,8 +292,8 @@ class Monitor:
             attachment.session.leave()
 
     def _end_turns(self) -> None:
-        # What is received while probes are taken out would not be seen to leave.
-        with suppress(NfprobeError):  # of a helper thread that does not answer the next lines tell
+        # Packets received while probes are removed would not be seen leaving.
+        with suppress(NfprobeError):  # the next lines report a helper thread that does not respond
             self.attachment.session.end_turns()
             self.drain.run_until(time.monotonic() + GRACE_S)
 

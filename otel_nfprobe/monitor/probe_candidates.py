@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates: the functions of a program that may run between receive and transmit, for a trial to count.
+"""Probe candidates: functions of a program that may run between receive and transmit, for a trial to count.
 
-In a small program these are all functions of its executable, of its drivers and of the libraries that were seen
-running. In a large one they are the functions that were seen (hot_code.py), and what those call directly, step
-by step. The C library and its like are never among them. Reads only.
+In a small program these are all functions of its executable, its drivers and the libraries that were seen running. In a
+large one they are the functions that were seen (hot_code.py), and those that they call directly, level by level. The C
+library and the like are never among them. Reads only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from otel_nfprobe.target.hot_code import Sightings
 from otel_nfprobe.target.target import Target
 
 FOREIGN_LIBRARIES = (*C_LIBRARIES, "ld-linux", "libm.so", "libgcc_s", "libstdc++", "libc++", "linux-vdso", "[vdso]")
-CANDIDATES_MAX = 1500  # arming more takes a second
-STEPS = 2  # of calls, from the functions that were seen
+CANDIDATES_MAX = 1500  # arming more takes over a second
+STEPS = 2  # call levels from the functions that were seen
 
 
 def find_candidates(target: Target, roles: Sequence[int], seen: Sightings | None) -> list[Function]:
-    """Functions that may run between receive and transmit; those that receive and transmit are not among them.
+    """Returns functions that may run between receive and transmit, without the receive and transmit functions
+    themselves.
 
     Args:
         target: a checked target.
         roles: addresses of the functions that receive, transmit and drop.
-        seen: what its threads were seen doing, if that could be looked at.
+        seen: where its threads were seen running, if that was observable.
 
     Returns:
-        at most CANDIDATES_MAX; none when the program is large and nothing was seen.
+        at most CANDIDATES_MAX; none if the program is large and nothing was seen.
 
     Raises:
         NfprobeError: a module is malformed.
@@ -58,7 +59,7 @@ def _is_own(module: Module) -> bool:
 
 
 def _functions_at(modules: Sequence[Module], addresses: NDArray[np.uint64]) -> list[Function]:
-    """Functions that hold one of the addresses, those with most of them first."""
+    """Returns the functions that contain one of the addresses, those with the most first."""
     counts: list[tuple[int, int, Function]] = []
     for module in modules:
         inside = np.zeros(len(addresses), bool)
@@ -77,7 +78,7 @@ def _functions_at(modules: Sequence[Module], addresses: NDArray[np.uint64]) -> l
 
 
 def _reach(target: Target, modules: Sequence[Module], hits: Sequence[Function]) -> list[Function]:
-    """The functions that were seen and those that they call, nearest first."""
+    """Returns the functions that were seen and those that they call, nearest first."""
     found = {function.address: function for function in hits}
     edge = list(found.values())
     for _ in range(STEPS):
@@ -94,7 +95,7 @@ def _reach(target: Target, modules: Sequence[Module], hits: Sequence[Function]) 
 
 
 def _called_by(target: Target, modules: Sequence[Module], function: Function) -> Iterator[Function]:
-    """Functions that it calls, jumps to or takes the address of, also through its module's PLT."""
+    """Yields the functions that it calls, jumps to or takes the address of, also through its module's PLT."""
     module = function.module
     scan = scan_module(module.image)
     index = scan.index_of(function.offset)
@@ -111,7 +112,7 @@ def _called_by(target: Target, modules: Sequence[Module], function: Function) ->
 
 
 def _through(target: Target, modules: Sequence[Module], slot: int) -> Function | None:
-    """The function that a GOT slot leads to, if it is one of the program's own."""
+    """Returns the function that a GOT slot points to, if it belongs to the program."""
     try:
         address = target.read_word(slot)
     except NfprobeError:

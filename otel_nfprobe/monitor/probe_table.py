@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probed: what each function id means, for reports, recordings and the pipeline."""
+"""Probe table: what each function ID means, for reports, recordings and the pipeline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from otel_nfprobe.recording.sessionfacts import FunctionInfo
 
 
 def name_of(probe: Probe) -> str:
-    """The function's name; one that has none is called by its module and offset."""
+    """Returns the function's name, or its module and offset if it has none."""
     plan = probe.request.plan
     return plan.function.label if plan.name_source == "offset" else plan.name
 
 
 def find_names(probes: Sequence[Probe]) -> list[str]:
-    """Name of each function id up to the largest; empty for ids of none of the probes."""
+    """Returns the name of each function ID up to the largest; empty for IDs without a probe."""
     names = [""] * (max((probe.id for probe in probes), default=-1) + 1)
     for probe in probes:
         names[probe.id] = name_of(probe)
@@ -32,7 +32,9 @@ def find_names(probes: Sequence[Probe]) -> list[str]:
 def find_roles(
     probes: Sequence[Probe], choice: Choice, together: Sequence[Probe]
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Role (enum nfp_role) of each function id of `probes`, 0 for the others; `together` are in place with them."""
+    """Returns the role (enum nfp_role) of each function ID of `probes`, 0 for the others; `together` are armed with
+    them.
+    """
     roles = np.zeros(max((probe.id for probe in probes), default=-1) + 1, dtype=np.uint8)
     probed = {probe.request.plan.address for probe in together}
     sees_all_sent = all(role.address in probed for role in choice.roles if role.role == TRANSMIT)
@@ -50,7 +52,7 @@ def describe_functions(
     compensation: Compensation,
     choice: Choice,
 ) -> list[FunctionInfo]:
-    """What a recording says of each probe; costs by strategy."""
+    """Describes each probe for a recording; costs by strategy."""
     return [_describe(probe, int(roles[probe.id]), costs, compensation, choice) for probe in probes]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profile of one session: has its threads sampled, and says at its end what the sampled addresses are called."""
+"""The profile of one session: has its threads sampled, and resolves the sampled addresses to names at its end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from otel_nfprobe.target.target import Target
 if TYPE_CHECKING:
     from otel_nfprobe.profiling.profiler import Counted, Profiler
 
-LOOK_S = 1.0  # how often the target's modules are looked at
+LOOK_S = 1.0  # interval of reading the target's modules
 
 
 class Profile:
-    """What a session does for its profile; nothing without one.
+    """The profiling of a session; does nothing if it is off.
 
     Args:
-        drain: takes the samples.
+        drain: receives the samples.
         target: whose threads are sampled.
-        hertz: samples in each second that a thread runs; 0: no profile.
-        say: tells a person, once, when there is none, and which counters samples hold.
+        hertz: samples per second of a thread's running time; 0: no profile.
+        say: reports to the user, once, that there is no profile, and which counters samples contain.
         counting, software: the counters of the session, which may change while it runs.
     """
 
@@ -48,7 +48,7 @@ class Profile:
         self._due_at = 0.0
         if not hertz:
             return
-        from otel_nfprobe.profiling.profiler import Counted, Profiler  # slow to load, and few sessions have a profile
+        from otel_nfprobe.profiling.profiler import Counted, Profiler  # slow to import, and few sessions have a profile
 
         self._counted = Counted
         profiler = Profiler(drain.clock, hertz, drain.session.holds_thread, self._find_counted, say)
@@ -68,20 +68,20 @@ class Profile:
         return self._counted(self._counting.groups(), self._counting.counters, self._software.counters)
 
     def follow(self) -> None:
-        """Looks what the target has loaded, when it is time to."""
+        """Reads what the target has loaded, when due."""
         if self._profiler is not None and time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + LOOK_S
             found = self._places.look()
             self._drain.write(lambda recording: recording.places(found))
 
     def finish(self, parts: Iterable[CodePart]) -> None:
-        """The session is over: names the addresses in the recording. `parts`: code of ours."""
+        """Ends the profile: writes the names of the addresses to the recording. `parts`: injected code."""
         if self._profiler is not None and self._drain.recording is not None:
             found = self._places.find(parts)
             self._drain.write(lambda recording: recording.places(found))
 
     def describe(self) -> dict[str, Any] | None:
-        """For the summary; None without a profile."""
+        """Returns the profile for the summary; None without one."""
         profiler = self._profiler
         if profiler is None:
             return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reserve: descriptors that this process keeps from a session's begin, so that its end can open what it needs.
+"""Reserve: file descriptors kept from the start of a session, so that its end can open what it needs.
 
-Taking probes out opens files of /proc. A process that has run out of descriptors by then, for whatever reason, would
+Removing probes opens files in /proc. A process that has run out of descriptors by then, for whatever reason, would
 leave code patched.
 """
 
@@ -21,14 +21,14 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Kind = TypeVar("Kind")
 _spares: list[int] = []
-_ending = 0  # sessions that are at their end now
+_ending = 0  # sessions that are ending now
 _changed = threading.Lock()
 
 
 def reserves_descriptors(begin: str, *ends: str) -> Callable[[type[Kind]], type[Kind]]:
-    """For a class whose method `begin` begins a session, which its methods `ends` end.
+    """Decorates a class whose method `begin` starts a session, which its methods `ends` end.
 
-    `begin` raises NfprobeError when there are too few descriptors for an end; during an end the reserve is free.
+    `begin` raises NfprobeError if there are too few descriptors for an end; the reserve is released during an end.
     """
 
     def decorate(kind: type[Kind]) -> type[Kind]:
@@ -47,8 +47,8 @@ def _keeps(begin: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
             if not _ending and not _fill():
                 limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
                 raise NfprobeError(
-                    f"Too few files may be open at once ({limit}): nothing was probed, since taking the probes out"
-                    f" again could fail for want of {SPARES} more.",
+                    f"The limit of open files is too low ({limit}): nothing was probed, since removing the probes"
+                    f" could fail without {SPARES} more.",
                     "ulimit -n 4096",
                 )
         return begin(*arguments, **options)
@@ -70,7 +70,7 @@ def _frees(end: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
             with _changed:
                 _ending -= 1
                 if not _ending:
-                    _fill()  # for the other sessions of this process, as far as it goes
+                    _fill()  # for the other sessions of this process, as far as possible
 
     return freed
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot: what a session knows of itself at one moment. The summary, metrics, the budget and the line that shows
-progress read it, and nothing else of a session that runs."""
+"""Snapshot: the state of a session at one moment. The summary, metrics, the budget and the progress line read it, and
+nothing else of a running session.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ class SessionSnapshot:
     """One session at one moment.
 
     Attributes:
-        elapsed_s: since recording was enabled; of a session that is over, until then.
+        elapsed_s: since recording was enabled; for a finished session, its duration.
         ticks_per_second: of its clock.
-        counts: what the pipeline made of the records.
-        threads: what the target's threads have counted.
-        thread_names: comm by tid.
-        late: what late capture has counted; None without it.
-        lost: records by class, and those that were torn or mistimed.
-        placed: probes in place.
+        counts: of the pipeline.
+        threads: counts of the target's threads.
+        thread_names: comm by thread ID.
+        late: counts of late capture; None without it.
+        lost: records by class, including torn and mistimed ones.
+        placed: armed probes.
         costs: of a probed call, by strategy.
-        call_counts: calls by function id.
-        call_costs: of a call by function id (dtype COST).
-        counts_calls: batches and packets are made of calls: the threads have not counted them.
-        may_generate: the network function can send packets that it has not received, and each one was looked at.
+        call_counts: calls by function ID.
+        call_costs: of a call by function ID (dtype COST).
+        counts_calls: batches and packets are derived from calls: the threads have not counted them.
+        may_generate: the network function can send packets that it has not received, and each one was checked.
     """
 
     elapsed_s: float
@@ -56,7 +57,7 @@ class SessionSnapshot:
 
     @classmethod
     def take(cls, attachment: Attachment, drain: Drain, elapsed_s: float) -> SessionSnapshot:
-        """What is known now; to be taken by the thread that drains."""
+        """Returns the current state; call from the draining thread."""
         session, choice, counts = attachment.session, attachment.choice, drain.pipeline.counts()
         threads = tuple(session.thread_counts())
         by_class = np.array([*(thread.lost for thread in threads), session.unregistered()]).sum(axis=0).tolist()
@@ -79,22 +80,22 @@ class SessionSnapshot:
 
     @property
     def elapsed_ticks(self) -> float:
-        """At least 1."""
+        """Elapsed ticks, at least 1."""
         return max(1.0, self.elapsed_s * self.ticks_per_second)
 
     @property
     def share_of_core(self) -> float:
-        """What probed calls have cost, of one processor."""
+        """Cost of the probed calls, as a share of one core."""
         return self.counts.calls * ticks_per_call(self.costs) / self.elapsed_ticks
 
     def received(self) -> tuple[int, int]:
-        """Batches and packets received until now."""
+        """Returns the batches and packets received so far."""
         if self.counts_calls:
             return self.counts.batches, self.counts.received
         return sum(count.batches for count in self.threads), sum(count.received for count in self.threads)
 
     def packets(self) -> dict[str, int]:
-        """Packets received, and by what became of them. The threads' counters are exact even when records are lost."""
+        """Returns packets received, and by disposition. The threads' counters are exact even when records are lost."""
         counts, threads = self.counts, self.threads
         if self.counts_calls:
             received, transmitted, dropped, punted = counts.received, counts.transmitted, counts.dropped, counts.punted

@@ -11,7 +11,7 @@ from otel_nfprobe.probes.calibration import ticks_per_call
 
 
 def summarise(monitor: Monitor) -> dict[str, Any]:
-    """The summary object of attach and run (docs/command-line.md), after the detach."""
+    """Returns the summary object of attach and run (docs/command-line.md); call after the detach."""
     attachment, now, clock = monitor.attachment, monitor.snapshot(), monitor.drain.clock
     counts = now.counts
     return {
@@ -109,7 +109,7 @@ def _list_threads(monitor: Monitor, now: SessionSnapshot) -> list[dict[str, Any]
 
 
 def _count_identified(now: SessionSnapshot) -> dict[str, Any]:
-    """What became of late capture, where it was asked for."""
+    """Returns the results of late capture, if it was requested."""
     if now.late is None:
         return {}
     packets = sum(count.identified for count in now.late)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trial: which functions are worth a probe when nobody has named any.
+"""Trial: selects functions worth a probe when the user names none.
 
-Before a session, all candidates are probed for a moment, in a session of its own that ends before the real one
-begins: nothing of it is in a summary, a recording or an export. Those that are called a few times a batch, and
-take longer than their probe, are kept, the longest first, as long as their probes cost little of a batch.
+Before a session, all candidates are probed for a short time, in a session of its own that ends before the real one
+starts: nothing of it is in a summary, a recording or an export. Functions that are called a few times per batch and
+take longer than their probe are kept, the longest first, as long as their probes cost little of a batch.
 
-What encloses the receive call is left out, because it also runs when nothing was received: an idle NF would
+Functions that enclose the receive call are left out, because they also run when nothing was received: an idle NF would
 write records at full speed.
 """
 
@@ -37,21 +37,21 @@ from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.hot_code import see_running
 from otel_nfprobe.target.target import Target
 
-LOOK_SHARE = 0.3  # of the trial's time: for seeing what runs, before anything is probed;
+LOOK_SHARE = 0.3  # of the trial's time: to see what runs, before anything is probed;
 LOOK_S_MAX = 0.3  # at most
-ENOUGH_BATCHES = 2000  # the trial ends early when so many were counted,
-COUNT_S_MIN = 0.1  # and it has lasted so long,
-COUNT_S_MAX = 1.0  # or when packets have come for so long
+ENOUGH_BATCHES = 2000  # the trial ends early after so many batches,
+COUNT_S_MIN = 0.1  # and at least this time,
+COUNT_S_MAX = 1.0  # or when packets have arrived for this long
 STEP_S = 0.02
 CALLS_PER_BATCH_MAX = 4.0
-CLIPPED_SHARE_MAX = 0.1  # of a function's calls that may enclose a receive call
+CLIPPED_SHARE_MAX = 0.1  # maximum share of a function's calls that enclose a receive call
 CHOSEN_MAX = 32
 COST_SHARE_MAX = 0.03  # of a batch's time
-CALLS_ALWAYS = 4  # so many calls a batch are worth their cost however short a batch is
+CALLS_ALWAYS = 4  # this many calls per batch are worth their cost however short a batch is
 
 
 class Tally(Statistics):
-    """Statistics that also tell which calls belong to a batch."""
+    """Statistics that also count which calls belong to a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Tally(Statistics):
         self.clipped: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def add(self, columns: Columns) -> None:
-        """See Statistics."""
+        """Adds columns, as Statistics.add."""
         super().add(columns)
         calls, batches = columns.calls, columns.batches
         self.batches += len(batches)
@@ -83,14 +83,14 @@ class Tally(Statistics):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the trial found out about one function.
+    """Results of the trial for one function.
 
     Attributes:
-        per_batch: calls in a batch, on average.
-        elsewhere: calls outside of batches, for each one in a batch.
+        per_batch: average number of calls per batch.
+        elsewhere: calls outside of batches, per call in a batch.
         clipped: share of its calls that enclose a receive call.
-        mean_ticks: how long a call takes without its probes.
-        self_ticks: in all its calls, without what it calls and without probes.
+        mean_ticks: duration of a call without its probes.
+        self_ticks: total self time of its calls, without probes.
     """
 
     function: Function
@@ -103,15 +103,15 @@ class Counted:
 
 @dataclass
 class Found:
-    """What a trial has found.
+    """Results of a trial.
 
     Attributes:
-        candidates: how many functions were probed.
-        batches: how many batches were seen.
-        batch_ns: how long one takes without the trial's probes.
-        chosen: what is worth a probe, the longest first.
-        calls: of these in a batch.
-        cost_ns: what their probes cost in a batch.
+        candidates: number of functions probed.
+        batches: number of batches seen.
+        batch_ns: duration of a batch without the trial's probes.
+        chosen: functions worth a probe, the longest first.
+        calls: of these per batch.
+        cost_ns: of their probes per batch.
         left_out: numbers of functions that ran, by reason.
     """
 
@@ -124,20 +124,20 @@ class Found:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def globs(self) -> list[str]:
-        """The chosen functions as `--functions` names them."""
+        """Returns the chosen functions as `--functions` names them."""
         return [f"{glob.escape(function.module.name)}:{function.offset:#x}" for function in self.chosen]
 
 
 def thin(rows: Sequence[Counted], call_ticks: float, batch_ticks: float) -> tuple[list[Counted], dict[str, int]]:
-    """Keeps what is worth a probe.
+    """Selects the functions worth a probe.
 
     Args:
         rows: all functions that ran.
-        call_ticks: what a probed call costs.
-        batch_ticks: how long a batch takes.
+        call_ticks: cost of a probed call.
+        batch_ticks: duration of a batch.
 
     Returns:
-        what is kept, by falling own time, and how many are left out by reason.
+        the kept functions by decreasing self time, and the numbers of those left out by reason.
     """
     kept: list[Counted] = []
     left_out: dict[str, int] = {}
@@ -172,8 +172,8 @@ class Trial:
         target: checked; nobody is attached to it.
         adapter: knows its receive and transmit functions.
         excluded, strategy, no_stop: as for the session that follows (probe_selection.py).
-        ring_bytes: of each thread's ring.
-        stopping: set: the trial ends at once.
+        ring_bytes: size of each thread's ring.
+        stopping: set: the trial ends immediately.
     """
 
     target: Target
@@ -185,13 +185,13 @@ class Trial:
     stopping: threading.Event
 
     def run(self, seconds: float) -> Found:
-        """Looks, probes, counts and thins. The target is as it was afterwards.
+        """Finds candidates, probes, counts and selects. Restores the target afterwards.
 
         Raises:
             NfprobeError: the candidates cannot be probed.
         """
         roles = self.adapter.roles(self.target)
-        # What only frees packets is in libraries that need not be of interest.
+        # Functions that only free packets are in libraries that need not be of interest.
         handling = [role.address for role in roles if role.role != FREE]
         served = {role.address for role in roles}
         look_s = min(LOOK_S_MAX, LOOK_SHARE * seconds)
@@ -221,7 +221,7 @@ class Trial:
     def _choose(self, candidates: Sequence[Function]) -> Choice:
         choice = choose(self.target, self.adapter, (), self.excluded, self.strategy, self.no_stop, further=candidates)
         roles = {role.address for role in choice.roles}
-        untimed = (None, ENTRY_ONLY, GOT_SLOT)  # no duration, or not all calls
+        untimed = (None, ENTRY_ONLY, GOT_SLOT)  # no durations, or not all calls
         choice.plans = [plan for plan in choice.plans if plan.address in roles or plan.strategy not in untimed]
         return choice
 
@@ -244,7 +244,7 @@ class Trial:
 
 
 def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
-    """What is worth a probe, by what was counted."""
+    """Selects the functions worth a probe from the counts."""
     roles = {role.address for role in monitor.attachment.choice.roles}
     tried = sum(probe.request.plan.address not in roles for probe in monitor.attachment.probes)
     found = Found(tried, tally.batches)
@@ -253,7 +253,7 @@ def _judge(monitor: Monitor, tally: Tally, ticks_per_second: float) -> Found:
     call_ticks = max(1.0, ticks_per_call(monitor.attachment.costs))
     rows = _rows(monitor, tally)
     probed_calls = float(tally.in_batches.sum()) / tally.batches
-    # The median: the trial's own cost to a batch, and preemption, must not make room for more probes.
+    # Uses the median: neither the trial's own cost to a batch nor preemption may make room for more probes.
     batch_ticks = max(1.0, tally.quantile(Distribution.BATCH_TICKS, 0.5) - probed_calls * call_ticks)
     kept, found.left_out = thin(rows, call_ticks, batch_ticks)
     ns = 1e9 / ticks_per_second
@@ -288,7 +288,7 @@ def _keep_silent(_sentence: str) -> None:
 
 
 def describe(found: Found, pid: int, say: Callable[..., None]) -> None:
-    """Says in a sentence or two what was chosen and what that costs."""
+    """Reports what was chosen and its cost, in a sentence or two."""
     if not found.candidates:
         say(
             "trial: this program is large, and the kernel does not show which of its functions run: only the"
@@ -297,7 +297,7 @@ def describe(found: Found, pid: int, say: Callable[..., None]) -> None:
         )
     elif not found.batches:
         say(
-            "trial: no packets came, so which functions work on them is not known: only the adapter's are probed.",
+            "trial: no packets arrived, so the functions that process them are unknown: only the adapter's are probed.",
             f"nfprobe attach {pid} --trial 30s",
         )
     else:

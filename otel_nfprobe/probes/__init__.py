@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: which functions get one, where and how, trampolines and the library in the target, and what is patched."""
+"""Probes: function selection, analysis, trampolines, the library in the target, and patching."""

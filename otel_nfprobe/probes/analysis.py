@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which strategy a function is probed with, or the named reason why it is not.
+"""Analysis: chooses the strategy with which a function is probed, or the named reason why it is not.
 
     in-stack call      the trampoline calls the displaced first instructions; the body stays where it is and
-                       everything below the return address moves down by 16 bytes: right only for a function
-                       that never looks at its stack arguments or return address
-    relocated body     the trampoline holds a copy of the whole function: nothing moves on the stack
+                       everything below the return address moves down by 16 bytes: only valid for a function
+                       that never reads its stack arguments or return address
+    relocated body     the trampoline contains a copy of the whole function: nothing moves on the stack
     copied arguments   as the in-stack call, with the stack arguments pushed again
     GOT slot           calls that leave a module through a slot go to the trampoline; no code changes
-    entry only         calls are counted and stamped where they begin
+    entry only         calls are counted and timestamped at their entry
 
-In this order, which is that of the least interference: each step is tried when static analysis rules out the
-ones before. Decides only, touches nothing.
+Tried in this order, from the least interference: each is tried when static analysis rules out those before. Decides
+only, changes nothing.
 """
 
 from __future__ import annotations
@@ -352,14 +352,14 @@ def _facts(function: Function) -> str:
 PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
-PROGRAM_START = "nothing called it: a program or thread starts here"
+PROGRAM_START = "entry point of the program or of a thread"
 SIGNAL_RETURN = "signal return"
 NEVER_RETURNS = "never returns"
-RUNTIME = "runtime support that must not be interfered with"
+RUNTIME = "runtime support that must not be probed"
 TWICE = "returns twice"
-CALLER = "looks at its caller"
+CALLER = "inspects its caller"
 OWN_LOOP = "branches to its own start"
-TAIL_LOOP = "functions that it ends in a jump to jump back to its start"
+TAIL_LOOP = "its tail calls lead back to its start"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
 NO_STACK_ARGUMENTS = "reads no stack arguments"
 
@@ -368,13 +368,13 @@ _NEVER_RETURNING = re.compile(
     r"|__assert_fail|__assert_perror_fail|__cxa_(re)?throw|_Unwind_\w+|__fortify_fail|__chk_fail|__stack_chk_fail"
     r"|__libc_fatal|clib_longjmp|clib_calljmp"
 )
-_NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child runs on with the parent's memory
+_NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child continues in the parent's memory
 _RUNTIME = re.compile(
     r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
     r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
-# Most names are none of all these.
+# Most names are none of these.
 _SPECIAL = re.compile(
     "|".join(names.pattern for names in (_NEVER_RETURNING, _NEW_STACK, _RUNTIME, RETURNS_TWICE, CALLER_SENSITIVE))
 )
@@ -383,11 +383,11 @@ _SPECIAL = re.compile(
 def plan_functions(
     functions: Iterable[Function], target: Target | None = None, strategy: str | None = None
 ) -> list[FunctionPlan]:
-    """One plan for each function.
+    """Returns one plan for each function.
 
     Args:
         functions: of a process, or of files.
-        target: the process, to see where jumps through GOT slots lead; without it they are judged by name.
+        target: the process, to resolve jumps through GOT slots; without it they are judged by name.
         strategy: a name of STRATEGIES: only this one.
 
     Raises:
@@ -412,26 +412,26 @@ def _judge(function: Function, kept: KeptPlans) -> FunctionPlan:
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
-    """The plan of one function. As plan_functions, which is faster for many."""
+    """Returns the plan of one function; plan_functions is faster for many."""
     return plan_functions([function], target, strategy)[0]
 
 
 def plan_seventh(function: Function, target: Target) -> FunctionPlan:
-    """A call of a function that takes one word from the stack and no more, as somebody knows who knows its prototype.
+    """Returns a plan for a call of a function that takes exactly one word from the stack, as known from its prototype.
 
-    Only the template of transmit, drop and hand-over functions puts that word where the function looks for it.
+    Only the template of transmit, drop and hand-over functions puts that word where the function expects it.
     """
     return _Ladder(function, TailCalls(target)).plan_seventh()
 
 
 def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, list[int]]:
-    """The displaced instructions for another address, with a jump back where flow goes on behind them.
+    """Relocates the displaced instructions to another address, with a jump back if control flow continues after them.
 
-    Returns the code and, for each of `plan.displaced_offsets`, the offset in it. For a GOT slot the code is a
-    jump to the function.
+    Returns the code and, for each of `plan.displaced_offsets`, the offset in it. For a GOT slot the code is a jump to
+    the function.
 
     Raises:
-        NfprobeError: an instruction cannot be moved so far; the sentence is the reason.
+        NfprobeError: an instruction cannot be moved that far; the sentence is the reason.
     """
     if plan.is_slot:
         return b"\xff\x25\0\0\0\0" + plan.address.to_bytes(8, "little"), [0]
@@ -439,19 +439,19 @@ def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, lis
 
 
 class _Ladder:
-    """The strategies for one function, tried in turn."""
+    """Tries the strategies for one function in turn."""
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
         source, names = function.found_names
-        self.is_named = source != "offset"  # an offset is no name
+        self.is_named = source != "offset"  # an offset is not a name
         aliases = names if self.is_named else ()
         self.is_cold = any(".cold" in alias for alias in aliases)
         self.aliases = [alias for alias in aliases if _SPECIAL.fullmatch(alias)]
         self.tail_calls = tail_calls
 
     def plan(self, strategy: str | None) -> FunctionPlan:
-        """By one strategy, or by the first that fits."""
+        """Returns the plan by one strategy, or by the first that fits."""
         reason = self._refuse_everything()
         if reason:
             return self._refused(reason)
@@ -469,7 +469,7 @@ class _Ladder:
         return FunctionPlan(self.function, None, reason)
 
     def _refuse_everything(self) -> str:
-        """Why the function can be probed in no way, or ""."""
+        """Returns why the function cannot be probed at all, or ""."""
         function, module = self.function, self.function.module
         if module.is_dynamic_linker:
             return IN_LINKER
@@ -493,7 +493,7 @@ class _Ladder:
         return NO_ENTRY if self.scan.is_part(self.index, self.is_named) else ""
 
     def _end(self) -> str:
-        """Why a call of the function has no end, or ""."""
+        """Returns why a call of the function never returns normally, or ""."""
         if self.own.outermost:
             return PROGRAM_START
         if self.aliases and any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
@@ -505,7 +505,7 @@ class _Ladder:
         return ""
 
     def _frame_must_stay(self) -> str:
-        """Why the function cannot be called from a trampoline, or ""."""
+        """Returns why the function cannot be called from a trampoline, or ""."""
         reason = self._end()
         for alias in self.aliases:
             if RETURNS_TWICE.fullmatch(alias):
@@ -515,7 +515,7 @@ class _Ladder:
         return reason or self.tail_calls.trouble(self.function.module, self.index)
 
     def _loops(self) -> str:
-        """Why its start is reached without a call, or ""."""
+        """Returns why its start is reached without a call, or ""."""
         start = self.function.offset
         if any(start <= address <= start + 4 for address in self.own.near):
             site = find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
@@ -528,7 +528,9 @@ class _Ladder:
         return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
 
     def plan_seventh(self) -> FunctionPlan:
-        """As by in-stack, of a function whose only fault is that it takes an argument from the stack."""
+        """Returns an in-stack plan for a function that is only unsuitable because it takes an argument from the
+        stack.
+        """
         reason = self._refuse_everything()
         reason = reason or self._frame_must_stay()
         reason = self._loops() if reason in ("", STACK_ARGUMENTS) else reason
@@ -631,10 +633,10 @@ def _rows(rules: Sequence[Row], site: Site) -> tuple[tuple[int, int, int], ...] 
 
 
 def find_slots(target: Target, plans: Sequence[FunctionPlan]) -> list[FunctionPlan]:
-    """One plan for each GOT slot that leads to a function whose strategy is GOT_SLOT.
+    """Returns one plan for each GOT slot that leads to a function whose strategy is GOT_SLOT.
 
-    Slots of the dynamic linker and the probe library are left alone. A slot that still leads to the dynamic
-    linker counts for the function that its name will be bound to.
+    Slots of the dynamic linker and the probe library are left alone. A slot that still leads to the dynamic linker
+    counts for the function that its name will be bound to.
 
     Raises:
         NfprobeError: the target has ended.
@@ -648,7 +650,7 @@ def find_slots(target: Target, plans: Sequence[FunctionPlan]) -> list[FunctionPl
 
 
 def refused(plans: Sequence[FunctionPlan]) -> dict[str, int]:
-    """Number of refused functions by reason, the most frequent first."""
+    """Returns the number of refused functions by reason, the most frequent first."""
     counts: dict[str, int] = {}
     for plan in plans:
         if plan.strategy is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas: where trampolines lie. The target maps each read-execute within reach of one module; only the monitor
-maps it writable. An arena is an ELF file that profilers can read (arenafile.py) where the target sees a directory
-for it, else a part of the session's memory file. Arenas are never unmapped while the target lives: a thread may
-be inside.
+"""Arenas: the memory of trampolines. The target maps each read-execute within reach of one module; only the monitor
+maps it writable. An arena is an ELF file readable by profilers (arenafile.py) if the target sees a directory for it,
+otherwise a part of the session's memory file. Arenas are never unmapped while the target lives: a thread may be
+executing inside.
 """
 
 from __future__ import annotations
@@ -112,21 +112,21 @@ def _overlap(ranges: list[tuple[int, int]]) -> bool:
 
 REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
 GUARD_BYTES = 64 << 10
-STACK_ROOM_BYTES = 64 << 20  # that a stack may still grow into
+STACK_ROOM_BYTES = 64 << 20  # space for a stack to grow
 ARENA_STEP_BYTES = 1 << 20
-FILES_MAX = 48  # the others are memory that takes more code at a later attach
+FILES_MAX = 48  # the other arenas are memory, which can take more code at a later attach
 LOWEST_ADDRESS = 1 << 20
 
 
 class NoRoomError(NfprobeError):
-    """Less code at once may find room."""
+    """No room; a smaller amount of code may fit."""
 
 
 class Arenas:
     """The arenas of one session. All addresses are the target's.
 
     Raises:
-        NfprobeError: what the session's header says of them cannot be.
+        NfprobeError: the session's header describes impossible arenas.
     """
 
     def __init__(self, session: Session, target: Target) -> None:
@@ -135,15 +135,15 @@ class Arenas:
         self._mapped: dict[int, Any] = {}
         self._files: dict[int, ArenaFile] = {}
         self._entries, self._used_bytes = read_arenas(session)
-        self._absent: set[int] = set()  # that are not mapped where the header says
+        self._absent: set[int] = set()  # arenas not mapped where the header says
         self._check_mapped(range(len(self._entries)))
 
     def entry(self, arena: int) -> Arena:
-        """What is known of it."""
+        """Returns the entry of an arena."""
         return self._entries[arena]
 
     def write(self, arena: int, start: int, content: bytes) -> None:
-        """Puts bytes into it.
+        """Writes bytes into an arena.
 
         Raises:
             NfprobeError: there is no room for them.
@@ -154,14 +154,14 @@ class Arenas:
             self.mapping(arena)[start : start + len(content)] = content
 
     def mapping(self, arena: int) -> Any:
-        """Its bytes, writable, where it is memory and no file."""
+        """Returns its bytes, writable, if it is memory and not a file."""
         if arena not in self._mapped:
             entry = self.entry(arena)
             self._mapped[arena] = self._session.map_arena(entry.offset, entry.bytes)
         return self._mapped[arena]
 
     def holds(self, address: int, module: Module) -> bool:
-        """Whether code was written there, within reach of a module."""
+        """Returns whether an address is in written arena code within reach of a module."""
         return _within_reach(address, 0, module.low, module.high) and any(
             entry.address <= address < entry.address + entry.used
             for index, entry in enumerate(self._entries)
@@ -169,24 +169,24 @@ class Arenas:
         )
 
     def _check_mapped(self, arenas: Collection[int]) -> None:
-        """Code is written only to what the target has mapped executable, as the kernel says."""
+        """Checks that the target has mapped the arenas executable, according to the kernel, before code is written."""
         maps = self._target.maps() if arenas else []
         self._absent.update(index for index in arenas if not self._entries[index].is_mapped(self._session, maps))
 
     def near(self, module: Module, size_bytes: int, in_file: bool = True) -> int:
-        """An arena with so much room within reach of a module.
+        """Returns an arena with this much room within reach of a module.
 
         Args:
             in_file: it may be a file, which `finish` closes for further code.
 
         Raises:
-            NoRoomError: not so much lies free in one piece.
+            NoRoomError: no free piece is large enough.
             NfprobeError: the arenas are used up, or the target may not map executable memory.
         """
         low, high = module.low, module.high
         for index, arena in enumerate(self._entries):
             fits = arena.used + size_bytes <= arena.bytes and index not in self._absent
-            # A file is written by one monitor, once.
+            # A file is written by one monitor only, once.
             mine = arena.offset != 0 or (in_file and index in self._files)
             if fits and mine and _within_reach(arena.address, arena.bytes, low, high):
                 return index
@@ -208,7 +208,7 @@ class Arenas:
         return True
 
     def finish(self, arena: int, code: CodeObject, start: int) -> None:
-        """All code of the arena is described by what stands at offset `start`: a file takes no more."""
+        """Completes an arena whose code is described by the object at offset `start`: a file accepts no more code."""
         if arena in self._files:
             entry = self.entry(arena)
             used_bytes = -(-entry.used // HEAD_BYTES) * HEAD_BYTES
@@ -245,10 +245,10 @@ class Arenas:
 
 
 def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> list[int]:
-    """Addresses where `size_bytes` are free within reach of [low, high), the nearest first.
+    """Returns addresses with `size_bytes` free within reach of [low, high), the nearest first.
 
-    Keeps away from where the heap begins or will begin, and from the lower end of a stack: both grow. So the upper end
-    of a gap is taken, but of that between libraries and stack, which may be larger than what is within reach.
+    Keeps a distance to the start (or future start) of the heap, and to the lower end of a stack: both grow. Therefore
+    the upper end of a gap is used, except for the gap between libraries and stack, which may extend out of reach.
     """
     found: list[int] = []
     before_end, after_heap = LOWEST_ADDRESS, False

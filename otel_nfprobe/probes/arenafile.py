@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arena files: an arena as an ELF file in the target's own root directory, so that profilers find its code.
 
-perf and other profilers learn names and unwind rows from the files that a process has mapped; a memory file has
-no path that they could open. Where the target sees no directory that takes such a file, arenas lie in the
-session's memory file. The file stays while the target lives, as its code stays mapped; what targets that have
-ended left behind is removed at the next attach.
+perf and other profilers read names and unwind rows from the files that a process has mapped; a memory file has no path
+that they could open. If the target sees no suitable directory, arenas are in the session's memory file. The file exists
+while the target lives, as its code stays mapped; files left behind by ended targets are removed at the next attach.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.library_file import DIRECTORIES, directories
 from otel_nfprobe.target.target import Target
 
-PREFIX = "libnfprobe-arena-"  # modules of such names are never probed
+PREFIX = "libnfprobe-arena-"  # modules with such names are never probed
 PUNCH_HOLE = 0x3  # FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
-FILE_MODE = 0o644  # profilers of other users read it
+FILE_MODE = 0o644  # readable by other users' profilers
 
 
 @dataclass
@@ -29,7 +28,7 @@ class ArenaFile:
     """One file.
 
     Attributes:
-        path: as the target sees it.
+        path: in the target's mount namespace.
         directory: open descriptor of its directory.
         name: in that directory.
         file: its own open descriptor.
@@ -43,10 +42,10 @@ class ArenaFile:
     size_bytes: int
 
     def write(self, start: int, content: bytes) -> None:
-        """Puts bytes into the file, which is not mapped here: a target that may truncate it would end the monitor.
+        """Writes bytes with pwrite: the file is not mapped here, as a target that truncates it could crash the monitor.
 
         Raises:
-            NfprobeError: there is no room for them any more.
+            NfprobeError: there is no room left for them.
         """
         try:
             written = os.pwrite(self.file, content, start)
@@ -63,14 +62,14 @@ class ArenaFile:
         self._close()
 
     def finish(self, used_bytes: int) -> None:
-        """Gives back the memory behind the first `used_bytes`, whole pages; the file keeps its length.
+        """Releases the memory after the first `used_bytes`, in whole pages; the file keeps its length.
 
-        A target that reads its own mappings would be ended by a file that is shorter than its mapping.
+        A target that reads its own mappings would crash if the file were shorter than its mapping.
         """
         behind_bytes = self.size_bytes - used_bytes
         if behind_bytes:
             mode, start, length = ctypes.c_int(PUNCH_HOLE), ctypes.c_long(used_bytes), ctypes.c_long(behind_bytes)
-            ctypes.CDLL(None).fallocate(self.file, mode, start, length)  # where that cannot be, it stays
+            ctypes.CDLL(None).fallocate(self.file, mode, start, length)  # if unsupported, the memory is kept
         self._close()
 
     def _close(self) -> None:
@@ -79,9 +78,9 @@ class ArenaFile:
 
 
 def make_file(target: Target, size_bytes: int) -> ArenaFile | None:
-    """A file whose memory is reserved, or None where no directory of the target takes one."""
+    """Creates a file with reserved memory; None if no directory of the target is suitable."""
     name = f"{PREFIX}{target.pid}-{secrets.token_hex(4)}.so"
-    for path, directory in directories(target, DIRECTORIES):  # files stay there: not where it works
+    for path, directory in directories(target, DIRECTORIES):  # files stay there: never in the working directory
         _remove_stale(directory)
         try:
             file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0, dir_fd=directory)
@@ -90,7 +89,7 @@ def make_file(target: Target, size_bytes: int) -> ArenaFile | None:
             continue
         try:
             os.fchmod(file, FILE_MODE)
-            # A target that runs where the file system is full would be ended.
+            # A target that executes from a full file system would crash.
             os.posix_fallocate(file, 0, size_bytes)
             return ArenaFile(f"{path}/{name}", directory, name, file, size_bytes)
         except OSError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration: what one probed call costs on this CPU, in this target, by strategy.
+"""Calibration: the cost of one probed call on this CPU, in this target, by strategy.
 
-The helper thread calls a function that does nothing through real trampolines. Of the ticks that a probe adds,
-those between its two time stamps are billed to the function, the others to its caller; reports take both off
-(native/core/calltree.h). Done at every attach, in a few milliseconds, on the helper thread's own CPU.
+The helper thread calls a function that does nothing through real trampolines. Of the ticks added by a probe, those
+between its two timestamps are charged to the function, the others to its caller; reports subtract both
+(native/core/calltree.h). Done at every attach, in a few milliseconds, on the helper thread's CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from otel_nfprobe.shm.session import Session
 
 ROOM_BYTES = 4096
 ALIGNMENT_BYTES = 64
-TICKS_MAX = np.iinfo(COST["whole_ticks"]).max  # of one call; more is nonsense
+TICKS_MAX = np.iinfo(COST["whole_ticks"]).max  # per call; larger values are invalid
 NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
 RETURN = b"\xc3"
 SHAPES: Mapping[str, int] = {
@@ -42,22 +42,22 @@ SHAPES: Mapping[str, int] = {
 
 
 class Cost(NamedTuple):
-    """Ticks of one probed call: between its time stamps, and in all."""
+    """Ticks of one probed call: between its timestamps, and in total."""
 
     inside_ticks: float
     whole_ticks: float
 
 
 def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iterable[str]) -> dict[str, Cost]:
-    """Measures the strategies in the target. What cannot be measured is left out.
+    """Measures the strategies in the target. Those that cannot be measured are left out.
 
     Args:
-        module: any that trampolines lie near.
+        module: any module with trampolines nearby.
     """
     costs: dict[str, Cost] = {}
     try:
         arena = arenas.near(module, ROOM_BYTES, in_file=False)
-    except NfprobeError:  # the trampolines have taken all that was free there
+    except NfprobeError:  # the trampolines have used all free memory there
         return costs
     entry = arenas.entry(arena)
     used = int(entry.used)
@@ -68,7 +68,7 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
         code = bare.ljust(ALIGNMENT_BYTES, b"\xcc")
         code += write_probed(session, SHAPES[strategy], address + len(code), address, strategy == GOT_SLOT)
         arenas.mapping(arena)[start : start + len(code)] = code
-        entry.used = start + len(code)  # nobody else may take it until the helper thread is through
+        entry.used = start + len(code)  # reserved until the helper thread has finished
         try:
             result = session.ask(lib.NFP_COMMAND_CALIBRATE, address, address + ALIGNMENT_BYTES)
         except NfprobeError:
@@ -92,13 +92,13 @@ def write_probed(
     program: int = 0,
     is_empty: bool = False,
 ) -> bytes:
-    """A function at `address` that does nothing, probed by a template.
+    """Returns a function at `address` that does nothing, probed by a template.
 
     Args:
         shape: enum nfp_shape.
-        bare: address of a function without probe, for a GOT slot: the way to it is given then.
+        bare: address of a function without probe, for a GOT slot: reached through the slot.
         program: capture program index of a receive, transmit or drop function.
-        is_empty: of a receive function: it returns nothing.
+        is_empty: a receive function that returns nothing.
     """
     values = template_values(session)
     values.program = program
@@ -121,7 +121,7 @@ def write_probed(
 
 
 def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:
-    """What a call of each function costs (dtype COST, by function id); 0 where it is not known."""
+    """Returns the cost of a call of each function (dtype COST, by function ID); 0 where unknown."""
     known = {probe.id: costs.get(probe.request.plan.strategy or "", Cost(0, 0)) for probe in probes}
     rows = np.zeros(max(known, default=-1) + 1, COST)
     for index, cost in known.items():
@@ -130,9 +130,9 @@ def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:
 
 
 def ticks_per_call(costs: Mapping[str, Cost] = MappingProxyType({})) -> float:
-    """Ticks that an entry and an exit probe add to a call, by the strategy that most functions have.
+    """Returns the ticks that an entry and an exit probe add to a call, for the strategy of most functions.
 
-    Measured in the monitor where the target could not be asked; zero where that cannot be done either.
+    Measured in the monitor if the target could not be calibrated; 0 if that is impossible as well.
     """
     for strategy in (IN_STACK_CALL, RELOCATED_BODY, COPIED_ARGUMENTS, GOT_SLOT):
         if strategy in costs:

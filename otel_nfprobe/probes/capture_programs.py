@@ -13,7 +13,7 @@ from otel_nfprobe.shm.session import Session
 
 
 def write_programs(session: Session, choice: Choice, identity: Identity) -> None:
-    """Writes the capture programs of `choice`, and what identifies packets, into the session's memory."""
+    """Writes the capture programs of `choice`, and the settings of packet IDs, into the session's memory."""
     session.header.digest_key = identity.key_words
     if isinstance(choice.adapter, NumberingAdapter):
         buffers = choice.adapter.numbered_buffers()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code map: what the code in an arena is called and how to unwind through it, for debuggers and unwinders.
+"""Code map: names and unwind rows of the code in an arena, for debuggers and unwinders.
 
-All of it is one ELF object in the arena, behind the code that it describes. Its .eh_frame is what the C++
-runtime's unwinder gets (__register_frame), too, so the rows stand in memory once. The target's probe library
-announces the object to gdb, lldb and libunwind (native/probe/jit.c). docs/stacks.md.
+One ELF object in the arena, after the code that it describes. Its .eh_frame is also passed to the C++ runtime's
+unwinder (__register_frame), so the rows are in memory once. The target's probe library announces the object to gdb,
+lldb and libunwind (native/probe/jit.c). docs/stacks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from otel_nfprobe._core import lib
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.shm.session import Session
 
-# As compilers name their own parts of a function (.cold, .isra): demanglers know the form.
+# In the style of compilers' own function parts (.cold, .isra): demanglers know the form.
 PROBE_SUFFIX = ".nfprobe"
 PROBE, DISPLACED, BODY = range(3)
 
@@ -28,12 +28,12 @@ HEADER_BYTES = 64
 SECTION_BYTES = 64
 ALIGNMENT_BYTES = 8
 MERGE_BYTES = 64  # padding between pieces that become one symbol
-ROW_BYTES = 8  # of one unwind entry in .eh_frame_hdr
+ROW_BYTES = 8  # per unwind entry in .eh_frame_hdr
 FIXED_BYTES = 1024  # headers, section table, section names, padding
 SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
-# Sections, in the order of the section table: native/probe/jit.c counts on the first three.
+# Sections, in the order of the section table: native/probe/jit.c relies on the first three.
 SECTION_NAMES = ("", ".text", ".eh_frame", ".eh_frame_hdr", ".symtab", ".strtab", ".shstrtab")
 TEXT, EH_FRAME, EH_FRAME_HDR, SYMTAB, STRTAB, SHSTRTAB = range(1, 7)
 
@@ -46,7 +46,7 @@ PROGRAM_HEADER_BYTES = 56
 PT_LOAD, PT_GNU_EH_FRAME, PT_NOTE = 1, 0x6474E550, 4
 PF_X, PF_R = 1, 4
 NOTE_BUILD_ID = struct.pack("<III4s", 4, 20, 3, b"GNU\0")
-# Encodings of .eh_frame_hdr: distance from the field, plain number, distance from the section's start.
+# Encodings of .eh_frame_hdr: offset from the field, plain number, offset from the section's start.
 HDR_ENCODINGS = bytes((1, 0x1B, 0x03, 0x3B))
 
 
@@ -58,7 +58,7 @@ class CodePart:
         address: in the target.
         size_bytes: greater than 0.
         function: raw name of the probed function.
-        kind: PROBE for code of ours; instructions of the function itself are DISPLACED or its whole BODY.
+        kind: PROBE for injected code; instructions of the function itself are DISPLACED or its whole BODY.
     """
 
     address: int
@@ -68,7 +68,7 @@ class CodePart:
 
     @property
     def symbol(self) -> str:
-        """What debuggers call it: only code of ours gets a name that differs from the function's."""
+        """Returns the symbol for debuggers: only injected code gets a name that differs from the function's."""
         return self.function + PROBE_SUFFIX if self.kind == PROBE else self.function
 
 
@@ -78,7 +78,7 @@ class CodeObject:
 
     Attributes:
         image: its bytes.
-        rows_offset: where the .eh_frame is in it.
+        rows_offset: offset of the .eh_frame in it.
     """
 
     image: bytes
@@ -86,22 +86,22 @@ class CodeObject:
 
 
 def object_room_bytes(functions: Iterable[tuple[str, int]]) -> int:
-    """Bytes that an object takes at most, besides twice its unwind rows.
+    """Returns the maximum size of an object, excluding twice its unwind rows.
 
     Args:
-        functions: name of each, and how many parts it has when neighbours of one kind are one.
+        functions: name of each, and its number of parts after merging neighbours of one kind.
     """
     symbol_bytes = SYMBOL.itemsize + len(PROBE_SUFFIX) + 1
     return FIXED_BYTES + sum(parts * (symbol_bytes + len(name.encode())) for name, parts in functions)
 
 
 def build_object(parts: Sequence[CodePart], rows: bytes, address: int) -> CodeObject:
-    """The ELF object that describes code.
+    """Builds the ELF object that describes code.
 
     Args:
         parts: not empty, in any order.
-        rows: .eh_frame with its end mark and absolute addresses.
-        address: where the object will stand in the target.
+        rows: .eh_frame with its terminator and absolute addresses.
+        address: of the object in the target.
     """
     merged = _merge(sorted(parts, key=lambda part: part.address))
     low, high = merged[0].address, merged[-1].address + merged[-1].size_bytes
@@ -130,12 +130,12 @@ def build_object(parts: Sequence[CodePart], rows: bytes, address: int) -> CodeOb
 
 
 def publish(session: Session, address: int, code: CodeObject) -> None:
-    """Makes an object known that has been written to `address` in the target.
+    """Announces an object that has been written to `address` in the target.
 
     Raises:
-        NfprobeError: the helper thread does not answer, or the target is out of memory.
+        NfprobeError: the helper thread does not respond, or the target is out of memory.
     """
-    # Without libgcc_s in its file system a target has neither C++ exceptions nor backtrace() to serve.
+    # Without libgcc_s in its file system a target has neither C++ exceptions nor backtrace() to support.
     session.ask(lib.NFP_COMMAND_REGISTER_FRAMES, address + code.rows_offset)
     if session.ask(lib.NFP_COMMAND_REGISTER_CODE, address, len(code.image)) != 0:
         raise NfprobeError(
@@ -145,7 +145,7 @@ def publish(session: Session, address: int, code: CodeObject) -> None:
 
 
 def _merge(parts: Sequence[CodePart]) -> list[CodePart]:
-    """Neighbours of one function and kind as one: the exits of a relocated body and its entry."""
+    """Merges neighbours of one function and kind: the exits of a relocated body and its entry."""
     merged: list[CodePart] = []
     for part in parts:
         last = merged[-1] if merged else None
@@ -159,10 +159,10 @@ def _merge(parts: Sequence[CodePart]) -> list[CodePart]:
 
 
 def _symbols(parts: Sequence[CodePart]) -> tuple[bytes, bytes, int]:
-    """Symbol table, its strings, and the number of local symbols, which stand first as ELF wants it.
+    """Returns symbol table, its strings, and the number of local symbols, which come first as ELF requires.
 
-    Only whole bodies are global. The original of such a function never runs, so its copy is where breakpoints
-    on its name belong.
+    Only whole bodies are global. The original of such a function never runs, so breakpoints on its name belong in its
+    copy.
     """
     ordered = [part for part in parts if part.kind != BODY] + [part for part in parts if part.kind == BODY]
     strings, starts = _string_table([part.symbol for part in ordered])
@@ -183,11 +183,11 @@ def _string_table(names: Sequence[str]) -> tuple[bytes, list[int]]:
 
 
 def _index_rows(rows: bytes) -> NDArray[np.int64]:
-    """(start address, offset) of each unwind entry (FDE), by rising address."""
+    """Returns (start address, offset) of each unwind entry (FDE), sorted by address."""
     found: list[tuple[int, int]] = []
     position = 0
     while size := int.from_bytes(rows[position : position + 4], "little"):
-        if rows[position + 4 : position + 8] != b"\0\0\0\0":  # else a common entry
+        if rows[position + 4 : position + 8] != b"\0\0\0\0":  # otherwise a common entry (CIE)
             found.append((int.from_bytes(rows[position + 8 : position + 16], "little"), position))
         position += 4 + size
     return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
@@ -233,13 +233,13 @@ def _header(sections_offset: int, programs_offset: int = 0, programs: int = 0) -
 
 
 def build_head(code: CodeObject, offset: int, arena: tuple[int, int]) -> bytes:
-    """The beginning of an arena that is a file: makes the file an ELF object, with the tables of `code`.
+    """Returns the head of an arena that is a file: makes the file an ELF object, with the tables of `code`.
 
-    Profilers open the files that a process has mapped, to learn the names and the unwind rows of its code.
+    Profilers open the files that a process has mapped, to read the names and the unwind rows of its code.
 
     Args:
         code: describes all code of the arena.
-        offset: where it is in the file.
+        offset: of the object in the file.
         arena: address in the target, and bytes.
     """
     address, size_bytes = arena

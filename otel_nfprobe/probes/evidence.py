@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence: whether what a killed monitor is said to have changed can be put back. Reads only.
+"""Evidence: whether the changes claimed for a killed monitor can be undone. Reads only.
 
-The table that says so lies in memory that the target can write. So nothing of it is believed: code is restored where a
-jump to a trampoline of ours stands and the old bytes are those of the file that is mapped there; a slot where it leads
-to a trampoline and the old value is one that the dynamic linker could have put there.
+The table of changes is in memory that the target can write, so it is not trusted: code is restored only where a jump to
+one of our trampolines is in place and the old bytes are those of the mapped file; a slot only where it points to a
+trampoline and the old value is one that the dynamic linker could have stored.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from otel_nfprobe.target.target import Target
 SITE_BYTES_MAX = 32
 SHORT_JUMP, LONG_JUMP = 0xEB, 0xE9
 SLOT_BYTES = 8
-PIECE_BYTES = 1 << 20  # of code that is compared at a time
+PIECE_BYTES = 1 << 20  # of code compared at once
 
 
 def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> dict[int, str]:
-    """Why entries of the table are not to be put back, by index; those that are not named here may be.
+    """Returns why entries of the table are not to be restored, by index; all others may be.
 
     Raises:
         NfprobeError: the target has ended.
     """
     evidence = _Evidence(target)
     doubts: dict[int, str] = {}
-    end = 0  # of what is written: entries that overlap cannot all be true
+    end = 0  # of the accepted entries: overlapping ones cannot all be true
     for index in sorted(indexes, key=lambda index: int(table.entry(index).site)):
         entry = table.entry(index)
         site, length = int(entry.site), int(entry.length)
@@ -54,11 +54,11 @@ def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> di
 
 
 class Standing(NamedTuple):
-    """What leads to trampolines in a target.
+    """References to trampolines in a target.
 
     Attributes:
-        jumps: in its code and not in its files: how many.
-        jump_places: where the first ones are.
+        jumps: number of those in its code but not in its files.
+        jump_places: addresses of the first ones.
         slots: addresses of GOT slots.
     """
 
@@ -68,7 +68,7 @@ class Standing(NamedTuple):
 
 
 def find_standing(target: Target, places_max: int) -> Standing:
-    """What leads to trampolines, whatever the session's memory says of it.
+    """Finds references to trampolines, regardless of the session's memory.
 
     Raises:
         NfprobeError: the target has ended.
@@ -94,7 +94,7 @@ def _find_jumps(evidence: _Evidence, places_max: int) -> tuple[int, list[int]]:
 
 
 class _Evidence:
-    """What is known of a target's code without its session's memory."""
+    """Facts about a target's code from outside its session's memory."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -108,7 +108,7 @@ class _Evidence:
         self._contents: dict[int, bytes] = {}
 
     def doubt(self, entry: Any) -> str:
-        """Why an entry is not to be put back, or ""."""
+        """Returns why an entry is not to be restored, or ""."""
         if entry.kind == lib.NFP_SITE_GOT:
             return self._doubt_slot(entry)
         return self._doubt_code(entry)
@@ -118,7 +118,7 @@ class _Evidence:
     def _doubt_code(self, entry: Any) -> str:
         site, length, island = int(entry.site), int(entry.length), int(entry.island)
         if not 2 <= length <= SITE_BYTES_MAX:
-            return "its length cannot be"
+            return "its length is impossible"
         old, new = _bytes(entry.old_bytes, length), _bytes(entry.new_bytes, length)
         destination = _destination(site, new, LONG_JUMP)
         if island:
@@ -126,7 +126,7 @@ class _Evidence:
             leads_there = _destination(site, new, SHORT_JUMP) == island and new[2:] == old[2:]
             destination = _destination(island, island_new, LONG_JUMP) if leads_there else 0
         if destination != int(entry.trampoline) or not self._is_in_arena(destination):
-            return "what is said to stand there is no jump to a trampoline"
+            return "the claimed bytes are not a jump to a trampoline"
         if old != self._file_bytes(site, length):
             return "its old bytes are not those of the file"
         if island and _bytes(entry.island_old, JUMP_BYTES) != self._file_bytes(island, JUMP_BYTES):
@@ -134,7 +134,7 @@ class _Evidence:
         return ""
 
     def _file_bytes(self, address: int, length: int) -> bytes:
-        """What the file that is mapped there has; empty where no code of a file is."""
+        """Returns the bytes of the file mapped there; empty if no file's code is mapped."""
         at = bisect_right(self._range_starts, address) - 1
         if at < 0 or address + length > self.ranges[at][1]:
             return b""
@@ -147,12 +147,12 @@ class _Evidence:
         return any(start <= address < end for start, end in self._arenas)
 
     def jumps(self, start: int, file: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Addresses of jumps to trampolines in a piece of code, where its file has something else."""
+        """Returns addresses of jumps to trampolines in a piece of code that differ from its file."""
         code = np.frombuffer(self._target.read(start, len(file)), np.uint8)
         differs = code != file
         if len(code) < JUMP_BYTES or not differs.any():
             return np.zeros(0, np.int64)
-        first = len(code) - JUMP_BYTES + 1  # places where a jump may begin
+        first = len(code) - JUMP_BYTES + 1  # possible start offsets of a jump
         is_changed = np.logical_or.reduce([differs[at : at + first] for at in range(JUMP_BYTES)])
         places = np.flatnonzero(is_changed & (code[:first] == LONG_JUMP))
         distances = code[places[:, None] + np.arange(1, JUMP_BYTES)].view("<i4").ravel()
@@ -167,15 +167,15 @@ class _Evidence:
         old, new = (int.from_bytes(_bytes(part, SLOT_BYTES), "little") for part in (entry.old_bytes, entry.new_bytes))
         module = next((module for module in self._modules if module.low <= site < module.high), None)
         if module is None or int(entry.length) != SLOT_BYTES or site - module.base not in self._names(module):
-            return "no slot is there"
+            return "there is no slot"
         if new != int(entry.trampoline) or not self._is_in_arena(new):
-            return "what is said to stand there is no trampoline"
+            return "the claimed value is not a trampoline"
         if not self._may_hold(module, self._names(module)[site - module.base], old):
-            return "its old value is none that the dynamic linker puts there"
+            return "its old value is not one that the dynamic linker stores"
         return ""
 
     def slots(self) -> list[int]:
-        """Addresses of slots that hold the address of a trampoline."""
+        """Returns addresses of slots that contain the address of a trampoline."""
         found = []
         for module in self._modules:
             holding = changed_slots(self._target, dict.fromkeys((module.base + at for at in self._offsets(module)), 0))
@@ -194,11 +194,11 @@ class _Evidence:
 
 
 def _may_bind(module: Module, name: str, value: int) -> bool:
-    """Whether a slot of this name may hold the value because this module exports the name."""
+    """Returns whether a slot of this name may contain the value because this module exports the name."""
     symbol = module.image.exports.get(name) if name else None
     if symbol is None:
         return False
-    if symbol.kind == IFUNC or name in module.image.names_by_version:  # another function is chosen at run time
+    if symbol.kind == IFUNC or name in module.image.names_by_version:  # the function is chosen at run time
         return _begins_function(module.image, module.executable_ranges, value, module.base)
     return value == module.base + symbol.address
 
@@ -217,7 +217,7 @@ def _bytes(part: Any, length: int) -> bytes:
 
 
 def _destination(place: int, code: bytes, opcode: int) -> int:
-    """Where a jump leads that is written as patch.py writes it; 0 when it is none."""
+    """Returns the destination of a jump as encoded by patch.py; 0 if there is none."""
     if opcode == SHORT_JUMP:
         return place + 2 + int.from_bytes(code[1:2], "little", signed=True) if code[0] == opcode else 0
     if len(code) < JUMP_BYTES or code[0] != opcode or code[JUMP_BYTES:].strip(b"\xcc"):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow: what the target loads, closes and binds while it is measured, and the probes that follow from it.
+"""Follow: what the target loads, unloads and binds while it is measured, and the resulting probes.
 
-A thread of the monitor looks ten times a second, and soon after probes were put in place:
-
-    loader's list changed -> new modules: plan, trampolines, tell the drain the function ids, arm
-                          -> closed modules: their probes are gone; nothing is ever written to their addresses
-    adapter, now and then -> functions that receive or transmit only now (a port was started): the same; those that it
+A thread of the monitor checks ten times a second, and soon after probes were armed:
+    loader's list changed -> new modules: plan, trampolines, register the function IDs with the drain, arm
+                          -> unloaded modules: their probes are gone; nothing is ever written to their addresses
+    adapter, at intervals -> functions that only now receive or transmit (a port was started): the same; those that it
                              knows beforehand are judged before they run, when there is time
-    slots we changed      -> the dynamic linker bound a function over a probe: put there again
-    code we changed       -> the same module closed and loaded again between two looks: armed again
+    slots we changed      -> the dynamic linker bound a function over a probe: probed again
+    code we changed       -> the same module unloaded and loaded again between two checks: armed again
 
 The thread writes through patch.py only. It ends before a detach begins.
 """
@@ -75,12 +74,12 @@ def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]
 
 
 LOOK_S = 0.1
-FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had found before
-UNSETTLED_S = 1.0  # a module is relocated after it was announced; a list that never comes to rest is taken as it is
-ROLES_LOOK_S = 0.5  # at most between two questions to the adapter ...
-ROLES_PAUSE_RATIO = 20  # ... or so many times the processor time that the last one took
+FIRST_LOOK_S = 0.01  # after arming: a thread inside the dynamic linker stores what it had resolved before
+UNSETTLED_S = 1.0  # a module is relocated after it was listed; a list that never becomes idle is taken as it is
+ROLES_LOOK_S = 0.5  # maximum interval of asking the adapter ...
+ROLES_PAUSE_RATIO = 20  # ... or this multiple of the CPU time of the last query
 SITE_BYTES_MAX = 32
-IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # what stands at a site
+IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # state of a site
 
 
 def _write_nothing() -> None:
@@ -92,13 +91,13 @@ class Follower:
     """Keeps the probes of one session in step with the modules of its target.
 
     Attributes:
-        introduce: makes the ids of new probes known to whoever reads records; False: the session is ending.
-        protect: is given each module before code in it is changed.
-        placed: probes that are in place, by id.
-        modules: what is loaded, as far as it is known.
-        loaded, closed: modules with probes that came and went.
+        introduce: registers the IDs of new probes with the readers of records; False: the session is ending.
+        protect: receives each module before code in it is changed.
+        placed: armed probes, by ID.
+        modules: loaded modules, as far as known.
+        loaded, closed: modules with probes that were loaded and unloaded.
         rebound: slots that the dynamic linker had bound over a probe.
-        write_programs: tells the probes what to read for all functions of the adapter.
+        write_programs: writes the capture programs for all functions of the adapter.
     """
 
     target: Target
@@ -118,24 +117,24 @@ class Follower:
     def __post_init__(self) -> None:
         self._roles_at = 0.0
         self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_going_on)
-        self._later: list[ProbeRequest] = []  # of functions of the adapter that have no probe yet
+        self._later: list[ProbeRequest] = []  # for functions of the adapter without a probe so far
         self._link_map = LinkMap(self.target)
         self._list: Listed | None = None
         self._unsettled_until = 0.0
         self.modules: list[Module] = list(self.choice.modules)
-        self._holders: dict[int, Module] = {}  # by probe id: the module whose memory is changed
-        self._tried: set[int] = set()  # sites
-        self._unwanted: deque[int] = deque()  # probes that are to be taken out
-        self._witnesses: dict[int, int] = {}  # a placed probe in the code of each module
-        self._slots: dict[int, int] = {}  # what each slot of a placed probe must hold
-        self._slot_probes: dict[int, int] = {}  # probe id by slot
+        self._holders: dict[int, Module] = {}  # by probe ID: the module whose memory is changed
+        self._tried: set[int] = set()  # sites already tried
+        self._unwanted: deque[int] = deque()  # probes to be removed
+        self._witnesses: dict[int, int] = {}  # one armed probe in the code of each module
+        self._slots: dict[int, int] = {}  # expected value of each slot of an armed probe
+        self._slot_probes: dict[int, int] = {}  # probe ID by slot
         self._said: set[str] = set()
         self.turn = threading.Lock()  # held while the target is changed, and the helper thread has commands
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
 
     def place(self, probes: Sequence[Probe]) -> None:
-        """Takes charge of probes that are in place."""
+        """Takes charge of armed probes."""
         for probe in probes:
             site, plan = probe.request.plan.site, probe.request.plan
             self.placed[probe.id] = probe
@@ -152,21 +151,22 @@ class Follower:
         return next(around, plan.module)
 
     def take_out(self, indexes: Sequence[int]) -> None:
-        """Takes probes out of the target soon; their function ids keep their meaning."""
+        """Removes probes from the target soon; their function IDs keep their meaning."""
         self._unwanted.extend(indexes)
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the thread."""
         self._thread.start()
 
     def end(self, meanwhile: Callable[[], None]) -> None:
-        """Ends the thread; does `meanwhile` until what it is at is finished."""
+        """Ends the thread; calls `meanwhile` until its current work is finished."""
         self._stopping.set()
         while self._thread.is_alive():
             meanwhile()
-        # The monitor's own methods: with them it would stay, with all that it holds, until a garbage collection.
+        # These are the monitor's own methods: a reference to them would keep it, and all that it holds, alive until a
+        # garbage collection.
         self.introduce, self.write_programs, self._foreseen = _introduce_nobody, _write_nothing, iter(())
 
     def _run(self) -> None:
@@ -176,11 +176,11 @@ class Follower:
             try:
                 with self.turn:
                     self.look()
-                next(self._foreseen, None)  # takes a while, and changes nothing: others may have their turn
+                next(self._foreseen, None)  # takes a while and changes nothing: done without the lock
             except NfprobeError as error:
                 self._say_once(error.sentence)
             except OSError as error:
-                self._say_once(f"Process {self.target.pid} cannot be looked at: {error.strerror}.")
+                self._say_once(f"Process {self.target.pid} cannot be inspected: {error.strerror}.")
             pause_s = LOOK_S if len(self.placed) == before else FIRST_LOOK_S
 
     def _is_going_on(self) -> bool:
@@ -192,7 +192,7 @@ class Follower:
             self.say(sentence)
 
     def between_looks(self, work: Callable[[], None]) -> None:
-        """Does what needs the helper thread, unless a look is at work with it."""
+        """Runs work that needs the helper thread, unless a check is using it."""
         if self.turn.acquire(blocking=False):
             try:
                 work()
@@ -202,10 +202,10 @@ class Follower:
     # ---- one look ------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Compares the target with what is known of it, and makes up for the difference.
+        """Compares the target with its known state, and updates the probes.
 
         Raises:
-            NfprobeError: it cannot be read or changed at this moment; the next look tries again.
+            NfprobeError: it cannot be read or changed at this moment; the next check retries.
         """
         at_rest, listed = self._link_map.read()
         now = time.monotonic()
@@ -235,7 +235,7 @@ class Follower:
         if fresh:
             tell_unwinders(self.target, self.patcher, fresh)
         placed: list[Probe] = []
-        for turn, module in enumerate(fresh):  # each for itself: while a large one is planned, others come
+        for turn, module in enumerate(fresh):  # one by one: while a large one is planned, others are loaded
             if self._stopping.is_set():
                 break
             if not self._add(placed, self.choice.add_modules(self.target, [module])):
@@ -255,7 +255,7 @@ class Follower:
                 self._say_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
 
     def _add(self, placed: list[Probe], plans: Sequence[FunctionPlan]) -> bool:
-        """Puts these in place. False: a module was closed meanwhile, what was planned may lie elsewhere by now."""
+        """Arms these. False: a module was unloaded in the meantime, so planned addresses may be stale."""
         found = self._put_if_possible(self.choice.requests(plans))
         if found is None:
             self._tried.difference_update(plan.site for plan in plans)
@@ -271,13 +271,14 @@ class Follower:
             if unprobed := self.choice.tell_unprobed(fresh):
                 self.say(unprobed)
             pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
-            # Where one was found others follow: packets that take another way come upon several. There are not many.
+            # Where one was found others follow: packets on another path reach several new functions. There are not
+            # many.
             self._roles_at = time.monotonic() + (0.0 if fresh else min(pause_s, ROLES_LOOK_S))
         if not self._later:
             return
         self.write_programs()
         placed = self._put(self._later)
-        if placed is not None:  # else the list of modules has changed: the next look tries again
+        if placed is not None:  # otherwise the list of modules has changed: the next check retries
             self._later = []
         if placed:
             names = ", ".join(probe.request.plan.function.label for probe in placed)
@@ -289,10 +290,10 @@ class Follower:
         except NfprobeError:
             if self._link_map.still_holds(self._list):
                 raise
-            return None  # a module was closed under our hands
+            return None  # a module was unloaded in the meantime
 
     def _put(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
-        """Makes and arms probes. Returns those that are in place; None: nothing was done, try again."""
+        """Creates and arms probes. Returns those that were armed; None: nothing was done, retry."""
         if not requests or self._stopping.is_set():
             return []
         self._tried.update(request.plan.site for request in requests)
@@ -318,7 +319,7 @@ class Follower:
         try:
             self.patcher.disarm(indexes)
         except NfprobeError:
-            self._unwanted.extend(indexes)  # the target cannot be changed at this moment: the next look tries again
+            self._unwanted.extend(indexes)  # the target cannot be changed at this moment: the next check retries
             raise
         for index in indexes:
             probe = self.placed.pop(index)
@@ -333,14 +334,14 @@ class Follower:
     # ---- modules that are closed ---------------------------------------------------------------------------
 
     def forget_closed(self) -> None:
-        """Marks the probes of modules that are not there any more: what stands at their addresses is not ours."""
+        """Marks the probes of unloaded modules: the contents of their addresses are no longer ours."""
         try:
             self._forget(self.target.modules())
         except NfprobeError as error:
             self._say_once(error.sentence)
 
     def is_placed(self, index: int) -> bool:
-        """Whether the memory that probe `index` has changed still belongs to its module."""
+        """Returns whether the memory changed by probe `index` still belongs to its module."""
         return index in self._holders
 
     def _forget(self, current: Sequence[Module]) -> None:
@@ -361,24 +362,24 @@ class Follower:
     # ---- what was put in place and is not any more ---------------------------------------------------------
 
     def _keep_code(self) -> None:
-        """A module that was closed and loaded again since the last look has its own code at the same place."""
+        """A module that was unloaded and loaded again since the last check has its original code at the same place."""
         differing = [index for index in self._witnesses.values() if self._stands(index) != IN_PLACE]
         if not differing:
             return
         self._forget(self.target.modules())
         for index in differing:
             if index not in self.placed:
-                self._list = None  # what came to its place is looked at next, even if the list looks the same
+                self._list = None  # its replacement is checked next, even if the list looks the same
                 continue
             holder = self._holders[index]
             found = {number: self._stands(number) for number, module in self._holders.items() if module is holder}
             if IN_PLACE not in found.values():
                 self.patcher.arm([self.placed[number] for number in found if found[number] == AS_BEFORE])
-            if found[index] == CHANGED:  # by somebody else, whose bytes stay
+            if found[index] == CHANGED:  # by another party, whose bytes stay
                 del self._witnesses[id(holder)]
 
     def _stands(self, index: int) -> str:
-        """What stands at a probe's site; "" when nothing can be read there, or it is a slot."""
+        """Returns the state of a probe's site; "" if it cannot be read, or is a slot."""
         entry = self.patcher.session.probe(index)
         length = min(int(entry.length), SITE_BYTES_MAX)
         if self.placed[index].request.plan.is_slot:

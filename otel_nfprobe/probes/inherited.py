@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inherited: probes that stand in a forked child because they stood in its parent.
+"""Inherited probes: those in a forked child because they were armed in its parent.
 
-They stay silent as long as the child has no session. One of its own would make them write records with the function
-ids of the parent's probe table: they are removed first. That table is read through the child's own memory, so its
-entries are claims (evidence.py). Children that are followed (forks.py) are restored from their parent's monitor.
+They stay disabled while the child has no session. A session of its own would make them write records with the function
+IDs of the parent's probe table: they are removed first. That table is read through the child's own memory, so its
+entries are claims (evidence.py). Followed children (forks.py) are restored from their parent's monitor.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from otel_nfprobe.target.target import Target
 
 ENTRY_BYTES = ffi.sizeof("struct nfp_probe")
 SITE_BYTES_MAX = 32
-ENTRIES_MAX = 4 * PROBE_COUNT  # that are looked at, of all processes that led to this one
+ENTRIES_MAX = 4 * PROBE_COUNT  # maximum examined, over all ancestors
 
 
 def remove_inherited(session: Session, target: Target, patcher: Patcher) -> int:
     """Restores the code that a parent's probes have changed in a process whose session has no probes yet.
 
-    They pass through the session's own probe table, so that a monitor that is killed meanwhile leaves nothing that a
-    later one does not find. Returns how many there were.
+    They pass through the session's own probe table, so that a monitor killed in the meantime leaves nothing that a
+    later one cannot find. Returns their number.
     """
     if session.probe_count:
         return 0
@@ -52,7 +52,7 @@ def remove_inherited(session: Session, target: Target, patcher: Patcher) -> int:
 
 
 def _inherited(session: Session, target: Target) -> Iterator[Any]:
-    """Probe table entries (struct nfp_probe) of the sessions of the processes that led to this one."""
+    """Yields probe table entries (struct nfp_probe) of the sessions of this process's ancestors."""
     seen = {session.inode}
     for mapping in target.maps():
         is_session = mapping.path.startswith(SESSION_PATH) and mapping.end - mapping.start == FIXED_BYTES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inject: brings the probe library and its helper thread into a running target.
+"""Inject: loads the probe library and its helper thread into a running target.
 
 One thread of the target, blocked in a harmless system call or else stopped at the entry of its next one,
 makes the helper thread; it is stopped once, for a millisecond. The helper thread then loads the library
@@ -40,12 +40,12 @@ from otel_nfprobe.target.musl import ThreadWords
 from otel_nfprobe.target.target import Target, Thread, read_status
 from otel_nfprobe.target.turns import take_turn
 
-ROUND_PATIENCE_NS = 1_000_000_000  # for one of the threads to come to a safe place; then all are listed anew
+ROUND_PATIENCE_NS = 1_000_000_000  # for one of the threads to reach a safe place; then all are listed again
 STAGE_PATIENCE_S = 30.0
 FIRST_THREAD_PATIENCE_S = 1.0
 ALL_THREADS_PATIENCE_S = 10.0
 HELPER_PATIENCE_S = 20.0
-STOPPED_PATIENCE_S = 2.0  # for a process that a signal has stopped
+STOPPED_PATIENCE_S = 2.0  # for a process stopped by a signal
 STOPPED_LOOK_S = 0.01
 PREPARED_RINGS_MAX = 3
 LIBC_FUNCTIONS = (
@@ -67,12 +67,12 @@ SYSCALL_FUNCTION_BYTES = 128  # of the C library's function `syscall`: 43 in gli
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A session that a helper thread in the target serves.
+    """A session served by a helper thread in the target.
 
     Attributes:
         session: mapped and locked.
         stopped_ns: how long the chosen thread was stopped.
-        thread: which one it was.
+        thread: its ID.
         fresh: the library was loaded now, not by an earlier attach.
     """
 
@@ -83,15 +83,15 @@ class Injected:
 
 
 def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = None) -> Injected:
-    """Loads the library if it is not there, starts the helper thread and opens the session.
+    """Loads the library if necessary, starts the helper thread and opens the session.
 
     Args:
         target: a checked target.
         ring_bytes: a power of two.
-        refuse: called last before anything is touched; raises to stop here.
+        refuse: called last before anything is changed; raises to stop here.
 
     Raises:
-        NfprobeError: no safe place was found, or the target did not answer. The target runs on unharmed.
+        NfprobeError: no safe place was found, or the target did not respond. The target continues unharmed.
     """
     if ring_bytes & (ring_bytes - 1) or not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX:
         raise NfprobeError("The ring size must be a power of two from 64 KiB to 256 MiB.")
@@ -117,10 +117,10 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
 
 
 def _await_going_on(target: Target) -> None:
-    """A process that a signal has stopped runs no helper thread.
+    """Waits until a process is not stopped by a signal: it would not run a helper thread.
 
     Raises:
-        NfprobeError: it does not go on.
+        NfprobeError: it does not continue.
     """
     deadline = time.monotonic() + STOPPED_PATIENCE_S
     while read_status(target.pid).get("State", "").startswith("T"):
@@ -133,24 +133,26 @@ def _await_going_on(target: Target) -> None:
 
 
 def may_sync_cores(target: Target) -> bool:
-    """Whether no seccomp filter keeps the helper thread from membarrier, and from setting what SIGTRAP does."""
+    """Returns whether no seccomp filter keeps the helper thread from membarrier and from setting the SIGTRAP action."""
     if target.may_sync_cores is None:
         return read_status(target.pid).get("Seccomp", "0") == "0"
     return target.may_sync_cores
 
 
 def ignores_trap(pid: int) -> bool:
-    """Whether a process ignores SIGTRAP: the kernel forgets that when a thread of it is stepped."""
+    """Returns whether a process ignores SIGTRAP: the kernel resets that when one of its threads is single-stepped."""
     return bool(int(read_status(pid).get("SigIgn", "0"), 16) >> (signal.SIGTRAP - 1) & 1)
 
 
 def session_is_served(target: Target) -> bool:
-    """Whether a helper thread of ours runs in the target: a monitor is attached, or died a moment ago."""
+    """Returns whether one of our helper threads runs in the target: a monitor is attached, or was until a moment
+    ago.
+    """
     deadline = time.monotonic() + HELPER_PATIENCE_S
     while any(thread.name == "nfprobe" for thread in target.threads()):
         if find_monitor(target) is not None or time.monotonic() > deadline:
             return True
-        time.sleep(0.02)  # a helper notices within 0.1 s that its monitor is gone, within 9 s that none came
+        time.sleep(0.02)  # a helper notices within 0.1 s that its monitor is gone, within 9 s that none attached
     return False
 
 
@@ -182,7 +184,7 @@ def _boot_values(target: Target, ring_bytes: int, library: int) -> Any:
 
 
 def _helper_cpus(threads: Sequence[Thread]) -> list[int]:
-    """CPU mask words for the helper thread: where no thread of the target is pinned alone, if possible."""
+    """Returns CPU mask words for the helper thread: CPUs where no thread of the target is pinned alone, if possible."""
     everywhere: set[int] = set(range(os.cpu_count() or 1))
     pinned = {next(iter(thread.cpus)) for thread in threads if len(thread.cpus) == 1}
     allowed: Iterable[int] = everywhere - pinned or everywhere
@@ -201,11 +203,11 @@ def _request(target: Target) -> Any:
     return request
 
 
-_KEPT: dict[Any, Any] = {}  # buffers that a C structure points to
+_KEPT: dict[Any, Any] = {}  # buffers referenced by a C structure
 
 
 def syscall_address(target: Target) -> int:
-    """Address of a `syscall` instruction in the target's C library.
+    """Returns the address of a `syscall` instruction in the target's C library.
 
     Raises:
         NfprobeError: there is none.
@@ -218,7 +220,9 @@ def syscall_address(target: Target) -> int:
 
 
 def candidates(target: Target) -> list[Thread]:
-    """Threads to inject through, the best first: blocked in a harmless call, then those that have waited often."""
+    """Returns threads to inject through, the best first: blocked in a harmless call, then those that have blocked
+    often.
+    """
     rank = {number: position for position, number in enumerate(SAFE_SYSTEM_CALLS)}
     threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
     blocked = [thread for thread in threads if thread.system_call in rank]
@@ -229,13 +233,13 @@ def candidates(target: Target) -> list[Thread]:
 
 
 def _run(target: Target, request: Any, boot: Any) -> int:
-    """Tries the threads until one is fit; a program that has just started may have none yet."""
+    """Tries the threads until one is suitable; a program that has just started may have none yet."""
     reason = ""
     turns: Counter[int] = Counter()
     given_up: set[int] = set()
     start = time.monotonic()
     while time.monotonic() - start < (ALL_THREADS_PATIENCE_S if turns else FIRST_THREAD_PATIENCE_S):
-        # Looked at anew each time: one that sleeps between its turns on a busy CPU is blocked only now and then.
+        # Listed again each time: a thread that sleeps between its turns on a busy CPU is only blocked now and then.
         fit = [thread.tid for thread in candidates(target) if thread.tid not in given_up]
         if not fit:
             if turns:
@@ -259,14 +263,14 @@ def _run(target: Target, request: Any, boot: Any) -> int:
         if error == -errno.ESTALE:
             raise NfprobeError(replaced(target.pid), f"nfprobe attach {target.pid}")
     raise NfprobeError(
-        f"No thread of process {target.pid} came to a place where the probe library can be loaded "
+        f"No thread of process {target.pid} reached a place where the probe library can be loaded "
         f"({reason or 'all are blocked where they may hold a lock'}).",
         f"nfprobe doctor {target.pid}",
     )
 
 
 def _look_at_words(target: Target, is_loaded: bool) -> ThreadWords | None:
-    """What musl.py needs to know before the library is loaded."""
+    """Checks the threads of a musl target before the library is loaded."""
     if not target.runs_on_musl:
         return None
     words = ThreadWords(target)
@@ -276,7 +280,7 @@ def _look_at_words(target: Target, is_loaded: bool) -> ThreadWords | None:
 
 
 def _prepare(target: Target, session: Session, ignored_trap: bool, words: ThreadWords | None) -> None:
-    """What the library itself does not do. The session is closed when it fails."""
+    """Completes the setup that the library does not do itself. Closes the session on failure."""
     try:
         if ignored_trap and may_sync_cores(target):
             session.ask(lib.NFP_COMMAND_SYNC_CORE, lib.NFP_SYNC_IGNORE_TRAP)
@@ -290,7 +294,7 @@ def _prepare(target: Target, session: Session, ignored_trap: bool, words: Thread
 
 
 def _converse(target: Target, request: Any, library: int) -> Session:
-    """_answer, and what is left of it removed."""
+    """Runs _answer, and removes what it leaves behind."""
     files: list[LibraryFile] = []
     try:
         return _answer(target, request, library, files)
@@ -300,7 +304,7 @@ def _converse(target: Target, request: Any, library: int) -> Session:
 
 
 def _answer(target: Target, request: Any, library: int, files: list[LibraryFile]) -> Session:
-    """Gives the helper the library in the way that it asks for, unless it has it, opens the session, says go."""
+    """Provides the helper with the library as requested unless it is loaded, opens the session, and starts it."""
     boot_address = int(request.data_address)
     content = library_path(target.runs_on_musl).read_bytes()
     deadline = time.monotonic() + STAGE_PATIENCE_S
@@ -309,7 +313,7 @@ def _answer(target: Target, request: Any, library: int, files: list[LibraryFile]
     while time.monotonic() < deadline:
         stage = _read_int(target, boot_address, "stage")
         if stage in (lib.NFP_BOOT_WANTS_LIBRARY, lib.NFP_BOOT_WANTS_FILE):
-            if stage in stages:  # each costs the monitor's machine memory
+            if stage in stages:  # each costs memory on this machine
                 raise NfprobeError(
                     f"Process {target.pid} asks for the probe library more than once.", f"nfprobe doctor {target.pid}"
                 )
@@ -362,7 +366,7 @@ def _write(target: Target, boot_address: int, field: str, content: bytes) -> Non
 
 
 def _send_file(target: Target, boot_address: int, content: bytes, files: list[LibraryFile]) -> None:
-    """Writes the library where a target without /proc can open it. No path says that there is no such place."""
+    """Writes the library where a target without /proc can open it. An empty path means that there is no such place."""
     try:
         files.append(write_library(target, content, library_name(target.runs_on_musl)))
     except NfprobeError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch: a program that is started by the monitor and held before its first instruction.
+"""Launch: a program started by the monitor and held before its first instruction.
 
-The dynamic linker has loaded the program's libraries and has run their constructors; the program's own code
-has not run. Held, it looks like any process whose main thread is blocked in a harmless system call, so it is
-probed as a running one is. It dies with the monitor until it is released (native/core/launch.h).
+The dynamic linker has loaded the program's libraries and has run their constructors; the program's own code has not
+run. While held, it looks like any process whose main thread is blocked in a harmless system call, so it is probed like
+a running one. It dies with the monitor until it is released (native/core/launch.h).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from otel_nfprobe.probes.inject import syscall_address
 from otel_nfprobe.target.target import Target
 
 AT_ENTRY, AT_SECURE = 9, 23
-CAPABILITIES = "security.capability"  # extended attribute of a file that gives rights to who executes it
+CAPABILITIES = "security.capability"  # extended attribute of a file that grants capabilities on exec
 
 
 class Launch:
@@ -43,7 +43,7 @@ class Launch:
 
     Raises:
         UsageError: there is no such program.
-        RefusedError: it takes on other rights than ours.
+        RefusedError: it would run with other privileges than ours.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class Launch:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 before the start."""
+        """Process ID; 0 before the start."""
         return int(self._launch.pid)
 
     def __enter__(self) -> Launch:
@@ -86,7 +86,7 @@ class Launch:
         Raises:
             UsageError: it cannot be executed.
             RefusedError: it cannot be probed. None of its code has run.
-            EndedError: it ended before it came to its entry point.
+            EndedError: it ended before it reached its entry point.
         """
         error = -lib.nfp_launch_start(self._launch)
         if error:
@@ -108,7 +108,7 @@ class Launch:
         """Lets the program run from its first instruction.
 
         Raises:
-            EndedError: it was killed meanwhile.
+            EndedError: it was killed in the meantime.
         """
         error = -lib.nfp_launch_release(self._launch)
         if not self.is_replaced:
@@ -117,7 +117,9 @@ class Launch:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a thread that a constructor of a library has made has started another program: that runs already."""
+        """Returns whether a thread created by a library's constructor has started another program: that is already
+        running.
+        """
         if self._target is None or not self._target.memory.is_gone:
             return False
         return not self.has_ended() and has_memory(self.pid)
@@ -137,7 +139,7 @@ class Launch:
     # ---- its end -------------------------------------------------------------------------------------------
 
     def has_ended(self) -> bool:
-        """Whether the program has ended; one that was never started has not."""
+        """Returns whether the program has ended; False if it was never started."""
         if self._status is None and self.pid > 0:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = status if pid else None
@@ -151,7 +153,7 @@ class Launch:
 
 
 def find_program(name: str) -> str:
-    """Path of a program as a shell finds it.
+    """Returns the path of a program as a shell finds it.
 
     Raises:
         UsageError: there is none, or this user may not execute it.
@@ -169,7 +171,7 @@ def find_program(name: str) -> str:
 
 
 def _refuse_privileges(path: str) -> None:
-    """A traced program would run without the rights that its file gives, so it is not run at all."""
+    """Refuses to run a program whose file grants privileges: when traced it would run without them."""
     status = os.stat(path)
     user = status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid()
     group = status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP and status.st_gid != os.getegid()
@@ -180,12 +182,12 @@ def _refuse_privileges(path: str) -> None:
     if user or group or has_rights:
         what = "set-user-id" if user else "set-group-id" if group else "given capabilities by its file"
         raise RefusedError(
-            f"{path} is {what}: it takes on other rights, and then only root may look into it.", "sudo -i"
+            f"{path} is {what}: it changes its privileges, and then only root may inspect it.", "sudo -i"
         )
 
 
 def _refuse_program(path: str, pid: int) -> None:
-    """The program stands at its exec: the kernel has found the interpreter of a script."""
+    """Checks the program at its exec: the kernel has resolved the interpreter of a script."""
     try:
         executable = os.readlink(f"/proc/{pid}/exe")
         with open(f"/proc/{pid}/exe", "rb") as file:
@@ -201,14 +203,14 @@ def _refuse_program(path: str, pid: int) -> None:
     elif not image.has_interpreter:
         reason = "is statically linked; a library cannot be loaded into it"
     elif _read_auxiliary(pid).get(AT_SECURE):
-        reason = "takes on other rights than this user's when it is executed"
+        reason = "changes its privileges on exec"
     if reason:
         raise RefusedError(f"{executable} {reason}. It was not run.", f"nfprobe functions {executable}")
 
 
 def _not_started(path: str, error: int) -> NfprobeError:
     if error == errno.ENOENT:
-        return UsageError(f"{path} names an interpreter that is not there.", f"file {path}")
+        return UsageError(f"{path} names an interpreter that does not exist.", f"file {path}")
     if error == errno.ENOEXEC:
         return UsageError(f"{path} is neither a program nor a script that begins with #!.", f"file {path}")
     if error in (errno.EACCES, errno.E2BIG, errno.ETXTBSY, errno.ELOOP, errno.EISDIR):
@@ -217,7 +219,7 @@ def _not_started(path: str, error: int) -> NfprobeError:
 
 
 def _read_auxiliary(pid: int) -> dict[int, int]:
-    """What the kernel has told the program about itself at its exec: numbers of AT_ constants and values.
+    """Returns the auxiliary vector of the program: AT_ constants and values.
 
     Raises:
         EndedError: the process has ended.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arm and disarm probes: the only writer of a target's code and GOT slots.
+"""Patch: arms and disarms probes; the only writer of a target's code and GOT slots.
 
-Every change goes plan -> check the expected bytes -> write -> read back. What was there before stays in the monitor's
-own memory (patchtable.py); the probe table in the session's memory is written before the target is, so that a monitor
-that comes after a killed one can undo everything that the target's files confirm (evidence.py).
+Every change goes plan -> check the expected bytes -> write -> read back. The original bytes stay in the monitor's own
+memory (patchtable.py); the probe table in the session's memory is written before the target is, so that a later monitor
+can undo everything that the target's files confirm (evidence.py) if this one is killed.
 
-Sites where exactly one instruction is displaced are changed while the target runs (native/core/live.h), the
-others in short stops of all threads (native/core/stop.h). docs/patching.md says why.
+Sites where exactly one instruction is displaced are changed while the target runs (native/core/live.h), the others in
+short stops of all threads (native/core/stop.h). docs/patching.md explains why.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ CODE_KINDS = (lib.NFP_SITE_CODE, lib.NFP_SITE_SINGLE)
 NEEDS_STOP = "needs a stop of all threads"
 ISLAND_BYTES = 5
 LEFT_TOLD_MAX = 8
-Moves = Mapping[int, Iterable[tuple[int, int]]]  # by probe: program counters inside displaced bytes -> their copy
+Moves = Mapping[int, Iterable[tuple[int, int]]]  # by probe: program counters inside displaced bytes -> in their copy
 NO_HELPER = "no helper thread is in the target"
-NO_MEMBARRIER = "the kernel or a seccomp filter gives the target no membarrier"
+NO_MEMBARRIER = "the kernel or a seccomp filter denies membarrier to the target"
 
 
 @dataclass
 class Stops:
-    """How often and how long all threads of the target stood still."""
+    """How often and how long all threads of the target were stopped."""
 
     count: int = 0
     longest_ns: int = 0
-    moved: int = 0  # program counters moved out of changed bytes
+    moved: int = 0  # number of program counters moved out of changed bytes
 
     def add(self, stopped_ns: int, moved: int = 0) -> None:
         """Counts one stop."""
@@ -59,13 +59,13 @@ class Stops:
 
 @dataclass
 class Live:
-    """What was changed while the target ran.
+    """Changes made while the target ran.
 
     Attributes:
-        changed: sites, of probes put in place and taken away.
-        traps: how often a thread met a site under change and was sent on.
-        children: processes that the target made meanwhile, which got whole code.
-        refusal: why sites that need no stop were changed in one all the same; "" when they were not.
+        changed: number of sites armed and disarmed.
+        traps: how often a thread hit a site under change and was redirected.
+        children: processes that the target forked in the meantime, which got consistent code.
+        refusal: why sites that need no stop were changed in one regardless; "" if none were.
     """
 
     changed: int = 0
@@ -79,10 +79,9 @@ class Patcher:
     """Changes the target of one session.
 
     Attributes:
-        no_stop: sites that could only be changed in a stop of all threads are refused; they are restored
-            in one all the same.
-        membarrier: whether the target may make this system call, when that is known better than by whether
-            it has a seccomp filter.
+        no_stop: sites that could only be changed in a stop of all threads are refused; they are still restored in one.
+        membarrier: whether the target may make this system call, if that is known more precisely than by whether it has
+            a seccomp filter.
     """
 
     session: Session
@@ -91,13 +90,13 @@ class Patcher:
     live: Live = field(default_factory=Live)
     no_stop: bool = False
     membarrier: bool | None = None
-    left: dict[int, str] = field(default_factory=dict)  # what an earlier monitor is said to have changed, and why not
+    left: dict[int, str] = field(default_factory=dict)  # claimed changes of an earlier monitor not undone, and why
     _is_registered: bool = False
 
     def arm(self, probes: Sequence[Probe]) -> tuple[list[Probe], dict[str, int]]:
-        """Puts the probes in place.
+        """Arms probes.
 
-        Returns the probes that are in place, and the number of refused ones by reason.
+        Returns the armed probes, and the number of refused ones by reason.
         """
         for probe in probes:
             entry = self.session.probe(probe.id)
@@ -124,10 +123,10 @@ class Patcher:
         return [probe for probe in probes if probe.id not in reasons], refused
 
     def disarm(self, only: Iterable[int] | None = None) -> list[int]:
-        """Puts back every byte that was changed, or those of some probes.
+        """Restores every changed byte, or those of some probes.
 
-        What another monitor has changed, which was killed, is put back where the target's files agree; the rest is in
-        `left`. Returns probes whose bytes were not found.
+        Changes of a killed monitor are undone where the target's files agree; the rest is in `left`. Returns probes
+        whose bytes were not found.
         """
         indexes = range(self.session.probe_count) if only is None else only
         armed = [index for index in indexes if index not in self.left and self.session.probe(index).armed]
@@ -149,17 +148,17 @@ class Patcher:
         return missing
 
     def _leave_doubtful(self, armed: list[int]) -> list[int]:
-        """Those that may be put back."""
+        """Returns the entries that may be restored."""
         claimed = [index for index in armed if index in self.session.patches.claimed]
         kinds = (*CODE_KINDS, lib.NFP_SITE_GOT)
-        strange = {index: f"probe {index}: its kind cannot be" for index in claimed if self._kind(index) not in kinds}
+        strange = {index: f"probe {index}: its kind is invalid" for index in claimed if self._kind(index) not in kinds}
         standing = [index for index in claimed if self._stands(index, armed=True) or self._island_stands(index)]
         doubts = strange | (find_doubts(self.target, self.session.patches, standing) if standing else {})
         self.left.update(doubts)
         return [index for index in armed if index not in doubts]
 
     def tell_left(self) -> list[str]:
-        """Sentences about what is in `left`, not too many."""
+        """Returns sentences about the entries in `left`, a limited number."""
         told = [f"not restored: {doubt}." for doubt in list(self.left.values())[:LEFT_TOLD_MAX]]
         more = len(self.left) - len(told)
         return told + ([f"not restored: {more} more."] if more else [])
@@ -167,11 +166,11 @@ class Patcher:
     # ---- the probe table -----------------------------------------------------------------------------------
 
     def is_in_place(self, index: int) -> bool:
-        """Whether the changed bytes of a probe stand in the target."""
+        """Returns whether the changed bytes of a probe are in the target."""
         return self._stands(index, armed=True)
 
     def is_left_behind(self, index: int) -> bool:
-        """Whether the jump in a probe's island stands although the site is as before."""
+        """Returns whether the jump in a probe's island is left although the site is restored."""
         return self._island_stands(index)
 
     def _kind(self, index: int) -> int:
@@ -185,7 +184,7 @@ class Patcher:
         return self._holds(int(entry.site), entry.new_bytes if armed else entry.old_bytes, min(int(entry.length), 32))
 
     def _island_stands(self, index: int) -> bool:
-        """Whether a site that is as it was still has the jump in its island."""
+        """Returns whether a restored site still has the jump in its island."""
         entry = self.session.probe(index)
         is_there = bool(entry.island) and self._holds(int(entry.island), entry.island_new, ISLAND_BYTES)
         return is_there and self._stands(index, armed=False)
@@ -197,7 +196,7 @@ class Patcher:
             return False
 
     def _is_ours_no_more(self, index: int) -> bool:
-        """Whether a slot holds what it held before, or the dynamic linker has bound it over the probe."""
+        """Returns whether a slot contains its old value, or the dynamic linker has bound it over the probe."""
         if self._stands(index, armed=False):
             return True
         entry = self.session.probe(index)
@@ -209,7 +208,7 @@ class Patcher:
     # ---- code ----------------------------------------------------------------------------------------------
 
     def _changes(self, indexes: Sequence[int], arm: bool, moves: Moves) -> tuple[Any, Any]:
-        """Arrays of struct nfp_change and struct nfp_move."""
+        """Builds arrays of struct nfp_change and struct nfp_move."""
         changes = ffi.new("struct nfp_change[]", len(indexes))
         flat: list[tuple[int, int]] = []
         for change, index in zip(changes, indexes, strict=True):
@@ -228,8 +227,7 @@ class Patcher:
     def _change_live(self, indexes: Sequence[int], arm: bool) -> tuple[list[int], list[int]]:
         """Changes sites while the target runs.
 
-        Returns those that were left as they are, since it cannot be done in this target now, and those
-        whose bytes differ.
+        Returns those left unchanged, because it is not possible in this target now, and those whose bytes differ.
         """
         if not indexes or not self._may_change_live():
             return list(indexes), []
@@ -262,7 +260,7 @@ class Patcher:
         return self._is_registered
 
     def _change_stopped(self, indexes: Sequence[int], arm: bool, moves: Moves) -> list[int]:
-        """Changes sites in as many stops as keep each short. Returns those whose bytes differ."""
+        """Changes sites in as many stops as needed to keep each short. Returns those whose bytes differ."""
         indexes = sorted(indexes, key=self._site)
         failed: list[int] = []
         for start in range(0, len(indexes), STOP_CHANGES_MAX):
@@ -273,7 +271,7 @@ class Patcher:
         return failed
 
     def _restore_islands(self, indexes: Sequence[int]) -> None:
-        """Islands of sites that are as they were, when a thread could not be visited or a monitor was killed."""
+        """Restores islands of restored sites, left when a thread could not be visited or a monitor was killed."""
         if not indexes:
             return
         changes = ffi.new("struct nfp_change[]", len(indexes))
@@ -309,7 +307,9 @@ class Patcher:
         )
 
     def lead(self, slot: int, expected: int, replacement: int) -> bool:
-        """Changes a slot that belongs to no probe, for the life of the target. Whether it held what was expected."""
+        """Changes a slot that belongs to no probe, for the life of the target. Returns whether it contained the
+        expected value.
+        """
         return bool(lib.nfp_change_word(self.target.memory.descriptor, slot, expected, replacement) == 0)
 
     def _change_slot(self, index: int, arm: bool) -> bool:
@@ -321,7 +321,7 @@ class Patcher:
 
 
 def text_digests(target: Target, modules: Iterable[Module]) -> dict[str, str]:
-    """A digest of the executable bytes of each module as they stand in the target, by path and address."""
+    """Returns a digest of the executable bytes of each module in the target, by path and address."""
     digests = {}
     for module in modules:
         for start, end in module.executable_ranges:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Can this process be probed? Every refusal, each as one sentence, before anything in the process is touched.
+"""Preflight: can this process be probed? Every refusal, each as one sentence, before anything in the process is
+changed.
 
-The only thing it opens for writing is /proc/PID/mem, which asks the kernel for the
-right to trace the process and changes nothing.
+It only opens /proc/PID/mem for writing, which asks the kernel for permission to trace the process and changes nothing.
 """
 
 from __future__ import annotations
@@ -273,15 +273,15 @@ CHILDREN_SHOWN = 3
 OWN_TRACER_PATIENCE_S = 10.0
 START_LOOKS = 2_500
 START_LOOKS_S = 0.002
-AT_REST_LOOKS = 125  # a program that sleeps so long without a switch waits for no library: reading one is no such sleep
+AT_REST_LOOKS = 125  # a program that sleeps this long without a switch is not loading a library
 YAMA_PATH = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def check_target(target: Target) -> list[str]:
-    """Says whether the process can be probed. Changes nothing. Returns notes for a person.
+    """Checks whether the process can be probed. Changes nothing. Returns notes for the user.
 
     Raises:
-        UsageError: it is no process any more.
+        UsageError: it is no longer a process.
         NfprobeError: this user may not.
         RefusedError: it cannot be probed.
     """
@@ -292,7 +292,7 @@ def check_target(target: Target) -> list[str]:
     try:
         return _check_living(target, status)
     except (NfprobeError, OSError):
-        _check_life(target, read_status(target.pid))  # when it has ended meanwhile, nothing else is worth saying
+        _check_life(target, read_status(target.pid))  # if it has ended in the meantime, nothing else matters
         raise
 
 
@@ -319,7 +319,7 @@ def _check_life(target: Target, status: dict[str, str]) -> None:
     if state in ("Z", "X"):
         parent = status.get("PPid", "?")
         raise RefusedError(
-            f"Process {target.pid} ({target.name}) has ended; its parent {parent} has not collected it yet.",
+            f"Process {target.pid} ({target.name}) has ended; its parent {parent} has not reaped it yet.",
             f"ps -o pid,stat,cmd -p {parent}",
         )
     if int(read_stat(target.pid)[6]) & KERNEL_THREAD_FLAG:
@@ -349,14 +349,17 @@ def _missing_right(target: Target) -> str:
         return "root without CAP_SYS_PTRACE and CAP_DAC_OVERRIDE in its user namespace"
     owner = read_status(target.pid).get("Uid", "?").split()[0]
     if owner != str(os.geteuid()):
-        return f"it belongs to user {owner}; that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+        return f"it belongs to user {owner}; that requires root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
     if scope in ("1", "2"):
-        return f"{YAMA_PATH} is {scope}, so that takes root or CAP_SYS_PTRACE"
-    return "it is not dumpable (it has changed its user, say); that takes root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+        return f"{YAMA_PATH} is {scope}, so that requires root or CAP_SYS_PTRACE"
+    return (
+        "it is not dumpable (for example, it has changed its user);"
+        " that requires root, or CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+    )
 
 
 def _find_tracer(target: Target, status: dict[str, str]) -> str:
-    """Who traces the process; another nfprobe, which does so for moments only, is waited for."""
+    """Returns the name of the tracer; waits for another nfprobe, which traces only briefly."""
     tracer = status.get("TracerPid", "0")
     deadline = time.monotonic() + OWN_TRACER_PATIENCE_S
     while tracer != "0" and "nfprobe" in read_text(f"/proc/{tracer}/cmdline") and time.monotonic() < deadline:
@@ -371,7 +374,7 @@ def _check_tracer(target: Target, status: dict[str, str]) -> None:
         name = read_text(f"/proc/{tracer}/comm").strip() or "?"
         raise RefusedError(
             f"Process {target.pid} ({target.name}) is being traced by {name} (pid {tracer}); "
-            "a process has one tracer at most.",
+            "a process can have only one tracer.",
             f"ps -o pid,cmd -p {tracer}",
         )
 
@@ -419,7 +422,7 @@ def _check_shell(target: Target) -> None:
     programs = [pid for pid, name in children if name not in SHELLS]
     raise RefusedError(
         f"Process {target.pid} is {shell}, which runs {script}; "
-        + (f"what it has started is {shown}." if children else "it has no child process."),
+        + (f"it has started {shown}." if children else "it has no child process."),
         f"nfprobe attach {programs[0]}" if programs else f"ps --ppid {target.pid}",
     )
 
@@ -435,7 +438,7 @@ def _script_of(arguments: list[str]) -> str | None:
 
 
 def _descendants(pid: int) -> list[tuple[int, str]]:
-    """Processes below `pid`, nearest first, without kernel help that may be missing."""
+    """Returns descendants of `pid`, nearest first, without optional kernel features."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -451,7 +454,7 @@ def _descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def describe_unreadable(target: Target) -> list[str]:
-    """Which modules of a target are not probed because of their files, one sentence each."""
+    """Returns which modules of a target are not probed because of their files, one sentence each."""
     return [
         f"Functions of {path} are not probed: {sentence}"
         for path, sentence in target.unreadable.items()
@@ -460,8 +463,8 @@ def describe_unreadable(target: Target) -> list[str]:
 
 
 def _await_start(target: Target) -> None:
-    """Until its libraries are there. Before that, those that are missing would not be probed, and the C library, when
-    it is mapped but not relocated yet, would crash the target at the first call. Later on, dlopen is waited for, too.
+    """Waits until the target's libraries are loaded. Earlier, missing libraries would not be probed, and a C library
+    that is mapped but not yet relocated would crash the target at the first call. Later, this waits for dlopen as well.
     """
     before = None
     at_rest = 0
@@ -481,13 +484,13 @@ class _Progress(NamedTuple):
 
 
 def _read_progress(pid: int) -> _Progress:
-    # Of the first thread, which is the one that loads the libraries; a read of a disk is no interruptible sleep (D).
+    # Of the first thread, which loads the libraries; a disk read is not an interruptible sleep (D).
     status = read_status(pid)
     switches = status.get("voluntary_ctxt_switches", ""), status.get("nonvoluntary_ctxt_switches", "")
     return _Progress(status.get("State", "").startswith(("S", "T")), switches)
 
 
-# Asked when the C library is there: for a moment before it loads anything, glibc's linker is at rest, too.
+# Checked once the C library is present: before it loads anything, glibc's linker is briefly idle as well.
 def _has_loaded(target: Target) -> bool:
     try:
         return LinkMap(target).has_started()
@@ -501,7 +504,7 @@ def _has_libc(target: Target) -> bool:
 
 
 def _check_libc(target: Target) -> bool:
-    """Whether it is musl."""
+    """Returns whether it is musl."""
     if not _has_libc(target):
         raise RefusedError(
             f"Process {target.pid} ({target.name}) has loaded no C library (neither glibc nor musl).",

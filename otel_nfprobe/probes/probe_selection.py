@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice: which functions of a target are probed, by the command line and the adapter. Touches nothing.
+"""Probe selection: which functions of a target are probed, by the command line and the adapter. Changes nothing.
 
-It remembers what was asked for, so that modules which the target loads later are judged by the same words.
+It keeps the request, so that modules which the target loads later are judged by the same rules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEEDS_STOP = "needs a stop of all threads, and --no-stop was given"
 NO_SLOT = "no GOT slot leads to it"
 NO_CAPTURE = "a snippet needs an in-stack call, a relocated body or a GOT slot"
 ALL_BITS = 0xFFFFFFFF
-Snippets = dict[tuple[str, int], bytes]  # code by the function's file and its address there
+Snippets = dict[tuple[str, int], bytes]  # code by the function's file and its address in it
 
 
 UNPROBED_SHOWN = 4  # functions that a sentence names
@@ -39,15 +39,15 @@ UNWINDER = "libgcc_s.so"  # the helper thread loads it when the target has not
 
 @dataclass(frozen=True)
 class SelectionRequest:
-    """What was asked for.
+    """The request.
 
     Attributes:
-        globs: functions, by the command line or else by the adapter.
+        globs: functions, from the command line or else from the adapter.
         excluded: functions that are left out.
         strategy: the only one, or None.
         no_stop: the target's threads must not be stopped.
         waiting: those globs that name a module which is not loaded yet.
-        captures: snippets and which functions they are for; their globs are among `globs`.
+        captures: snippets and the functions they are for; their globs are among `globs`.
     """
 
     globs: Sequence[str] = ()
@@ -63,11 +63,11 @@ class Choice:
     """What is to be probed.
 
     Attributes:
-        adapter: what knows this kind of NF, or None.
+        adapter: for this kind of NF, or None.
         roles: receive, transmit and drop functions with what their probes read.
         plans: strategy or refusal of every function, one for each GOT slot.
-        request: what was asked for, for modules that are loaded later.
-        modules: what was loaded when this was decided.
+        request: the request, for modules that are loaded later.
+        modules: loaded when this was decided.
         by_slot: plans of the functions that are probed wherever a GOT slot leads to them.
         snippets: which function captures a value.
         refused: number of functions without a probe, by reason.
@@ -90,7 +90,7 @@ class Choice:
         self._judged: set[str] = set()
 
     def refuse(self, reason: str, count: int = 1) -> None:
-        """Counts functions that get no probe."""
+        """Counts functions without a probe."""
         self.refused[reason] = self.refused.get(reason, 0) + count
 
     def _count_refused(self, plans: Sequence[FunctionPlan]) -> None:
@@ -99,7 +99,7 @@ class Choice:
                 self.refuse(plan.reason)
 
     def tell_unprobed(self, plans: Sequence[FunctionPlan]) -> str:
-        """A sentence about those of the functions that receive, transmit or drop and get no probe; empty: all do."""
+        """Returns a sentence about receive, transmit or drop functions without a probe; empty if all have one."""
         probed = {plan.address for plan in (*self.plans, *self.by_slot) if plan.strategy is not None}
         labels: dict[int, str] = {}
         for plan in plans:
@@ -110,28 +110,28 @@ class Choice:
             return ""
         shown = ", ".join(list(labels.values())[:UNPROBED_SHOWN])
         others = f" and {len(labels) - UNPROBED_SHOWN} others" if len(labels) > UNPROBED_SHOWN else ""
-        return f"{shown}{others} cannot be probed: what becomes of packets there is not known."
+        return f"{shown}{others} cannot be probed: the disposition of packets there is unknown."
 
     def requests(self, plans: Sequence[FunctionPlan] | None = None) -> list[ProbeRequest]:
-        """One request per site that can be probed, of all plans or of these."""
+        """Returns one request per site that can be probed, of all plans or of these."""
         chosen = self.plans if plans is None else plans
         return [self._request(plan) for plan in chosen if plan.strategy is not None]
 
     def role_of(self, plan: FunctionPlan) -> RoleFunction | None:
-        """What the adapter says of the plan's function."""
+        """Returns the adapter's description of the plan's function."""
         if not self._by_address:
             return None
-        came_later = self._paths.get(plan.address) != plan.module.path  # another module came to its address
+        came_later = self._paths.get(plan.address) != plan.module.path  # another module was loaded at its address
         return None if came_later else self._by_address.get(plan.address)
 
     def leave_out(self, role: int) -> None:
-        """Functions of this role get no probe."""
+        """Leaves functions of this role unprobed."""
         addresses = {item.address for item in self.roles if item.role == role}
         self.plans = [plan for plan in self.plans if plan.address not in addresses]
         self.by_slot = [plan for plan in self.by_slot if plan.address not in addresses]
 
     def readers(self) -> list[RoleFunction]:
-        """The roles whose probes read packets; the position is the number of the capture program."""
+        """Returns the roles whose probes read packets; the position is the number of the capture program."""
         return _readers(self.roles)
 
     def _request(self, plan: FunctionPlan) -> ProbeRequest:
@@ -151,9 +151,9 @@ class Choice:
     # ---- modules that are loaded later ---------------------------------------------------------------------
 
     def add_modules(self, target: Target, modules: Sequence[Module]) -> list[FunctionPlan]:
-        """Judges the functions of modules that were loaded meanwhile. Returns plans of new sites in code.
+        """Judges the functions of modules that were loaded in the meantime. Returns plans of new sites in code.
 
-        Their functions that are to be probed by GOT slots join `by_slot`: `find_slots` has the sites.
+        Functions to be probed by GOT slots are added to `by_slot`: `find_slots` finds the sites.
 
         Raises:
             NfprobeError: a module is malformed.
@@ -173,7 +173,7 @@ class Choice:
         return code
 
     def add_roles(self, target: Target) -> list[FunctionPlan]:
-        """Asks the adapter for functions that receive, transmit or drop only now. Returns plans of new sites.
+        """Asks the adapter for functions that only now receive, transmit or drop. Returns plans of new sites.
 
         Raises:
             NfprobeError: they cannot be found at this moment.
@@ -209,7 +209,7 @@ class Choice:
         return found
 
     def forget_module(self, module: Module) -> None:
-        """A module was closed: nothing leads to its functions any more, and its own slots are gone."""
+        """Forgets an unloaded module: nothing leads to its functions any more, and its own slots are gone."""
         self.by_slot = [plan for plan in self.by_slot if plan.module is not module]
         self.plans = [
             plan
@@ -218,7 +218,9 @@ class Choice:
         ]
 
     def new_slots(self, target: Target, known: set[int]) -> list[FunctionPlan]:
-        """One plan for each GOT slot that is not among the known addresses and leads to a function of `by_slot`."""
+        """Returns one plan for each GOT slot that is not among the known addresses and leads to a function of
+        `by_slot`.
+        """
         if not self.by_slot:
             return []
         fresh = [plan for plan in find_slots(target, self.by_slot) if plan.site not in known]
@@ -226,7 +228,7 @@ class Choice:
         return fresh
 
     def _find_in(self, modules: Sequence[Module], glob: str) -> list[Function]:
-        """Functions of these modules, silently none: a glob is looked for where it matches something, too."""
+        """Returns matching functions of these modules, or none without an error: a glob may match in other modules."""
         if glob not in self._anchors:
             with suppress(UsageError):
                 self._anchors[glob] = find_functions(list(self.modules), [glob])[0].module
@@ -251,9 +253,9 @@ def choose(
     captures: Sequence[Capture] = (),
     further: Sequence[Function] = (),
 ) -> Choice:
-    """Plans of the adapter's functions, of those that the globs name, and of further ones.
+    """Plans the adapter's functions, those named by the globs, and optional ones.
 
-    Without globs the adapter's further functions are probed, too; those with a snippet are in any case. A glob
+    Without globs the adapter's optional functions are probed as well; those with a snippet always are. A glob
     `module:name` may name a module that is not loaded yet, if there is something to probe already.
 
     Raises:
@@ -269,7 +271,7 @@ def choose(
     modules = target.modules()
     waiting = [glob for glob in wanted if _names_absent_module(glob, modules)]
     if len(waiting) == len(wanted) and not roles:
-        waiting = []  # nothing could be measured: find_functions says so
+        waiting = []  # nothing could be measured: find_functions reports that
     request = SelectionRequest(wanted, excluded, strategy, no_stop, waiting, captures)
     functions = {role.address: _function_of(target, modules, role) for role in roles}
     present = [glob for glob in wanted if glob not in waiting]
@@ -318,7 +320,7 @@ def _find_snippets(target: Target, request: SelectionRequest, roles: Sequence[Ro
             continue
         for function in find_functions(target, [capture.glob], request.excluded):
             if function.address in addresses:
-                sentence = f"{function.label} is the adapter's, which reads its packets: it can have no snippet."
+                sentence = f"{function.label} is the adapter's, which reads its packets: it cannot have a snippet."
                 raise UsageError(sentence, next_command)
             if found.setdefault(_place(function), capture.snippet.code) != capture.snippet.code:
                 raise UsageError(f"{function.label} has two snippets, and a call captures one value.", next_command)
@@ -346,19 +348,21 @@ def _plan(
 
 
 def _callable(plan: FunctionPlan, target: Target, role: RoleFunction) -> FunctionPlan:
-    """What receives, transmits or drops is called from its trampoline: nothing else can read what it returned."""
+    """Receive, transmit and drop functions are called from their trampoline: nothing else can read their return
+    value.
+    """
     if plan.strategy in (None, IN_STACK_CALL, GOT_SLOT):
         return plan
     if role.takes_seventh:
         return plan_seventh(plan.function, target)
-    if plan.reason:  # an in-stack call was tried first: this is why it is none
+    if plan.reason:  # an in-stack call was tried first: this is why it is impossible
         return FunctionPlan(plan.function, None, plan.reason)
     return plan_function(plan.function, target, "in-stack")
 
 
 def _names_absent_module(glob: str, modules: Sequence[Module]) -> bool:
     name, colon, function = glob.partition(":")
-    if not colon or not name or not function or function.startswith(":"):  # C++ names hold "::"
+    if not colon or not name or not function or function.startswith(":"):  # C++ names contain "::"
         return False
     return not any(fnmatch.fnmatchcase(known, name) for module in modules for known in module.names)
 
@@ -370,7 +374,7 @@ def _function_of(target: Target, modules: Sequence[Module], role: RoleFunction) 
         function = function_at(module, role.address - module.base)
         if function is not None and function.address == role.address:
             return function
-    target.check_not_ended()  # while its modules were looked for
+    target.check_not_ended()  # while its modules were read
     raise UsageError(f"{role.label} is not the start of a function.", f"nfprobe functions {target.pid}")
 
 
@@ -380,7 +384,7 @@ def _without_stop(plan: FunctionPlan) -> FunctionPlan:
 
 
 def _with_slots(target: Target, plans: Sequence[FunctionPlan], request: SelectionRequest) -> list[FunctionPlan]:
-    """GOT slot plans become one plan for each slot; where there is none the last strategy is tried."""
+    """Expands GOT slot plans to one plan for each slot; where there is none the last strategy is tried."""
     slots = find_slots(target, plans) if any(plan.is_slot for plan in plans) else []
     served = {slot.address for slot in slots}
     others = [

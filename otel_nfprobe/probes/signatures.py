@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and results of functions: from debug information, otherwise inferred from their code and marked so.
-
-Called by the command line only: probing needs none of it.
+"""Signatures: arguments and results of functions, from debug information, otherwise inferred from their code and marked
+as such. Probing does not need them.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ FROM_DWARF, FROM_CODE = "dwarf", "inferred"
 
 
 class Signature(NamedTuple):
-    """What a function takes and gives.
+    """A function's parameters and return type.
 
     Attributes:
         source: FROM_DWARF, or FROM_CODE: then `arguments` is a lower bound and `returns` a guess, or None.
-        return_type: "" when it returns nothing or the type is not known.
+        return_type: "" if it returns nothing or the type is unknown.
         parameters: with debug information only.
     """
 
@@ -36,7 +35,7 @@ class Signature(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns it for JSON output."""
         return {
             "source": self.source,
             "variadic": self.is_variadic,
@@ -46,7 +45,7 @@ class Signature(NamedTuple):
 
 
 def signatures_of(functions: Iterable[Function]) -> dict[Function, Signature]:
-    """The signature of each function."""
+    """Returns the signature of each function."""
     by_module: dict[int, tuple[Module, list[Function]]] = {}
     for function in functions:
         by_module.setdefault(id(function.module), (function.module, []))[1].append(function)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GOT slots of a process that lead to given functions, those that were changed back, and pointers beside them.
-
+"""GOT slots of a process that lead to given functions, those that were changed back, and pointers that bypass them.
 Reads only.
 """
 
@@ -20,8 +19,8 @@ from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function
 from otel_nfprobe.target.target import Target
 
-GAP_BYTES_MAX = 4096  # slots that lie nearer together are read at once
-ABSOLUTE = 1  # R_X86_64_64: a word that holds the address of a named function or object
+GAP_BYTES_MAX = 4096  # slots closer together are read at once
+ABSOLUTE = 1  # R_X86_64_64: a word with the address of a named function or object
 RELOCATION = np.dtype([("address", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 
@@ -29,13 +28,13 @@ class LiveSlot(NamedTuple):
     """A slot of the process."""
 
     address: int
-    value: int  # what it holds
+    value: int  # its content
     function: int  # address of the function that calls through it reach
     module: Module
 
 
 def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[LiveSlot]:
-    """Slots that hold the address of one of the functions, or will when their name is bound.
+    """Returns slots that contain the address of one of the functions, or will when their name is bound.
 
     Args:
         functions: by address in the process.
@@ -58,7 +57,7 @@ def slots_leading_to(target: Target, functions: Mapping[int, Function]) -> list[
 
 
 def changed_slots(target: Target, expected: Mapping[int, int]) -> dict[int, int]:
-    """Slots that hold something else than expected, with what they hold. Slots that are not mapped are left out.
+    """Returns slots that do not contain the expected value, with their content. Unmapped slots are left out.
 
     Args:
         expected: value by address.
@@ -67,10 +66,10 @@ def changed_slots(target: Target, expected: Mapping[int, int]) -> dict[int, int]
 
 
 def count_stored_pointers(target: Target, functions: Iterable[Function]) -> int:
-    """How many words of data lead to one of the functions: calls through them use no GOT slot that is probed.
+    """Counts the data words that point to one of the functions: calls through them bypass the probed GOT slots.
 
-    Counted are words that the dynamic linker has filled in: tables of functions, and slots that code reads
-    and does not only call. What the program copies or asks dlsym for cannot be counted.
+    Includes words filled in by the dynamic linker: tables of functions, and slots that code reads rather than only
+    calls. Pointers copied by the program or obtained from dlsym cannot be counted.
     """
     wanted = {function.address: function for function in functions}
     count = 0
@@ -85,7 +84,7 @@ def count_stored_pointers(target: Target, functions: Iterable[Function]) -> int:
 
 
 def _absolute(module: Module) -> list[int]:
-    """Addresses of the words that hold named addresses, in the file."""
+    """Returns the file addresses of words that contain named addresses."""
     for name, start, size_bytes in module.image.sections:
         if name == ".rela.dyn":
             content = module.image.read(start, size_bytes)
@@ -101,7 +100,7 @@ def _values(target: Target, module: Module) -> list[tuple[Slot, int]]:
 
 
 def _words(target: Target, addresses: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Address and content of 64-bit words, given in ascending order; those that cannot be read are left out."""
+    """Yields address and content of 64-bit words, given in ascending order; unreadable ones are left out."""
     for run in _runs(addresses):
         start = run[0]
         try:
@@ -123,16 +122,16 @@ def _runs(addresses: Sequence[int]) -> list[list[int]]:
 
 
 def is_lazy(module: Module, value: int) -> bool:
-    """Whether a slot of the module that holds the value is not bound yet."""
+    """Returns whether a slot of the module with this value is not bound yet."""
     return module.low <= value < module.high and module.image.section_of(value - module.base).startswith(".plt")
 
 
 def _binds_to(modules: list[Module], name: str) -> int | None:
-    """What the dynamic linker will bind a name to: the first module in load order that exports it.
+    """Returns what the dynamic linker will bind a name to: the first module in load order that exports it.
 
-    None also where that is only known once it was bound: the code at an ifunc's address chooses the function (called
-    in its place, strlen's would return an address for a length), and of a function with several versions the
-    caller's may be an old one.
+    Also None where that is only known after binding: the code at an ifunc's address chooses the function (called in its
+    place, strlen's would return an address for a length), and of a function with several versions the caller's may be
+    an old one.
     """
     for module in modules:
         symbol = module.image.exports.get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates of trampolines (native/core/trampoline.h), filled in."""
+"""Templates of trampolines (native/core/trampoline.h), and filling them in."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _BYTES = ffi.typeof("uint8_t[]")
 
 
 def template_values(session: Session) -> Any:
-    """What templates are filled in with (struct nfp_trampoline): that of a plain call of function 0."""
+    """Returns the values of a template (struct nfp_trampoline) for a plain call of function 0."""
     plain = {"gate": GATE_OUTER, "return_mask": 0xFFFFFFFF, "queue_argument": NO_ARGUMENT}
     return ffi.new("struct nfp_trampoline *", {"tls_offset": session.tls_offset} | plain)
 
 
 @cache
 def template_bytes(shape: int) -> int:
-    """Bytes of a template (enum nfp_shape)."""
+    """Returns the size of a template (enum nfp_shape) in bytes."""
     return int(lib.nfp_trampoline_bytes(shape))
 
 
 def fill_template(shape: int, values: Any) -> bytes:
-    """A template (enum nfp_shape) with its fields filled in from a struct nfp_trampoline."""
+    """Fills in a template (enum nfp_shape) from a struct nfp_trampoline."""
     size = template_bytes(shape)
     room = ffi.new(_BYTES, size)
     lib.nfp_trampoline_write(shape, values, room, size)

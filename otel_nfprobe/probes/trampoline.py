@@ -5,7 +5,7 @@
     GOT slot                                       template, jump to the function
     relocated body                                 exits, template (here the site jumps to), body
 
-The same function gets the same trampoline again at a later attach.
+At a later attach the same function gets the same trampoline again.
 """
 
 from __future__ import annotations
@@ -188,12 +188,12 @@ def _pushes(code: bytes) -> Mapping[int, int]:
 
 
 ALIGNMENT_BYTES = 64
-PIECE_MIN = 64  # functions whose code goes into one arena, where free memory lies in pieces
+PIECE_MIN = 64  # functions per arena, where free memory is fragmented
 DISPLACED_ROOM_BYTES = 128  # displaced instructions after relocation, and the jump back
 SITE_BYTES_MAX = 32
 # Words of stack arguments -> template.
 COPY_SHAPES = {words: getattr(lib, f"NFP_SHAPE_COPY_{words}") for words in (2, 4, 8, 16, 32, 64)}
-_Key = tuple[int, int, int, bytes]  # what tells probes apart: site, template, module, displaced bytes
+_Key = tuple[int, int, int, bytes]  # identity of a probe: site, template, module, displaced bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +201,14 @@ class ProbeRequest:
     """One function to be probed.
 
     Attributes:
-        plan: what the analysis found.
-        shape: template, enum nfp_shape; NFP_SHAPE_CALL for what the plan's strategy asks for.
+        plan: result of the analysis.
+        shape: template, enum nfp_shape; NFP_SHAPE_CALL for the one of the plan's strategy.
         program: capture program index of a receive, transmit or drop function.
         return_mask: valid bits of a receive function's return value.
-        gate: gate bits that open the probe.
+        gate: gate bits that enable the probe.
         snippet: code that captures a value at the entry (snippet.py), or b"".
-        when: which return values say that a receive function has received something, enum nfp_when.
-        queue_argument: of a receive function, which says the queue that it polls; NO_ARGUMENT: none does.
+        when: which return values mean that a receive function has received something, enum nfp_when.
+        queue_argument: index of a receive function's argument with the polled queue; NO_ARGUMENT: none.
     """
 
     plan: FunctionPlan
@@ -240,7 +240,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One probe that is ready to be armed: `id` is its function id and its index in the probe table."""
+    """One probe ready to be armed: `id` is its function ID and its index in the probe table."""
 
     id: int
     request: ProbeRequest
@@ -250,31 +250,31 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """A trampoline's bytes for one address, and how to describe them to unwinders."""
+    """A trampoline's bytes for one address, and its description for unwinders."""
 
     image: bytes
-    entry: int  # offset of what the site jumps to
+    entry: int  # offset of the code that the site jumps to
     moves: tuple[tuple[int, int], ...]
     describe: Callable[[Frames], None]
 
 
 class Trampolines:
-    """Makes trampolines for a session. All addresses are the target's."""
+    """Creates trampolines for a session. All addresses are the target's."""
 
     def __init__(self, session: Session, target: Target) -> None:
         self._session = session
         self.arenas = Arenas(session, target)
-        self.parts: list[CodePart] = []  # all code that was written here
+        self.parts: list[CodePart] = []  # all code written by this session
         self._known: dict[_Key, int] | None = None
-        self._own: set[int] = set()  # entries of the probe table that were written, or compared with the target, here
+        self._own: set[int] = set()  # probe table entries written, or compared with the target, by this session
         self._target = target
         self._values = template_values(session)
 
     def make(self, requests: Sequence[ProbeRequest]) -> tuple[list[Probe], dict[str, int]]:
         """Writes a trampoline and a probe table entry for each request.
 
-        Returns the probes, and the number of refused functions by reason (that an instruction cannot be moved
-        is only found here).
+        Returns the probes, and the number of refused functions by reason (that an instruction cannot be moved is only
+        found here).
         """
         probes: list[Probe] = []
         refused: dict[str, int] = {}
@@ -307,7 +307,7 @@ class Trampolines:
     def _write_all(
         self, requests: list[tuple[ProbeRequest, _Key]], in_pieces: bool = False
     ) -> tuple[list[Probe], list[str]]:
-        """In one arena, or in several where the free memory near the module lies in pieces."""
+        """Writes them to one arena, or to several if the free memory near the module is fragmented."""
         need = sum(_room_for(request) for request, _ in requests) + FRAME_ROOM_BYTES
         need += object_room_bytes((request.plan.name, _symbols_of(request)) for request, _ in requests)
         try:
@@ -342,7 +342,7 @@ class Trampolines:
             return None
         trampoline = int(self._session.probe(found).trampoline)
         if not self.arenas.holds(trampoline, request.plan.module):
-            return None  # the table lies in the target's memory
+            return None  # the table is in the target's memory
         start = trampoline - (_exits_bytes(_exits(request.plan)) if _is_relocated(request) else 0)
         try:
             code = self._code(request, start, found)
@@ -355,7 +355,7 @@ class Trampolines:
     def _take_over(
         self, index: int, request: ProbeRequest, key: _Key, trampoline: int, start: int, code: _Code
     ) -> bool:
-        """Whether the trampoline of an earlier attach is what it is said to be, byte for byte."""
+        """Returns whether the trampoline of an earlier attach is what it claims to be, byte for byte."""
         if index in self._session.patches.claimed or self._target.read(start, len(code.image)) != code.image:
             return False
         self._describe(index, request.plan, key, trampoline)
@@ -502,7 +502,9 @@ def _is_relocated(request: ProbeRequest) -> bool:
 
 
 def _symbols_of(request: ProbeRequest) -> int:
-    """Parts of a trampoline that debuggers see: probe, and displaced instructions or the parts of a body."""
+    """Returns the parts of a trampoline visible to debuggers: probe, and displaced instructions or the parts of a
+    body.
+    """
     return 1 + (PARTS_MAX + 1 if _is_relocated(request) else 1)
 
 
@@ -536,7 +538,7 @@ def _key(request: ProbeRequest) -> _Key:
 
 
 def _shape_key(request: ProbeRequest) -> int:
-    """What a trampoline depends on besides its function, in one byte of the probe table."""
+    """Returns what a trampoline depends on besides its function, in one byte of the probe table."""
     gate = 1 if request.gate == GATE_OUTER else 2
     mask = 0 if request.return_mask == 0xFFFFFFFF else 1
     return request.template | gate << 4 | mask << 6

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unwinders that learn of trampolines only from the dynamic linker: LLVM's libunwind, and those linked into modules.
 
-They ask it which file an address belongs to. In modules that hold one the slots of the functions that say so are led
-to the probe library, which adds arenas to the answer (native/probe/finder.c). The slots stay so for the life of
-the target, as trampolines do: a thread that is inside one at a detach may still throw. docs/stacks.md.
+They ask the dynamic linker which file an address belongs to. In modules that contain one, the slots of the functions
+that answer this are redirected to the probe library, which adds arenas to the answer (native/probe/finder.c). The slots
+stay redirected for the life of the target, as trampolines do: a thread that is inside one at a detach may still throw.
+docs/stacks.md.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from otel_nfprobe.target.loadedlibrary import library_offset
 from otel_nfprobe.target.target import Target
 
 ANSWERS = {"dl_iterate_phdr": "nfprobe_iterate_phdr", "_dl_find_object": "nfprobe_find_object"}
-SHARED_UNWINDER = "libgcc_s.so"  # has a list of its own, which takes rows made at run time
+SHARED_UNWINDER = "libgcc_s.so"  # has a list of its own, which accepts rows registered at run time
 UNWINDS = "_Unwind_RaiseException"
 
 
 def tell_unwinders(target: Target, patcher: Patcher, modules: Iterable[Module]) -> int:
-    """Lets the unwinders of these modules find trampolines. Returns the number of slots that were changed.
+    """Lets the unwinders of these modules find trampolines. Returns the number of slots changed.
 
     Raises:
         NfprobeError: the target has ended.
@@ -32,14 +33,14 @@ def tell_unwinders(target: Target, patcher: Patcher, modules: Iterable[Module]) 
     for module in modules:
         for slot, name in _asking_slots(module):
             value, answer = target.read_word(slot), library + library_offset(musl, ANSWERS[name])
-            # Whatever else it holds, somebody else has put there.
+            # Any other content was put there by another party.
             if is_lazy(module, value) or value in _addresses(target, name):
                 changed += patcher.lead(slot, value, answer)
     return changed
 
 
 def has_unwinder(module: Module) -> bool:
-    """Whether exceptions are thrown by code of the module itself that asks the dynamic linker where it is."""
+    """Returns whether the module itself contains an unwinder that asks the dynamic linker for its location."""
     image = module.image
     if module.is_dynamic_linker or module.is_probe_library or module.name.startswith(SHARED_UNWINDER):
         return False

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session's shared memory: rings, threads and their numbers, patches. The target may write anything there."""
+"""The session's shared memory: rings, thread table, probe table. The target may write anything into it."""

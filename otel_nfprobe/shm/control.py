@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control: what may be asked of a session that runs, by `nfprobe counters`.
+"""Control: requests to a running session, from `nfprobe counters`.
 
-A monitor listens at an abstract local socket that is named after the session's memory, so that who can see the
-session in its target finds it, in whatever process namespace. One request is one line of JSON, and so is its answer.
-Only root and the monitor's own user are answered. A thread of its own talks; what changes the session is done by the
-thread that drains (`step`), so that draining never waits for a client.
+A monitor listens on an abstract Unix socket named after the session's memory, so that whoever can see the session in
+its target finds it, in any PID namespace. A request is one line of JSON, and so is its answer. Only root and the
+monitor's own user are answered. A separate thread does the communication; the draining thread applies changes to the
+session (`step`), so that draining never waits for a client.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.timedreader import TimedReader
 
 REQUEST_BYTES_MAX = 1 << 16
-CLIENT_PATIENCE_S = 5.0  # for a client that has connected to say what it wants
-CLOSE_PATIENCE_S = 1.0  # for the thread that talks to let go of the socket's name
+CLIENT_PATIENCE_S = 5.0  # for a connected client to send its request
+CLOSE_PATIENCE_S = 1.0  # for the communication thread to release the socket's name
 PAUSE_S = 0.1
-SESSION_PATIENCE_S = 60.0  # for the session to do it
+SESSION_PATIENCE_S = 60.0  # for the session to apply a change
 _PEER = struct.Struct("iII")  # pid, uid, gid
 
 Request = dict[str, Any]
@@ -36,10 +36,10 @@ Answer = dict[str, Any]
 
 
 class AnswerError(Exception):
-    """The session refuses what was asked.
+    """The session refuses the request.
 
     Attributes:
-        answer: what it says: `error`, `next`, `status`.
+        answer: its answer: `error`, `next`, `status`.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -48,19 +48,19 @@ class AnswerError(Exception):
 
 
 def socket_name(inode: int) -> bytes:
-    """Where a session listens, by the inode of its memory."""
+    """Returns the socket name of a session, by the inode of its memory."""
     return b"\0otel-nfprobe/%x" % inode
 
 
 class Control:
-    """Listens from now on, until `close`.
+    """Listens from creation until `close`.
 
     Args:
         inode: of the session's memory.
-        prepare: checks a request, in the thread that talks; what it returns is handed to `act`.
-        act: does it, in the thread that calls `step`.
+        prepare: checks a request, in the communication thread; its result is passed to `act`.
+        act: performs it, in the thread that calls `step`.
 
-    Both raise NfprobeError with what the client is told.
+    Both raise NfprobeError with the message for the client.
     """
 
     def __init__(self, inode: int, prepare: Callable[[Request], Any], act: Callable[[Any], Answer]) -> None:
@@ -70,7 +70,7 @@ class Control:
         try:
             self._socket.bind(socket_name(inode))
             self._socket.listen(4)
-        except OSError:  # the session does without
+        except OSError:  # the session runs without control
             self._socket.close()
             self._socket = None
             return
@@ -78,16 +78,16 @@ class Control:
         self._thread.start()
 
     def step(self) -> None:
-        """Does what was asked for since the last time."""
+        """Performs requests received since the last call."""
         with suppress(Empty):
             while True:
                 asked, answers = self._asked.get_nowait()
                 answers.put(_answer(self._act, asked))
 
     def close(self) -> None:
-        """Ends listening; what is asked now is refused.
+        """Stops listening; further requests are refused.
 
-        The kernel keeps the socket, and its name, while a thread is in its accept: that thread is waited for.
+        The kernel keeps the socket, and its name, while a thread is in accept: waits for that thread.
         """
         self._act = _refuse
         listening, self._socket = self._socket, None
@@ -106,7 +106,7 @@ class Control:
             except OSError:
                 if self._socket is None:
                     return
-                time.sleep(PAUSE_S)  # no descriptor is free now
+                time.sleep(PAUSE_S)  # no free descriptor at the moment
                 continue
             with client, suppress(OSError, ValueError, RecursionError):
                 answer = json.dumps(self._talk(client)).encode() + b"\n"
@@ -127,13 +127,13 @@ class Control:
                 self.step()
             with suppress(Empty):
                 return answers.get(timeout=SESSION_PATIENCE_S)
-            raise NfprobeError("The session does not come to it.", "nfprobe status")
+            raise NfprobeError("The session is busy and did not perform the request.", "nfprobe status")
 
         return _answer(hand_over, request)
 
 
 def _refuse(_asked: Any) -> Answer:
-    raise NfprobeError("The session ends.", "nfprobe status")
+    raise NfprobeError("The session is ending.", "nfprobe status")
 
 
 def _answer(act: Callable[[Any], Answer], asked: Any) -> Answer:
@@ -146,10 +146,10 @@ def _answer(act: Callable[[Any], Answer], asked: Any) -> Answer:
 
 
 def ask(inode: int, request: Request) -> Answer:
-    """Asks the session with this memory.
+    """Sends a request to the session with this memory.
 
     Raises:
-        AnswerError: it says no.
+        AnswerError: it refuses.
         OSError: nobody listens there, or nobody answers.
     """
     patience_s = SESSION_PATIENCE_S + CLIENT_PATIENCE_S
@@ -166,13 +166,13 @@ def ask(inode: int, request: Request) -> Answer:
 
 
 def _read_line(connection: socket.socket, patience_s: float) -> bytes:
-    """A line, or what came of it before the connection's end. Raises OSError after this time."""
+    """Reads a line, or what arrived before the connection ended. Raises OSError on timeout."""
     raw = connection.makefile("rb", buffering=0)
     with io.BufferedReader(TimedReader(connection, raw, patience_s)) as reader:
         return reader.readline(REQUEST_BYTES_MAX)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
+    """Returns process and user of the peer."""
     pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rings of a session, as the monitor reads them: a cover of native/core/sweep.h."""
+"""The rings of a session, as read by the monitor: a wrapper of native/core/sweep.h."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ PART = dtype_of("nfp_sweep_part")
 
 @dataclass(frozen=True)
 class Swept:
-    """What was taken of some rings; valid until the next step of the iterator that gives it.
+    """Records drained from some rings; valid until the next step of the iterator that yields it.
 
     Attributes:
-        parts: one row (PART) for each ring, none twice: thread table index, and how many records.
-        records: theirs (RECORD), those of one ring behind those of the other.
+        parts: one row (PART) per ring, no ring twice: thread table index and number of records.
+        records: of all parts (RECORD), ring after ring.
     """
 
     parts: NDArray[Any]
     records: NDArray[Any]
 
     def by_thread(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Thread table index and records of each ring."""
+        """Yields thread table index and records of each ring."""
         first = 0
         for thread, _, count in self.parts.tolist():
             yield thread, self.records[first : first + count]
@@ -42,15 +42,15 @@ class Swept:
 
 
 class Rings:
-    """The rings of all threads; one mapping, for each takes a file descriptor.
+    """The rings of all threads; in one mapping, because each mapping takes a file descriptor.
 
     Args:
         descriptor: of the session's memory file.
         offset: of the first ring in it.
-        count: of rings, the entries of the thread table.
-        ring_bytes: of each.
+        count: number of rings, one per entry of the thread table.
+        ring_bytes: size of each.
         table: the thread table (struct nfp_thread_shared *).
-        stamps: which time stamps can be.
+        stamps: bounds of valid timestamps.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Rings:
 
     @property
     def torn(self) -> int:
-        """Slots that were given up: reserved, never written."""
+        """Slots that were skipped: reserved, never written."""
         return int(self._sweep.torn)
 
     def sweep(self, used: int) -> Iterator[Swept]:
-        """What the first rings hold, as Session.drain has it."""
+        """Drains the first rings, as Session.drain."""
         lib.nfp_sweep_begin(self._sweep, used, time.monotonic_ns())
         yield from self._take()
 
     def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
-        """What the rings of threads that are gone hold, each once around at most; slots never written are left out."""
+        """Drains the rings of threads that are gone, each at most once around; slots never written are left out."""
         chosen = ffi.new("uint32_t[]", indexes)
         lib.nfp_sweep_begin_last(self._sweep, chosen, len(indexes), time.monotonic_ns())
         yield from self._take()

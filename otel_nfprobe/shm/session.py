@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The monitor's view of the memory that it shares with a target (native/abi/session.h).
 
-Maps the session's memory file, holds the lock that tells the target that a monitor is there, sends commands
-to the helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this
-memory can lose records, never crash the monitor. What decides where the monitor itself reads or writes is read once,
-when the session is opened, and is the monitor's own from then on.
+Maps the session's memory file, holds the lock that shows the target that a monitor is attached, sends commands to the
+helper thread and drains the rings. Trusts nothing that it reads: a target that scribbles over this memory can lose
+records, but never crash the monitor. Whatever determines where the monitor itself reads or writes is read once, when
+the session is opened, and kept by the monitor.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Session:
     """One target's session memory, mapped and locked.
 
     Args:
-        pid: the target's process id, as the monitor sees it.
+        pid: the target's process ID in the monitor's PID namespace.
         descriptor: number of the session's memory file among the target's file descriptors.
 
     Attributes:
-        ring_bytes: of each ring, as the size of the memory file says, which is sealed.
-        tls_offset: of the target's thread word from the thread base, signed.
+        ring_bytes: of each ring, from the size of the memory file, which is sealed.
+        tls_offset: signed offset of the target's thread word from the thread base.
         kept_address: of a word in the target that a forked child does not have.
 
     Raises:
@@ -104,10 +104,10 @@ class Session:
         self._stamps = StampBounds()
         rows = np.frombuffer(self._fixed, THREAD, THREAD_COUNT, THREAD_TABLE_OFFSET)
         self._threads = ThreadTable(rows, ThreadIds(pid))
-        self.inode = os.fstat(self._fd).st_ino  # of the memory file: names the session on this machine
-        self.torn = 0  # slots that were reserved and never written
-        self.library = 0  # base address of the probe library in the target, if it was looked for
-        self.memory_fd = -1  # of the target's memory, if known: no answer is waited for when its program is gone
+        self.inode = os.fstat(self._fd).st_ino  # of the memory file: identifies the session on this machine
+        self.torn = 0  # slots reserved but never written
+        self.library = 0  # base address of the probe library in the target, if it was looked up
+        self.memory_fd = -1  # of the target's memory, if known: avoids waiting for an answer when its program is gone
 
     def _find_ring_bytes(self) -> int:
         ring_bytes, rest = divmod(os.fstat(self._fd).st_size - RING_OFFSET, THREAD_COUNT)
@@ -131,7 +131,7 @@ class Session:
 
     def _of_another_version(self) -> NfprobeError:
         return NfprobeError(
-            f"The session of process {self.pid} is not one of this version of nfprobe.", f"nfprobe doctor {self.pid}"
+            f"The session of process {self.pid} is from another version of nfprobe.", f"nfprobe doctor {self.pid}"
         )
 
     def _lock(self) -> None:
@@ -147,7 +147,7 @@ class Session:
 
     @property
     def descriptor(self) -> int:
-        """The monitor's own file descriptor of the session's memory."""
+        """Returns the monitor's own file descriptor of the session's memory."""
         return self._fd
 
     # ---- commands to the helper thread -------------------------------------------------------------------
@@ -156,37 +156,37 @@ class Session:
         """Sends a command to the helper thread and returns its result (0, or a negative errno).
 
         Raises:
-            NfprobeError: the helper thread does not answer, or nothing that can be.
+            NfprobeError: the helper thread does not respond, or sends an invalid answer.
         """
         result = ffi.new("int32_t *")
         words = ffi.new("uint64_t[4]", list(arguments) + [0] * (4 - len(arguments)))
         if lib.nfp_mailbox_ask(self.header, command, words, COMMAND_PATIENCE_NS, self.memory_fd, result) != 0:
             raise NfprobeError(
-                f"The helper thread in process {self.pid} does not answer.", f"nfprobe detach {self.pid}"
+                f"The helper thread in process {self.pid} does not respond.", f"nfprobe detach {self.pid}"
             )
         if result[0] < -ERRNO_MAX:
             raise NfprobeError(
-                f"The helper thread in process {self.pid} answers nonsense.", f"nfprobe detach {self.pid}"
+                f"The helper thread in process {self.pid} sent an invalid answer.", f"nfprobe detach {self.pid}"
             )
         return int(result[0])
 
     def write_message(self, text: str) -> None:
-        """Leaves a text for the next command."""
+        """Stores a text for the next command."""
         ffi.memmove(self.header.message, text.encode()[:511] + b"\0", min(len(text.encode()), 511) + 1)
 
     def open_gates(self, gates: int) -> None:
-        """Lets the probes whose gate bits are given write records.
+        """Enables recording by the probes with the given gate bits.
 
         Raises:
-            NfprobeError: the target has no memory for what they keep.
+            NfprobeError: the target has no memory for the probes' packet state.
         """
         if self.ask(lib.NFP_COMMAND_OPEN, gates) != 0:
             raise NfprobeError(
-                f"Process {self.pid} has no memory for what probes keep of its packets.", f"nfprobe doctor {self.pid}"
+                f"Process {self.pid} has no memory for the packet state of its probes.", f"nfprobe doctor {self.pid}"
             )
 
     def leave_out_polls(self, counts: Sequence[int]) -> None:
-        """Of threads that get their counters after this.
+        """Excludes the counts of empty polls, for threads that get their counters after this.
 
         Args:
             counts: what each counter counts in the probe of a poll that returns nothing.
@@ -195,27 +195,29 @@ class Session:
             self.header.counted_polls[place] = counts[place] if place < len(counts) else 0
 
     def end_turns(self) -> None:
-        """Lets every thread record what it works on to the end, and nothing after that."""
+        """Lets every thread finish recording the packets it is working on, and nothing after that."""
         self.ask(lib.NFP_COMMAND_END_TURNS)
 
     def close_gates(self) -> None:
-        """Makes every probe silent."""
+        """Disables recording by all probes."""
         self.ask(lib.NFP_COMMAND_CLOSE)
 
     @property
     def helper_tid(self) -> int:
-        """Thread id of the helper thread, as the monitor sees it; 0: what the target says is no thread of it."""
+        """Thread ID of the helper thread in the monitor's PID namespace; 0: the target's claim is not one of its
+        threads.
+        """
         inner = np.array([int(self.header.helper_tid)], np.uint32)
         tid = int(self._threads.ids.outer(inner)[0])
         return tid if self.holds_thread(tid) else 0
 
     @property
     def helper_is_there(self) -> bool:
-        """Whether the target's helper thread serves this session."""
+        """Returns whether the target's helper thread serves this session."""
         return int(self.header.state) in (lib.NFP_STATE_READY, lib.NFP_STATE_ARMED)
 
     def leave(self, patience_s: float = 10.0) -> bool:
-        """Closes the gates and ends the helper thread. Returns whether it is gone."""
+        """Disables recording and ends the helper thread. Returns whether it is gone."""
         lib.nfp_mailbox_send(self.header, lib.NFP_COMMAND_LEAVE)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
@@ -227,18 +229,20 @@ class Session:
     # ---- tables ------------------------------------------------------------------------------------------
 
     def program(self, index: int) -> Any:
-        """The capture program at `index`, writable (struct nfp_program)."""
+        """Returns the capture program at `index`, writable (struct nfp_program)."""
         if not 0 <= index < PROGRAM_COUNT:
             raise IndexError(index)
         return ffi.cast("struct nfp_program *", self._fixed_buffer + PROGRAM_OFFSET) + index
 
     def probe(self, index: int) -> Any:
-        """The monitor's own probe table entry at `index`, writable (struct nfp_probe); `patches` publishes it."""
+        """Returns the monitor's own probe table entry at `index`, writable (struct nfp_probe); `patches` publishes
+        it.
+        """
         return self.patches.entry(index)
 
     @property
     def probe_count(self) -> int:
-        """Entries of the probe table that were ever used."""
+        """Number of probe table entries ever used."""
         return self._probe_count
 
     @probe_count.setter
@@ -249,11 +253,11 @@ class Session:
         """Maps a part of the trampoline region for writing. Only the monitor has such a mapping.
 
         Raises:
-            NfprobeError: it cannot be mapped.
+            NfprobeError: mapping failed.
         """
         try:
             if offset < ARENA_OFFSET or offset + size_bytes > ARENA_OFFSET + ARENA_BYTES:
-                raise ValueError("they lie elsewhere")
+                raise ValueError("they are outside the trampoline region")
             return mmap.mmap(self._fd, size_bytes, offset=offset)
         except (OSError, ValueError, OverflowError) as error:
             raise NfprobeError(
@@ -263,44 +267,44 @@ class Session:
     # ---- rings -------------------------------------------------------------------------------------------
 
     def thread_indexes(self) -> range:
-        """Thread table entries that were ever used."""
+        """Returns the indexes of thread table entries ever used."""
         return range(min(int(self.header.threads), THREAD_COUNT))
 
     def thread_counts(self) -> list[ThreadCounts]:
-        """Counters of the threads that have written in this session."""
+        """Returns the counters of the threads that have written in this session."""
         return self._threads.counts(len(self.thread_indexes()))
 
     def late_counts(self) -> list[LateCounts]:
-        """What the threads did where not every packet is identified."""
+        """Returns the threads' counts of late capture, where not every packet is identified."""
         return self._threads.late_counts(len(self.thread_indexes()))
 
     def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Packets received by each thread, and those that it has handed on."""
+        """Returns the packets received by each thread, and those that it has transmitted or dropped."""
         return self._threads.packet_balance(len(self.thread_indexes()))
 
     def copying_threads(self) -> list[int]:
-        """Thread table entries of the threads that copy headers before each call."""
+        """Returns the thread table entries of threads that copy headers before each call."""
         return self._threads.copying(len(self.thread_indexes()))
 
     def living_threads(self) -> list[Claim]:
-        """Threads with a ring that are threads of the target at this moment, as the kernel says."""
+        """Returns the threads with a ring that currently exist in the target, according to the kernel."""
         return self._threads.living(len(self.thread_indexes()))
 
     def threads_by_tid(self) -> dict[int, int]:
-        """Thread table indexes by the monitor's thread ids, of ended threads, too."""
+        """Returns thread table indexes by the monitor's thread IDs, including ended threads."""
         return self._threads.by_tid(len(self.thread_indexes()))
 
     def holds_thread(self, tid: int) -> bool:
-        """Whether this is a thread of the target at this moment; to be asked after something was opened for it."""
+        """Returns whether the target has this thread at this moment; to be called after opening something for it."""
         return self._threads.ids.holds(tid)
 
     def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
-        """Says which packets deserve to be identified (struct nfp_capture_policy).
+        """Sets which packets are to be identified (struct nfp_capture_policy).
 
         Args:
-            late_ticks: age from which on they do; LATE_NEVER: none.
-            sample: so many of SAMPLE_ALL batches are drawn.
-            index: of the thread; None: of all, those that begin later included.
+            late_ticks: age threshold; LATE_NEVER: none.
+            sample: batches sampled, of SAMPLE_ALL.
+            index: of the thread; None: all, including those that start later.
         """
         policies = [self.header.late] if index is None else []
         policies += [self._table[i].late for i in (self.thread_indexes() if index is None else [index])]
@@ -308,20 +312,20 @@ class Session:
             policy.late_ticks, policy.sample = late_ticks, sample
 
     def thread_claims(self) -> Claims:
-        """The entries in use."""
+        """Returns the entries in use."""
         return self._threads.claims(len(self.thread_indexes()))
 
     def used_entries(self) -> int:
-        """Thread table entries that somebody has, as the target says."""
+        """Number of thread table entries in use, according to the target."""
         free = bytes(ffi.buffer(self.header.free_threads))
         return THREAD_COUNT - int.from_bytes(free, "little").bit_count()
 
     def surely_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which threads have ended for certain; `tids` as the target sees them, same shape."""
+        """Returns which threads have ended for certain; `tids` in the target's PID namespace, same shape."""
         return self._threads.ids.surely_gone(tids)
 
     def unregistered(self) -> tuple[int, int, int]:
-        """Records lost by threads that got no ring, by loss class."""
+        """Returns the records lost by threads without a ring, by loss class."""
         lost = self.header.unregistered
         return int(lost[0]), int(lost[1]), int(lost[2])
 
@@ -331,32 +335,32 @@ class Session:
         return self._rings
 
     def drain(self) -> Iterator[Swept]:
-        """Takes what the rings hold.
+        """Drains the rings.
 
-        Each ring is read at least up to
-        what stood in it when the round began, which matching packets across threads relies on, and at most
-        once around, so that a fast thread does not starve the others.
+        Each ring is read at least up to its contents at the start of the round, which matching packets across threads
+        relies on, and at most once around, so that a fast thread does not starve the others.
         """
         rings = self._map_rings()
         yield from rings.sweep(len(self.thread_indexes()))
         self.torn = rings.torn
 
     def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:
-        """Takes what the rings of threads that are gone hold, each at most once around."""
+        """Drains the rings of threads that are gone, each at most once around."""
         rings = self._map_rings()
         yield from rings.take_last(indexes)
         self.torn = rings.torn
 
     def free_threads(self, indexes: Sequence[int]) -> None:
-        """Gives the table entries of threads that have ended to the next new threads. Their rings must be drained."""
+        """Releases the table entries of ended threads for new threads. Their rings must be drained."""
         lib.nfp_threads_free(self.header, self._table, ffi.new("uint32_t[]", indexes), len(indexes))
 
     def close(self) -> None:
-        """Gives up the lock: the target's helper thread then closes its gates. The rings are unmapped, the tables stay.
+        """Releases the lock: the target's helper thread then disables recording. The rings are unmapped, the tables
+        stay.
 
-        Whoever measures one process after the other would else keep gigabytes until Python collects its garbage.
+        Otherwise a monitor of one process after another would keep gigabytes until Python collects its garbage.
         """
-        # Mappings keep the open file alive, and with it the lock: it is given up by name.
+        # Mappings keep the open file alive, and the lock with it: release it explicitly.
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
         os.close(self._fd)
         if self._rings is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries of the thread table belong to threads that have ended. Reads only.
+"""Thread reaper: finds thread table entries of ended threads. Reads only.
 
-A target that makes threads all the time would use up the table; rings of ended threads are given to new ones. Two
-threads with one ring would destroy each other's records, so a thread counts as ended only when the kernel says so of
-this very thread, two times: now, and once more when its ring was drained.
+A target that constantly creates threads would exhaust the table, so rings of ended threads are reused. Two threads with
+one ring would destroy each other's records; therefore a thread counts as ended only when the kernel says so of this
+very thread, twice: at once, and again after its ring was drained.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from otel_nfprobe.shm.session import THREAD_COUNT, Session
 from otel_nfprobe.shm.threadtable import Claims
 
 LOOK_S = 1.0
-CROWDED_ENTRIES = THREAD_COUNT // 8  # more of them in use: it looks in time for so many new threads to find a free one
+CROWDED_ENTRIES = THREAD_COUNT // 8  # with more in use, checks often enough for NEW_PER_S new threads
 NEW_PER_S = 10000
-KEPT_ENTRIES = THREAD_COUNT // 2  # so many entries may be kept for the counters of ended packet threads
+KEPT_ENTRIES = THREAD_COUNT // 2  # maximum of entries kept for the counters of ended packet threads
 
 
 class EndedThreads:
-    """Looks for ended threads, now and then."""
+    """Finds ended threads at intervals."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -31,7 +31,7 @@ class EndedThreads:
         self._claims: Claims | None = None
 
     def find(self) -> list[int]:
-        """Thread table entries of threads that have ended; nothing when it is not time to look."""
+        """Returns thread table entries of ended threads; empty when the interval has not elapsed."""
         now = time.monotonic()
         if now < self._looked_at + _find_pause_s(self._session.used_entries()):
             return []
@@ -43,7 +43,9 @@ class EndedThreads:
         return [int(index) for index in claims.index[gone]]
 
     def confirm(self, found: Sequence[int]) -> list[int]:
-        """Which of these, which `find` has just given, are gone when it is asked again, their entries as they were."""
+        """Returns which of these entries, from the last `find`, are unchanged and whose threads are still gone when
+        checked again.
+        """
         before = self._claims
         if before is None or not found:
             return []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads of a target have counted themselves, as threadtable.py reads it."""
+"""Counters kept by the threads of a target themselves, as read by threadtable.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-COUNT_MAX = (1 << 48) - 1  # no thread counts that far: what says more is nonsense, and its sums would fit nowhere
+COUNT_MAX = (1 << 48) - 1  # no thread counts that far: larger values are invalid, and their sums would overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class ThreadCounts:
     """Counters of one thread of the target, exact even when records were lost.
 
     Attributes:
-        tid: the monitor's number; 0: the target has made it up, or the thread ended before it was looked at.
+        tid: thread ID in the monitor's PID namespace; 0: made up by the target, or the thread ended before it was
+            looked up.
         start_ticks: when it claimed its entry; 0: the entry was freed.
     """
 
@@ -36,7 +37,7 @@ class ThreadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LateCounts:
-    """What one thread of the target did where not every packet is identified; fields as in nfp_thread_shared."""
+    """Late-capture counts of one thread of the target; fields as in nfp_thread_shared."""
 
     index: int
     identified: int

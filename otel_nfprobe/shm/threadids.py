@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread numbers: what a target calls its threads, what the monitor calls the same ones, and which of them are there.
+"""Thread IDs: maps a target's thread IDs to the monitor's, and checks which of them exist.
 
-The numbers in a session's thread table are written by the target, which may write any. Before the monitor opens
-anything for a number, and before it takes a thread for ended, the kernel is asked about this one number: nothing is
-concluded from a listing of /proc/PID/task, which leaves living threads out while others end.
+The IDs in a session's thread table are written by the target, which may write anything. Before the monitor opens
+anything for a thread ID, and before it takes a thread for ended, it asks the kernel about this very ID: nothing is
+concluded from a listing of /proc/PID/task, which omits living threads while others end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from otel_nfprobe.linux.namespaces import namespace_ids
 
 PROC = Path("/proc")
 TRANSLATE = 0x8004B706  # NS_GET_PID_FROM_PIDNS, Linux 6.11
-ABSENCES = 3  # listings in a row that do not have a thread which is only known by its inner number
+ABSENCES = 3  # consecutive listings without a thread that is only known by its inner ID
 TID_MAX = 0x7FFFFFFF
 
 
@@ -30,13 +30,13 @@ class ThreadIds:
     """The threads of one target.
 
     Args:
-        pid: the target, as the monitor sees it.
+        pid: the target, in the monitor's PID namespace.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._listed: dict[int, int] = {}  # by inner number
-        self._absent: dict[int, int] = {}  # how many listings in a row did not have an inner number
+        self._listed: dict[int, int] = {}  # by inner ID
+        self._absent: dict[int, int] = {}  # consecutive listings without an inner ID
         try:
             self._is_nested = len(namespace_ids(PROC / str(pid))) > 1
         except OSError:
@@ -44,7 +44,9 @@ class ThreadIds:
         self._may_translate = self._is_nested
 
     def are_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which of these are no thread of the target at this moment; numbers as the monitor sees them, same shape."""
+        """Returns which IDs are not threads of the target at this moment; IDs in the monitor's PID namespace, same
+        shape.
+        """
         tids = np.ascontiguousarray(tids, np.uint32)
         gone = np.zeros(tids.shape, np.bool_)
         pointers = ffi.from_buffer("uint32_t[]", tids), ffi.from_buffer("uint8_t[]", gone, require_writable=True)
@@ -52,25 +54,25 @@ class ThreadIds:
         return gone
 
     def holds(self, tid: int) -> bool:
-        """Whether this is a thread of the target at this moment.
+        """Returns whether the target has this thread at this moment.
 
-        To be asked after something was opened for a number, too: between a look and an open the thread may end and
-        another process get its number.
+        Also to be called after opening something for an ID: between a check and an open, the thread may end and its ID
+        be reused by another process.
         """
         return 0 < tid <= TID_MAX and not self.are_gone(np.array([tid], np.uint32))[0]
 
     def outer(self, inner: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The monitor's numbers of threads, 0 where the target has no such thread that is known; same shape.
+        """Maps to thread IDs in the monitor's PID namespace, 0 where the target has no such known thread; same shape.
 
-        A number that the target made up, or of a thread that has ended, comes out as it is where both see the same
-        numbers: `holds` and `are_gone` tell.
+        An ID that the target made up, or of an ended thread, is returned unchanged where both share a PID namespace:
+        check with `holds` and `are_gone`.
         """
         if not self._is_nested:
             return inner
         return np.array([self._translate(tid) for tid in inner.tolist()], np.uint32)
 
     def surely_gone(self, inner: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which of these, as the target sees them, have ended for certain; same shape."""
+        """Returns which of these IDs, in the target's PID namespace, have ended for certain; same shape."""
         outer = self.outer(inner)
         gone = self.are_gone(outer)
         if not self._is_nested or self._may_translate:
@@ -104,7 +106,7 @@ class ThreadIds:
 
     def _look_up(self, tid: int) -> int:
         known = self._listed.get(tid)
-        if known is None or not self._is_called(known, tid):  # a new thread may have an old one's number
+        if known is None or not self._is_called(known, tid):  # a new thread may reuse an old one's ID
             self._listed.pop(tid, None)
             self._list()
         return self._listed.get(tid, 0)
@@ -124,4 +126,4 @@ class ThreadIds:
             try:
                 self._listed[namespace_ids(task)[-1]] = int(task.name)
             except OSError:
-                continue  # ended meanwhile
+                continue  # ended in the meantime

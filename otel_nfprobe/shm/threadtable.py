@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread table of a session, read by arrays: a look copies the entries that were ever used once.
+"""The thread table of a session, read as arrays: each access copies the entries in use once.
 
-The target writes it, so every look may find anything; which numbers are its threads is asked of the kernel
-(threadids.py).
+The target writes it, so every access may find anything; the kernel decides which IDs are its threads (threadids.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "che
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A thread that has an entry, and was a thread of the target when it was looked at; `tid` is the monitor's."""
+    """A thread that has an entry, and belonged to the target when checked; `tid` is the monitor's."""
 
     index: int
     tid: int
@@ -38,7 +37,7 @@ class Claims:
 
     Attributes:
         index: in the thread table.
-        tid: as the target sees it.
+        tid: in the target's PID namespace.
         start_ticks: when the entry was claimed.
         has_counters: whether its thread has counted packets or polls.
     """
@@ -49,7 +48,7 @@ class Claims:
     has_counters: NDArray[np.bool_]
 
     def are_outdated(self) -> NDArray[np.bool_]:
-        """Whose number a younger thread has; same shape."""
+        """Returns whose thread ID was reused by a younger thread; same shape."""
         order = np.lexsort((self.start_ticks, self.tid))
         tids, starts = self.tid[order], self.start_ticks[order]
         has_next = tids[1:] == tids[:-1]
@@ -58,7 +57,7 @@ class Claims:
         return outdated
 
     def were_in(self, before: Claims) -> NDArray[np.bool_]:
-        """Which of these were claimed at an earlier look, by the same thread at the same time; same shape."""
+        """Returns which of these claims already existed in `before`, with the same thread and start; same shape."""
         if not len(before.index):
             return np.zeros(len(self.index), np.bool_)
         place = np.minimum(np.searchsorted(before.index, self.index), len(before.index) - 1)
@@ -71,22 +70,22 @@ class ThreadTable:
     """The thread table.
 
     Args:
-        rows: all its entries (THREAD), in the memory that the target writes.
+        rows: all its entries (THREAD), in memory writable by the target.
         ids: of the target's threads.
     """
 
     def __init__(self, rows: Rows, ids: ThreadIds) -> None:
         self._rows = rows
         self.ids = ids
-        self._outer = np.zeros(len(rows), np.uint32)  # the monitor's numbers that were known last, by entry ...
-        self._outer_of = np.zeros(len(rows), [("tid", "<u4"), ("start", "<u8")])  # ... and of which claim
+        self._outer = np.zeros(len(rows), np.uint32)  # the monitor's thread IDs last known, by entry ...
+        self._outer_of = np.zeros(len(rows), [("tid", "<u4"), ("start", "<u8")])  # ... and their claims
 
     def read(self, used: int) -> Rows:
-        """A copy of the first entries."""
+        """Returns a copy of the first entries."""
         return copy_rows(self._rows[:used])
 
     def counts(self, used: int) -> list[ThreadCounts]:
-        """Counters of the threads that have written in this session."""
+        """Returns the counters of the threads that have written in this session."""
         rows = self.read(used)
         indexes = np.flatnonzero(rows["tid"])
         rows = rows[indexes]
@@ -97,7 +96,7 @@ class ThreadTable:
         return [ThreadCounts(*row) for row in zip(indexes.tolist(), outer, *columns, lost, starts, strict=True)]
 
     def late_counts(self, used: int) -> list[LateCounts]:
-        """What the threads did where not every packet is identified."""
+        """Returns the threads' counts of late capture, where not every packet is identified."""
         rows = self.read(used)
         indexes = np.flatnonzero(rows["tid"])
         rows = rows[indexes]
@@ -106,21 +105,21 @@ class ThreadTable:
         return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
 
     def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Packets that each thread has received, and those that it has handed on; asked for often."""
+        """Returns packets received by each thread, and transmitted or dropped by it; called often."""
         names = ("received", "taken_over", "handed_over", "transmitted", "dropped", "punted")
         columns = (self._rows[f"{name}_packets"][:used] for name in names)
         received, taken, put, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
-        if put.any():  # where it is seen, who has received a packet is known wherever it is
+        if put.any():  # where drops and transmits are seen, a packet's receiver is always known
             received = received + taken
         return received, sum(handed_on, put)
 
     def copying(self, used: int) -> list[int]:
-        """Entries of threads that copy headers before each call; asked for often."""
+        """Returns entries of threads that copy headers before each call; called often."""
         return [int(index) for index in np.flatnonzero(self._rows["copying"][:used])]
 
     def claims(self, used: int) -> Claims:
-        """The entries that threads have claimed and are not given back."""
-        # Before the rest: a tid is written before its start (partner: describe in native/probe/thread.c).
+        """Returns the entries that threads have claimed and that are not released."""
+        # Read starts first: a thread ID is written before its start (partner: describe in native/probe/thread.c).
         starts = self._rows["start_ticks"][:used].copy()
         rows = self.read(used)
         is_used = (rows["state"] == lib.NFP_THREAD_USED) & (starts != 0) & (starts == rows["start_ticks"])
@@ -132,7 +131,9 @@ class ThreadTable:
         return Claims(indexes, rows["tid"], rows["start_ticks"], has_counters)
 
     def living(self, used: int) -> list[Claim]:
-        """The threads that have an entry and live, as the kernel says: of a number that is there twice the latest."""
+        """Returns the threads that have an entry and exist, according to the kernel: for a duplicate ID, the latest
+        entry.
+        """
         claims = self.claims(used)
         wanted = ~claims.are_outdated()
         indexes, inner, starts = claims.index[wanted], claims.tid[wanted], claims.start_ticks[wanted]
@@ -143,7 +144,7 @@ class ThreadTable:
         return [Claim(*each) for each in found]
 
     def by_tid(self, used: int) -> dict[int, int]:
-        """Entries by the monitor's numbers of their threads, ended ones included: of each number the latest."""
+        """Returns entries by the monitor's IDs of their threads, including ended ones: for each ID, the latest."""
         rows = self.read(used)
         indexes = np.flatnonzero(rows["tid"])
         indexes = indexes[np.argsort(rows["start_ticks"][indexes], kind="stable")]
@@ -151,7 +152,7 @@ class ThreadTable:
         return {tid: index for tid, index in zip(outer.tolist(), indexes.tolist(), strict=True) if tid}
 
     def _find_outer(self, indexes: NDArray[np.intp], rows: Rows) -> NDArray[np.uint32]:
-        """The monitor's numbers; of a thread that has ended what it was called while it lived."""
+        """Returns the monitor's thread IDs; for an ended thread, the last known one."""
         outer = self.ids.outer(rows["tid"])
         if outer is rows["tid"] or np.array_equal(outer, rows["tid"]):
             return outer

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process: its modules, memory and threads, whether it is alive, and what an earlier session has left in it."""
+"""A process: its modules, memory and threads, whether it is alive, and what an earlier session left in it."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running: which code the busy threads of a target are in, seen by the kernel's clock interrupts.
+"""Hot code: samples which code the busy threads of a target execute, by the kernel's clock interrupts.
 
-A thousand times a second the kernel notes a running thread's program counter and the top of its stack (perf's
-software event `cpu-clock`, which needs no performance counters). Nothing in the target changes and no thread
-is stopped. Words of a stack that point into code are taken for return addresses: old ones among them name
-functions that ran a moment ago.
+A thousand times a second the kernel samples a running thread's program counter and the top of its stack (perf's
+software event `cpu-clock`, which needs no performance counters). Nothing in the target changes and no thread is
+stopped. Stack words that point into code are taken for return addresses: stale ones among them name functions that ran
+a moment ago.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ STACK_BYTES = 4096
 BUFFER_PAGES = 32
 LOOK_S = 0.01
 BUSY_LOOK_S = 0.05
-THREADS_MAX = 16  # the busiest
-NS_PER_THREAD_MIN = 1_000_000  # of CPU time in BUSY_LOOK_S: less is no dataplane thread
+THREADS_MAX = 16  # at most; the busiest ones
+NS_PER_THREAD_MIN = 1_000_000  # of CPU time in BUSY_LOOK_S: with less it is no dataplane thread
 
 
 @dataclass(frozen=True, slots=True)
 class Sightings:
-    """What was seen.
+    """Samples of busy threads.
 
     Attributes:
-        threads: how many threads were looked at.
-        counters: program counters, one for each time that a thread was seen running.
+        threads: number of sampled threads.
+        counters: program counters, one per sample.
         stacks: words of their stacks, code or not.
     """
 
@@ -49,10 +49,10 @@ class Sightings:
 
 
 def see_running(target: Target, seconds: float, is_over: Callable[[], bool]) -> Sightings | None:
-    """Looks at the busy threads for so long, or until it is over.
+    """Samples the busy threads for this time, or until it is over.
 
     Returns:
-        None when this user or kernel does not allow it.
+        None if this user or kernel does not permit it.
     """
     watches: list[_Watch] = []
     try:
@@ -75,7 +75,7 @@ def see_running(target: Target, seconds: float, is_over: Callable[[], bool]) -> 
 
 
 def _busy_threads(target: Target, is_over: Callable[[], bool]) -> list[int]:
-    """Threads that used the CPU just now, the busiest first."""
+    """Returns the threads that used CPU time recently, the busiest first."""
     before = _cpu_times_ns(target)
     until = time.monotonic() + BUSY_LOOK_S
     while time.monotonic() < until and not is_over():
@@ -94,10 +94,10 @@ def _cpu_times_ns(target: Target) -> dict[int, int]:
 
 
 class _Watch:
-    """One thread under the clock.
+    """Samples one thread.
 
     Raises:
-        OSError: not allowed, or the thread has ended.
+        OSError: not permitted, or the thread has ended.
     """
 
     def __init__(self, tid: int) -> None:
@@ -114,7 +114,7 @@ class _Watch:
             raise
 
     def take(self) -> None:
-        """Takes what the kernel has written since the last time."""
+        """Reads what the kernel has written since the last call."""
         content = take_records(self._memory)
         position = 0
         while position + HEADER.size <= len(content):
@@ -124,7 +124,7 @@ class _Watch:
             position += max(size, HEADER.size)
 
     def _take_sample(self, sample: bytes) -> None:
-        """abi, registers, bytes of stack that follow, the stack, how much of it is valid."""
+        """Parses a sample: abi, registers, size of the stack copy, the stack, its valid size."""
         if len(sample) < 32 or not struct.unpack_from("<Q", sample)[0]:  # a kernel thread has no registers
             return
         _, _, counter, room = struct.unpack_from("<4Q", sample)

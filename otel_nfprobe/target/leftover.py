@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftover: the session memory that a target still holds, whether its monitor lives or was killed."""
+"""Leftover: the session memory that a target still holds, whether its monitor is alive or was killed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from otel_nfprobe.linux.descriptors import look_at_session_file
 from otel_nfprobe.shm.session import FLOCK, Session
 from otel_nfprobe.target.target import Target, read_text
 
-SESSION_PATH = "/memfd:nfprobe-session"  # what /proc shows for mapped session memory
-SESSIONS_MAX = 64  # that are looked at: a target may have as many descriptors of this name as it likes
+SESSION_PATH = "/memfd:nfprobe-session"  # path of mapped session memory in /proc
+SESSIONS_MAX = 64  # maximum examined: a target may have any number of descriptors with this name
 
 
 def session_descriptors(pid: int) -> list[int]:
-    """Numbers of the target's file descriptors that say they are session memory, the latest last.
+    """Returns the target's file descriptor numbers whose name is that of session memory, the latest last.
 
     Raises:
-        NfprobeError: this user may not look into the process.
+        NfprobeError: this user may not inspect the process.
     """
     found = []
     try:
         entries = os.listdir(f"/proc/{pid}/fd")
     except PermissionError:
         raise NfprobeError(
-            f"This user may not look into process {pid}; that takes root or the user it belongs to.",
+            f"This user may not inspect process {pid}; that requires root or the process's user.",
             f"sudo nfprobe status {pid}",
         ) from None
     except OSError:
@@ -43,16 +43,16 @@ def session_descriptors(pid: int) -> list[int]:
 
 
 def mapped_sessions(pid: int) -> set[int]:
-    """Inodes of the session memory that a process has mapped; empty when it has ended or runs another program."""
+    """Returns inodes of the session memory that a process has mapped; empty if it has ended or runs another program."""
     lines = (line.split(None, 5) for line in read_text(f"/proc/{pid}/maps").splitlines() if SESSION_PATH in line)
     return {int(fields[4]) for fields in lines if fields[-1].startswith(SESSION_PATH)}
 
 
 def refuse_second(target: Target) -> None:
-    """One monitor a target.
+    """Refuses a second monitor for one target.
 
     Raises:
-        NfprobeError: there is one already; the sentence names it.
+        NfprobeError: a monitor is attached; the sentence names it.
     """
     monitor = find_monitor(target)
     if monitor is not None:
@@ -63,14 +63,14 @@ def refuse_second(target: Target) -> None:
 
 
 def sessions(target: Target) -> Iterator[Session]:
-    """The sessions in a target that no monitor holds, opened and locked; the caller closes them."""
+    """Yields the sessions in a target that no monitor holds, opened and locked; the caller closes them."""
     for descriptor in session_descriptors(target.pid):
         with suppress(NfprobeError):
             yield Session(target.pid, descriptor)
 
 
 def open_leftover(target: Target) -> Session | None:
-    """The session of a killed monitor with probes in place, or the latest one, opened and locked."""
+    """Returns the session of a killed monitor with armed probes, or the latest one, opened and locked."""
     last: Session | None = None
     for session in sessions(target):
         if last is not None:
@@ -82,18 +82,18 @@ def open_leftover(target: Target) -> Session | None:
 
 
 def find_monitor(target: Target) -> int | None:
-    """Process id of the monitor that holds the lock of a session in the target, or None.
+    """Returns the process ID of the monitor that holds the lock of a session in the target, or None.
 
-    The kernel does not tell whose an open-file lock is, so the holder is found by its open session file.
+    The kernel does not report the owner of an open-file lock, so the holder is found by its open session file.
     """
     inode = find_held_session(target)
     return None if inode is None else _holder(inode, target.pid)
 
 
 def find_held_session(target: Target) -> int | None:
-    """Inode of the session memory in the target that a monitor has locked, or None.
+    """Returns the inode of the target's session memory that a monitor has locked, or None.
 
-    A target may have closed its descriptor: what it has mapped is then looked for among what monitors have open.
+    A target may have closed its descriptor: its mapped sessions are then searched among the open files of monitors.
     """
     seen = set()
     for descriptor in session_descriptors(target.pid):
@@ -125,7 +125,7 @@ def closed_sessions(pid: int) -> list[tuple[int, int] | None]:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether a monitor has locked the session memory that is open here."""
+    """Returns whether a monitor has locked the session memory open at this descriptor."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
@@ -147,7 +147,7 @@ def _held_by(inode: int, target: int) -> tuple[int, int] | None:
 
 
 def _is_monitor(pid: int) -> bool:
-    # A forked child of the target has the file, too; only a monitor is a Python process that locks it.
+    # A forked child of the target has the file as well; only a monitor is a Python process that locks it.
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return b"nfprobe" in file.read()
 

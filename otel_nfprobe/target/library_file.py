@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of the probe library in the target's own root directory, for targets that see no /proc.
+"""Library file: the probe library in the target's own root directory, for targets without /proc.
 
-The target loads the library from a memory file, which takes /proc in its mount namespace. Without that the
-library is written to a directory that the target can see, and removed again when it is loaded. Only directories count
-in which nobody but root, this user and the target's own can put another file in its place.
+The target loads the library from a memory file, which requires /proc in its mount namespace. Without /proc the library
+is written to a directory visible to the target, and removed once loaded. Only directories are used in which nobody but
+root, this user and the target's user can replace the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FILE_MODE = 0o555
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """A copy of the library that a target can open.
+    """A copy of the library that the target can open.
 
     Attributes:
-        path: as the target sees it.
+        path: in the target's mount namespace.
         directory: open descriptor of its directory.
         name: in that directory.
-        mapped: by what it is known again where it is mapped.
+        mapped: identifies the file among mappings.
     """
 
     path: str
@@ -43,19 +43,19 @@ class LibraryFile:
     mapped: MappedFile
 
     def remove(self) -> None:
-        """Removes the file; what is loaded from it stays loaded."""
+        """Removes the file; mappings of it stay loaded."""
         with suppress(OSError):
             os.unlink(self.name, dir_fd=self.directory)
         os.close(self.directory)
 
 
 def sees_proc(target: Target) -> bool:
-    """Whether /proc is mounted where the target looks for it."""
+    """Returns whether /proc is mounted in the target's mount namespace."""
     return os.path.lexists(f"/proc/{target.pid}/root/proc/thread-self")
 
 
 def has_place(target: Target) -> bool:
-    """Whether the library can be brought to where the target can load it. Writes nothing."""
+    """Returns whether the target can load the library from some directory. Writes nothing."""
     if sees_proc(target):
         return True
     for _, directory in directories(target):
@@ -65,11 +65,11 @@ def has_place(target: Target) -> bool:
 
 
 def write_library(target: Target, content: bytes, name: str) -> LibraryFile:
-    """Writes the library to the first directory that takes it.
+    """Writes the library to the first suitable directory.
 
     Args:
         content: the library.
-        name: its file's name; something random is added to it.
+        name: its file name, to which a random suffix is added.
 
     Raises:
         NfprobeError: there is no such directory.
@@ -85,7 +85,7 @@ def write_library(target: Target, content: bytes, name: str) -> LibraryFile:
 
 
 def no_place(target: Target) -> str:
-    """The sentence that says so."""
+    """Returns the sentence for a missing directory."""
     return (
         f"Process {target.pid} ({target.name}) sees no /proc and no directory from which a library can be loaded: "
         f"{', '.join(DIRECTORIES)} and its working directory are missing, read-only, mounted noexec, or other users"
@@ -94,7 +94,7 @@ def no_place(target: Target) -> str:
 
 
 def directories(target: Target, places: Sequence[str] = (*DIRECTORIES, WORKING_DIRECTORY)) -> Iterator[tuple[str, int]]:
-    """Directories that may take a file: path as the target sees it, and an open descriptor for the caller."""
+    """Yields candidate directories: path in the target's mount namespace, and an open descriptor for the caller."""
     try:
         owners = _find_owners(target.pid)
     except (OSError, KeyError):
@@ -116,7 +116,9 @@ def _may_write(directory: int) -> bool:
 
 
 def _find_owners(pid: int) -> frozenset[int]:
-    """Users who may have the target run what they like anyway: root, also of its user namespace, this one, its own."""
+    """Returns the users who control the target anyway: root, also of its user namespace, this user and the target's
+    user.
+    """
     users = {0, os.geteuid(), *map(int, read_status(pid)["Uid"].split())}
     with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
         users.update(int(outside) for inside, outside, _ in map(str.split, file) if inside == "0")
@@ -124,10 +126,10 @@ def _find_owners(pid: int) -> frozenset[int]:
 
 
 def _open_directory(pid: int, path: str, owners: frozenset[int]) -> int:
-    """Opens a directory below the target's root. A link in the path would lead into the monitor's own root.
+    """Opens a directory below the target's root. A symbolic link in the path would lead into the monitor's own root.
 
     Raises:
-        OSError: it is not there, or others can replace what is in it, or in one above it.
+        OSError: it does not exist, or others can replace entries in it or in one of its parents.
     """
     start = f"/proc/{pid}/cwd" if path == WORKING_DIRECTORY else f"/proc/{pid}/root"
     directory = os.open(start, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -151,7 +153,7 @@ def _open_directory(pid: int, path: str, owners: frozenset[int]) -> int:
 
 
 def _check_owner(directory: int, owners: frozenset[int]) -> None:
-    """In a sticky directory only the owners of a file and of the directory can replace the file."""
+    """Checks the owner; in a sticky directory only the owners of a file and of the directory can replace the file."""
     status = os.fstat(directory)
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in owners or others_write:
@@ -164,7 +166,7 @@ def _write(target: Target, directory: int, name: str, content: bytes) -> MappedF
     except OSError as error:
         if error.errno != errno.EOVERFLOW:
             return None
-        # The file system belongs to a user namespace that does not know this user: then as the target's user.
+        # The file system belongs to a user namespace that does not map this user: retry as the target's user.
         try:
             with _file_user(target.pid):
                 file = _create(directory, name)
@@ -189,7 +191,7 @@ def _create(directory: int, name: str) -> int:
 
 @contextmanager
 def _file_user(pid: int) -> Iterator[None]:
-    """Makes files as the user that the target is; for the calling thread only."""
+    """Creates files as the target's user; for the calling thread only."""
     libc = ctypes.CDLL(None)
     status = read_status(pid)
     own_user, own_group = os.geteuid(), os.getegid()

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dynamic linker's list of loaded modules, read out of a process to see whether it has changed.
+"""Link map: the dynamic linker's list of loaded modules, read from a process to detect changes.
 
     _r_debug of ld.so:   version | map ---> link_map: addr | name | ld | next ---> ...      (all words)
                          brk | state | ldbase | next namespace (version 2)
 
-One read of 40 bytes for each module, nothing is parsed and no lock of the target's is taken. What it says is
-never believed further than "look at /proc/PID/maps again": the list is the target's, may be torn or hostile,
-and every walk is bounded. Called by follow.py, and by preflight.py while a program starts.
+One read of 40 bytes per module; nothing is parsed and no lock of the target is taken. A change only means "read
+/proc/PID/maps again": the list belongs to the target, may be torn or hostile, and every walk is bounded.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from typing import Any
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.target import Target
 
-NODES_MAX = 4096  # modules of all namespaces together
+NODES_MAX = 4096  # modules of all namespaces in total
 NAMESPACES_MAX = 16  # glibc's own limit
 CONSISTENT, REMOVING = 0, 2  # enum r_state; 1: modules are being added
-Listed = tuple[tuple[Any, ...], ...]  # a row for each namespace, or, without a list, for each mapping
+Listed = tuple[tuple[Any, ...], ...]  # a row per namespace or, without a list, per mapping
 _DEBUG = struct.Struct("<i4xQQi4xQ")
 _NODE = struct.Struct("<QQQQQ")
 _SYMBOLS = {"_r_debug": False, "_dl_debug_addr": True}  # glibc: the structure; musl: a pointer to it
 
 
 class LinkMap:
-    """Says whether modules were loaded or closed since it was asked last.
+    """Detects whether modules were loaded or unloaded since the last check.
 
     Args:
         target: a process with a dynamic linker.
@@ -39,13 +38,14 @@ class LinkMap:
         self._address = _find_debug(target)
 
     def has_started(self) -> bool:
-        """Whether all that the program was linked with is loaded and relocated, and nothing is being loaded now.
+        """Returns whether everything that the program was linked with is loaded and relocated, and no load is in
+        progress.
 
-        musl fills the structure in when that is done. glibc does when it begins, and its state is "being added" from
-        then on. A linker without such a structure is taken to have done its work.
+        musl fills in the structure when that is done. glibc does so when it begins, and its state is "being added" from
+        then on. A linker without this structure is assumed to have finished.
 
         Raises:
-            NfprobeError: as read does, or the linker itself has not begun.
+            NfprobeError: as read does, or the linker itself has not started.
         """
         if not self._address:
             return self._address is None
@@ -53,7 +53,8 @@ class LinkMap:
         return version > 0 and first != 0 and state == CONSISTENT
 
     def read(self) -> tuple[bool, Listed]:
-        """Whether the dynamic linker is at rest, and what stands for the list: another value when it changed.
+        """Returns whether the dynamic linker is idle, and a value representing the list, which differs when the list
+        changes.
 
         Raises:
             NfprobeError: the target has ended, or its list cannot be read at this moment.
@@ -68,12 +69,13 @@ class LinkMap:
         return at_rest, tuple(nodes)
 
     def still_holds(self, listed: Listed | None) -> bool:
-        """Whether all that `read` gave then is still there, and nothing is being removed; more may have come.
+        """Returns whether everything that `read` returned is still loaded, and no removal is in progress; more may be
+        loaded.
 
         Raises:
             NfprobeError: as read does.
         """
-        if listed is None:  # what was known is not believed any more
+        if listed is None:  # nothing known to compare with
             return False
         _, now = self.read()
         if listed == now:
@@ -102,12 +104,12 @@ class LinkMap:
 
 
 def _modules(listed: Listed) -> set[tuple[Any, ...]]:
-    """Node, base and dynamic section of each module of all namespaces."""
+    """Returns node, base and dynamic section of each module of all namespaces."""
     return {words[at : at + 3] for _, _, *rest in listed for words in [tuple(rest)] for at in range(0, len(words), 3)}
 
 
 def _find_debug(target: Target) -> int | None:
-    """Address of the structure, 0 while it cannot be known, None where there is none: the memory map is compared."""
+    """Returns the address of the structure, 0 while it is unknown, None without one: memory maps are then compared."""
     for module in target.modules():
         if not (module.is_dynamic_linker or module.is_musl):
             continue

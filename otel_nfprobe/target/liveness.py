@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presence: whether the program that was attached to still runs. Reads only.
+"""Liveness: whether the program that was attached to still runs. Reads only.
 
-A process ends, or starts another program by exec and keeps its pid: its old memory is gone, and with it
-everything of ours. The descriptor of the memory that was looked at (memory.py) tells the second case without doubt:
-the kernel gives no byte of memory that is gone, and an error for an address at which nothing is mapped.
+A process ends, or starts another program by exec and keeps its pid: its old memory is gone, and with it everything
+injected. The descriptor of its memory (memory.py) detects the second case reliably: the kernel returns no byte of
+memory that is gone, but an error for an unmapped address of living memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EXEC_PATIENCE_S = 1.0
 
 
 class Presence:
-    """One process and the program that was looked at in it.
+    """One process and the program that was running in it.
 
     Args:
-        target: what was checked and planned for.
+        target: checked and planned for.
 
     Raises:
         EndedError: the process has ended.
@@ -40,10 +40,10 @@ class Presence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Returns whether the process is gone."""
         if not self._says_ended():
             return False
-        time.sleep(EXEC_S)  # while another thread than the first one execs it looks as if the process had ended
+        time.sleep(EXEC_S)  # during an exec by another thread than the first, the process appears to have ended
         return self._says_ended()
 
     def _says_ended(self) -> bool:
@@ -51,26 +51,26 @@ class Presence:
         return bool(readable)
 
     def await_exec(self) -> None:
-        """Waits, not for long, until a process that seemed to have ended has, or has started another program."""
+        """Waits briefly until a process that seemed to have ended has done so, or has started another program."""
         deadline = time.monotonic() + EXEC_PATIENCE_S
         while not self.is_gone and time.monotonic() < deadline:
             time.sleep(EXEC_S)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing of what was attached to is left."""
+        """Returns whether nothing of the attached program is left."""
         return self._memory.is_gone or self.has_ended
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the process lives on with another program."""
+        """Returns whether the process continues with another program."""
         return self._memory.is_gone and not self.has_ended and has_memory(self._pid)
 
     def close(self) -> None:
-        """Gives its descriptor back."""
+        """Closes its descriptor."""
         os.close(self._process)
 
 
 def replaced(pid: int) -> str:
-    """What a person is told of a target that has started another program."""
+    """Returns the sentence for a target that has started another program."""
     return f"Process {pid} has started another program (exec), which has no probes."

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probe library: its file, and where a target has loaded it. Reads only.
 
-Addresses in the library are worked out from the file on disk, so they hold only where the target has mapped that very
-content: between the choice of a path and the target's dlopen another file may have come there, a target may have a
-dlopen of its own, and anybody may call a file as ours is called. So the kernel's list says which file is mapped, and
-what may not be written there is compared byte by byte before an address is used.
+Addresses in the library are computed from the file on disk, so they are only valid if the target has mapped exactly
+that content: between the choice of a path and the target's dlopen another file may have been put there, a target may
+have a dlopen of its own, and anybody may use our file names. Therefore the kernel's list determines which file is
+mapped, and its read-only parts are compared byte by byte before an address is used.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ WRITABLE = 2  # PF_W
 
 
 def library_path(musl: bool = False) -> Path:
-    """The probe library for this C library on disk, beside this package's extension module."""
+    """Returns the path of the probe library for this C library, next to this package's extension module."""
     return beside_core("libnfprobe-musl.so" if musl else "libnfprobe.so")
 
 
 def library_name(musl: bool = False) -> str:
-    """Name of the library's memory file in targets. It holds the build id: other builds load beside."""
+    """Returns the name of the library's memory file in targets. It contains the build ID: other builds load
+    separately.
+    """
     return f"libnfprobe-{build_id_of(library_path(musl))[:12]}.so"
 
 
 def beside_core(name: str) -> Path:
-    """A file of this installation that was built with the extension module."""
+    """Returns a file of this installation that was built with the extension module."""
     import otel_nfprobe._core as core
 
     return Path(str(core.__file__)).with_name(name)
@@ -46,7 +48,7 @@ def beside_core(name: str) -> Path:
 
 @lru_cache(maxsize=16)
 def library_offset(musl: bool, symbol: str) -> int:
-    """Where the library has an exported symbol, from its base address."""
+    """Returns the offset of an exported symbol from the library's base address."""
     offset = exported_offset(library_path(musl), symbol)
     if offset is None:
         raise NfprobeError("The probe library of this installation is damaged.", "make build")
@@ -54,13 +56,13 @@ def library_offset(musl: bool, symbol: str) -> int:
 
 
 def find_library(target: Target) -> int:
-    """Base address of the library that an earlier attach has loaded, 0 when there is none.
+    """Returns the base address of the library loaded by an earlier attach, 0 if there is none.
 
     Raises:
-        NfprobeError: the target runs something else under its name.
+        NfprobeError: the target has loaded something else under its name.
     """
     name = library_name(target.runs_on_musl)
-    stem = name.removesuffix(".so")  # of a memory file, or of a file that library_file.py has named
+    stem = name.removesuffix(".so")  # of a memory file, or of a file named by library_file.py
     maps = target.maps()
     named = [mapping for mapping in maps if stem in os.path.basename(mapping.path)]
     base = _find(target, maps, named)
@@ -70,11 +72,11 @@ def find_library(target: Target) -> int:
 
 
 def check_loaded(target: Target, given: Sequence[MappedFile], entry: int) -> int:
-    """Base address of the library that a target has just loaded.
+    """Returns the base address of the library that a target has just loaded.
 
     Args:
-        given: what it was given to load, as the kernel names that.
-        entry: where its helper thread says that it has begun.
+        given: the file it was told to load, as identified by the kernel.
+        entry: reported start address of its helper thread.
 
     Raises:
         NfprobeError: it has loaded something else.
@@ -83,16 +85,16 @@ def check_loaded(target: Target, given: Sequence[MappedFile], entry: int) -> int
     ours = [m for m in maps if any(file.names(m.device, m.inode) for file in given)]
     base = _find(target, maps, ours)
     if not base:
-        raise _not_ours(target, "it has not mapped the file that it was given")
+        raise _not_ours(target, "it has not mapped the file it was given")
     if entry != base + library_offset(target.runs_on_musl, ENTRY_SYMBOL):
         raise _not_ours(target, "its helper thread runs other code")
     return base
 
 
 def _find(target: Target, maps: Sequence[Mapping], files: Sequence[Mapping]) -> int:
-    """Base address of the library among these mappings of files, 0 when none is laid out as it is.
+    """Returns the base address of the library among these file mappings, 0 if none has its layout.
 
-    What is laid out differently is no library: programs that look up symbols map the file as data.
+    A mapping with another layout is not the library: programs that look up symbols map the file as data.
     """
     image = Module.from_file(library_path(target.runs_on_musl)).image
     starts = [mapping.start for mapping in maps]
@@ -105,7 +107,7 @@ def _find(target: Target, maps: Sequence[Mapping], files: Sequence[Mapping]) -> 
 
 
 def _is_mapped(maps: Sequence[Mapping], starts: Sequence[int], first: Mapping, base: int, part: Segment) -> bool:
-    """Whether a segment's pages are those of the file that `first` is of."""
+    """Returns whether a segment's pages are those of the file that `first` maps."""
     at = base + part.address & -PAGE_BYTES
     offset = part.offset & -PAGE_BYTES
     end = base + part.address + part.file_bytes
@@ -123,10 +125,10 @@ def _is_mapped(maps: Sequence[Mapping], starts: Sequence[int], first: Mapping, b
 
 def _compare(target: Target, image: ElfImage, base: int) -> None:
     for part in image.segments:
-        if part.flags & WRITABLE:  # the dynamic linker and the library itself have written there
+        if part.flags & WRITABLE:  # written by the dynamic linker and the library itself
             continue
         if target.read(base + part.address, part.file_bytes) != image.read(part.address, part.file_bytes):
-            raise _not_ours(target, "what it has mapped differs from the library's file")
+            raise _not_ours(target, "the mapped content differs from the library's file")
 
 
 def _not_ours(target: Target, reason: str) -> NfprobeError:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread word in targets whose C library is musl (native/probe/word_musl.c has the drawing).
+"""The thread word in targets whose C library is musl (drawing in native/probe/word_musl.c).
 
-A thread that is older than the probe library keeps its word in bytes that musl leaves unused for alignment.
-Before the library is loaded every thread is looked at; afterwards the word of each old thread gets its first
-value.
+A thread older than the probe library keeps its word in bytes that musl leaves unused for alignment. Every thread is
+checked before the library is loaded; afterwards the word of each old thread is initialized.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ PATIENCE_S = 10.0
 
 @dataclass
 class ThreadWords:
-    """The words of all threads of a musl target.
+    """The thread words of all threads of a musl target.
 
     Attributes:
-        floors: for each thread that is older than the library, by tid: the lowest address that it does not use.
-        modules: how many modules with thread-local storage there were.
+        floors: for each thread older than the library, by thread ID: the lowest address that it does not use.
+        modules: number of modules with thread-local storage.
     """
 
     target: Target
@@ -36,7 +35,7 @@ class ThreadWords:
     modules: int = 0
 
     def look(self) -> None:
-        """Looks at every thread, before the library is loaded.
+        """Checks every thread, before the library is loaded.
 
         Raises:
             RefusedError: a thread has no room for a word.
@@ -45,7 +44,7 @@ class ThreadWords:
             try:
                 self._look_at(tid, base)
             except NfprobeError:
-                if self._lives(tid):  # else its memory is gone, or another's by now
+                if self._lives(tid):  # otherwise its memory is gone, or reused
                     raise
 
     def _look_at(self, tid: int, base: int) -> None:
@@ -59,13 +58,13 @@ class ThreadWords:
         self.modules = self.target.read_word(table)
         if self.modules > MODULES_MAX:
             raise RefusedError(
-                f"Thread {tid} of process {self.target.pid} is laid out in another way than musl's threads are.",
+                f"Thread {tid} of process {self.target.pid} does not have the layout of a musl thread.",
                 f"nfprobe doctor {self.target.pid}",
             )
         self.floors[tid] = table + 8 * (self.modules + 1) - base
 
     def fill(self, offset: int, first_value: int) -> None:
-        """Gives the word of each thread that has none yet its first value, after the library was loaded.
+        """Initializes the word of each thread without one, after the library was loaded.
 
         Args:
             offset: of the word from the thread base.
@@ -78,15 +77,15 @@ class ThreadWords:
         if empty and not self.floors:
             raise RefusedError(
                 f"A monitor was killed while it loaded the probe library into process {self.target.pid}; "
-                "on musl that cannot be made good in a running program.",
+                "on musl that cannot be repaired in a running program.",
                 f"nfprobe run -- {self.target.executable}",
             )
-        common = max(self.floors.values(), default=0)  # of a thread that was made between look() and the load
+        common = max(self.floors.values(), default=0)  # for threads created between look() and the load
         for tid in empty:
             if offset % WORD_BYTES or offset < self.floors.get(tid, common):
                 raise RefusedError(
                     f"Thread {tid} of process {self.target.pid} has no room for the probe library's storage: "
-                    "the program has loaded a library of its own at the same moment.",
+                    "the program loaded a library of its own at the same moment.",
                     f"nfprobe attach {self.target.pid}",
                 )
         for base in empty.values():
@@ -104,12 +103,12 @@ class ThreadWords:
         return read_task_status(self.target.pid, tid).get("State", "X")[:1] not in "ZX"
 
     def _bases(self) -> dict[int, int]:
-        """Thread base of each living thread, by tid. Each is stopped by itself, for microseconds."""
+        """Returns the thread base of each living thread, by thread ID. Stops one at a time, for microseconds."""
         bases = {thread.tid: self._base(thread.tid) for thread in self.target.threads()}
         return {tid: base for tid, base in bases.items() if base is not None}
 
     def _base(self, tid: int) -> int | None:
-        """Thread base of a thread; None when it has ended."""
+        """Returns the thread base of a thread; None if it has ended."""
         base = ffi.new("uint64_t *")
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -120,7 +119,7 @@ class ThreadWords:
                 return None
             if time.monotonic() > deadline:
                 raise NfprobeError(
-                    f"Thread {tid} of process {self.target.pid} cannot be looked at: {os.strerror(-result)}.",
+                    f"Thread {tid} of process {self.target.pid} cannot be inspected: {os.strerror(-result)}.",
                     f"nfprobe doctor {self.target.pid}",
                 )
-            time.sleep(0.002)  # a thread that is ending cannot be seized any more
+            time.sleep(0.002)  # an exiting thread can no longer be seized

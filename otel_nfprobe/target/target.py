@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running process, looked at and never touched.
+"""A running process, inspected but never changed.
 
-Everything is read from /proc. preflight.py says whether the process can be probed, before anything in it is
-changed; inject.py and patch.py are the ones that write.
+Everything is read from /proc. preflight.py decides whether the process can be probed before anything in it is changed;
+only inject.py and patch.py write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from otel_nfprobe.linux.memory import Memory
 
 COMPARED_BYTES = PAGE_BYTES  # of a file's first page, when device and inode do not tell that it is the mapped one
 POLICIES = {0: "other", 1: "fifo", 2: "round robin", 3: "batch", 5: "idle", 6: "deadline"}
-MAP_FILES_NEED = "; reading it through the process takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
+MAP_FILES_NEED = "; reading it through the process requires CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
 SKIPPED_PATHS = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/[aio]")
 
 
@@ -37,7 +37,7 @@ class Mapping(NamedTuple):
 
     @property
     def is_executable(self) -> bool:
-        """Whether code runs there."""
+        """Whether the mapping is executable."""
         return "x" in self.permissions
 
 
@@ -49,9 +49,9 @@ class Thread:
         name: its comm.
         state: letter of /proc/PID/stat: R running, S sleeping, ...
         system_call: number of the one it is blocked in; -1 blocked elsewhere; None running or unknown.
-        cpus: where it may run.
+        cpus: its CPU affinity.
         policy: its scheduling policy.
-        waits: how often it has gone to sleep since its start; a thread that polls hardly does.
+        waits: number of times it has blocked since its start; low for a polling thread.
     """
 
     tid: int
@@ -67,7 +67,7 @@ class Target:
     """A process.
 
     Args:
-        pid: its number, as this process sees it.
+        pid: in this process's PID namespace.
 
     Raises:
         UsageError: there is no such process.
@@ -83,23 +83,23 @@ class Target:
                 f"nfprobe attach {status['Tgid']}",
             )
         self.pid = pid
-        self.started_ticks = int(read_stat(pid)[19])  # with the pid, names a process for good
+        self.started_ticks = int(read_stat(pid)[19])  # with the pid, identifies a process uniquely
         self._modules: dict[tuple[str, str, int, int], Module] = {}
         self._images: dict[tuple[str, str, int], ElfImage | None] = {}
-        self.memory = Memory(pid)  # first: what is looked at later is of this program, or cannot be read
+        self.memory = Memory(pid)  # first: whatever is read later belongs to this program, or cannot be read
         self._had_memory = not self.memory.is_gone  # a kernel thread has none
-        self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: path, a sentence
-        self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are not known
-        self.counters_forbidden = ""  # why its seccomp filters do not allow COUNTER_CALLS of x86_64/calls.py
+        self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: a sentence by path
+        self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are unknown
+        self.counters_forbidden = ""  # why its seccomp filters do not permit COUNTER_CALLS of x86_64/calls.py
         self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
-        self._seen_maps = ""  # what the modules were found in
+        self._seen_maps = ""  # the text in which the modules were found
         self._seen_modules: list[Module] = []
         self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (preflight.py)
 
     # ---- memory ------------------------------------------------------------------------------------------
 
     def read(self, address: int, size: int) -> bytes:
-        """`size` bytes at an address of the process.
+        """Reads `size` bytes at an address of the process.
 
         Raises:
             EndedError: the program has ended.
@@ -108,16 +108,16 @@ class Target:
         return self.memory.read(address, size)
 
     def read_word(self, address: int) -> int:
-        """An unsigned 64-bit number. Raises as `read`."""
+        """Reads an unsigned 64-bit integer. Raises as `read`."""
         word: int = struct.unpack("<Q", self.read(address, 8))[0]
         return word
 
     def maps(self) -> list[Mapping]:
-        """What is mapped at this moment.
+        """Returns the current mappings.
 
         Raises:
             EndedError: the process has ended.
-            NfprobeError: this user has no right to see it.
+            NfprobeError: this user has no permission.
         """
         return [_parse_mapping(line) for line in self._read_maps().split("\n") if line]
 
@@ -130,26 +130,26 @@ class Target:
                 f"The memory map of process {self.pid} cannot be read: {error.strerror}.",
                 f"sudo nfprobe doctor {self.pid}",
             ) from error
-        if not text and self._had_memory:  # its first thread gives it up before the process counts as ended
+        if not text and self._had_memory:  # its first thread releases it before the process counts as ended
             raise EndedError.of(self.pid)
         return text
 
     def check_not_ended(self) -> None:
-        """Where something is missing in what was read of a process, this may be why.
+        """Checks whether the process has ended, as an explanation for missing data.
 
         Raises:
             EndedError: it has ended.
-            NfprobeError: this user has no right to see it any more.
+            NfprobeError: this user no longer has permission.
         """
         self._read_maps()
 
     # ---- modules -----------------------------------------------------------------------------------------
 
     def modules(self) -> list[Module]:
-        """The ELF files that the process has loaded with executable code, the program itself first.
+        """Returns the ELF files that the process has loaded with executable code, the program itself first.
 
-        Files that are gone or replaced, and that this user may not read through the process, and libraries that are
-        no readable ELF files are left out and named in `unreadable`.
+        Files that are gone or replaced and that this user may not read through the process, and libraries that are not
+        readable ELF files, are left out and listed in `unreadable`.
 
         Raises:
             NfprobeError: the program's own file cannot be read.
@@ -176,7 +176,7 @@ class Target:
                 found[key].cache.setdefault("root", f"/proc/{self.pid}/root")  # for its debug files
             ranges.setdefault(key, []).append((mapping.start, mapping.end))
         found = without_copies(found, {(item.path, item.start) for item in maps})
-        for key, module in found.items():  # forked children share modules: a change must never be seen half done
+        for key, module in found.items():  # forked children share modules: no partial change may be visible
             module.executable_ranges = ranges[key]
         self._modules = found
         executable = self.executable
@@ -186,11 +186,11 @@ class Target:
 
     @cached_property
     def runs_on_musl(self) -> bool:
-        """Whether its C library is musl."""
+        """Returns whether its C library is musl."""
         return any(module.is_musl for module in self.modules())
 
     def take_modules(self, parent: Target) -> None:
-        """Takes over the modules of the process that this one was forked from, with all that is known of them."""
+        """Takes over the modules of the process that this one was forked from, with all their cached data."""
         self._images.update(parent._images)
         self._modules.update(parent._modules)
 
@@ -201,8 +201,8 @@ class Target:
         return self._images[key]
 
     def _open_image(self, mapping: Mapping, first: Mapping | None) -> ElfImage | None:
-        # The first is right by itself, but takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. A path may be meant in
-        # the target's root directory (another mount namespace) or in this process's own (chroot).
+        # The first is always the mapped file, but requires CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. A path may refer to
+        # the target's root directory (another mount namespace) or to this process's own (chroot).
         plain = mapping.path.removesuffix(" (deleted)")
         by_name = (f"/proc/{self.pid}/root{plain}", plain)
         paths = [f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}", *by_name]
@@ -214,7 +214,7 @@ class Target:
             try:
                 with open(path, "rb") as file:
                     if path in by_name and not self._is_mapped_file(file, mapping, first):
-                        reason = "the file has been replaced since"
+                        reason = "the file was replaced"
                         continue
                     file.seek(0)
                     if file.read(4) != b"\x7fELF":
@@ -243,7 +243,7 @@ class Target:
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         if (device, status.st_ino) == (mapping.device, mapping.inode):
             return True
-        # File systems such as overlayfs show other numbers: compare the first page, which has headers.
+        # File systems such as overlayfs report other numbers: compare the first page, which contains the headers.
         if first is None:
             return False
         file.seek(0)
@@ -254,7 +254,7 @@ class Target:
 
     @property
     def executable(self) -> str:
-        """Path of the program, as the process sees it; "" for a kernel thread."""
+        """Path of the program in the process's mount namespace; "" for a kernel thread."""
         try:
             return os.readlink(f"/proc/{self.pid}/exe")
         except OSError:
@@ -271,7 +271,7 @@ class Target:
         return read_text(f"/proc/{self.pid}/cmdline").split("\0")[:-1]
 
     def is_alive(self) -> bool:
-        """Whether the process that this object was made for still runs."""
+        """Returns whether the process that this object was created for still runs."""
         try:
             fields = read_stat(self.pid)
         except NfprobeError:
@@ -279,7 +279,7 @@ class Target:
         return int(fields[19]) == self.started_ticks and fields[0] not in ("Z", "X")
 
     def threads(self) -> list[Thread]:
-        """Its threads at this moment; empty when it has ended."""
+        """Returns its current threads; empty if it has ended."""
         try:
             tids = sorted(int(name) for name in os.listdir(f"/proc/{self.pid}/task"))
         except OSError:
@@ -313,7 +313,7 @@ class Target:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Facts about the process for resource attributes: path, name, build id, pid, comm, start time."""
+        """Returns facts about the process for resource attributes: path, name, build ID, pid, comm, start time."""
         modules = self.modules()
         executable = self.executable
         build_id = next((module.build_id for module in modules if module.path == executable), "")
@@ -328,7 +328,7 @@ class Target:
         }
 
     def started_unix_ns(self) -> int:
-        """When the process was started, Unix ns, to the kernel's tick (10 ms)."""
+        """Returns the start time of the process in Unix ns, to the kernel's tick (10 ms)."""
         for line in read_text("/proc/stat").splitlines():
             if line.startswith("btime "):
                 ticks_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -337,22 +337,22 @@ class Target:
 
 
 def read_status(pid: int) -> dict[str, str]:
-    """/proc/PID/status as names and values; empty when the process has ended."""
+    """Returns /proc/PID/status as names and values; empty if the process has ended."""
     return _parse_status(read_text(f"/proc/{pid}/status"))
 
 
 def has_ended(pid: int) -> bool:
-    """Whether no such process runs any more; its parent may still have to collect it."""
+    """Returns whether the process no longer runs; it may still be a zombie."""
     return read_status(pid).get("State", "Z")[:1] in "ZX"
 
 
 def read_task_status(pid: int, tid: int) -> dict[str, str]:
-    """/proc/PID/task/TID/status as names and values; empty when the thread has ended."""
+    """Returns /proc/PID/task/TID/status as names and values; empty if the thread has ended."""
     return _parse_status(read_text(f"/proc/{pid}/task/{tid}/status"))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """CPU numbers of a list such as "0-3,8"."""
+    """Parses the CPU numbers of a list such as "0-3,8"."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -384,7 +384,7 @@ def _base_of(image: ElfImage, mapping: Mapping) -> int | None:
 
 
 def read_text(path: str) -> str:
-    """Text of a file of /proc; "" when it is gone or may not be read."""
+    """Returns the text of a file in /proc; "" if it is gone or may not be read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -393,8 +393,8 @@ def read_text(path: str) -> str:
 
 
 def read_stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on. Raises UsageError when there is no such process."""
-    # The name in parentheses may hold anything: what follows its last parenthesis counts.
+    """Returns the fields of /proc/PID/stat from the state on. Raises UsageError if there is no such process."""
+    # The name in parentheses may contain anything: the fields follow its last parenthesis.
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(fields) < 20:
         raise UsageError(f"No process has pid {pid}.", "pgrep -a NAME")

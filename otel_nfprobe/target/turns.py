@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: monitors that come to one target at the same moment do their work one after the other."""
+"""Turns: serializes monitors that work on one target at the same time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TURN_PATIENCE_S = 30.0
 
 @contextmanager
 def take_turn(target: Target) -> Iterator[None]:
-    """Inside the `with` no other monitor injects into this target, or cleans up in it.
+    """Keeps other monitors from injecting into this target or cleaning up in it inside the `with`.
 
     Raises:
         EndedError: the process has ended.
-        NfprobeError: the other one does not end.
+        NfprobeError: the other monitor does not finish.
     """
     try:
         folder = os.open(f"/proc/{target.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -32,7 +32,7 @@ def take_turn(target: Target) -> Iterator[None]:
         while not _try_lock(folder):
             if time.monotonic() > deadline:
                 raise NfprobeError(
-                    f"Another nfprobe is at work on process {target.pid} and does not end.",
+                    f"Another nfprobe is working on process {target.pid} and does not finish.",
                     f"nfprobe status {target.pid}",
                 )
             time.sleep(0.02)

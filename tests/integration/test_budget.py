@@ -62,7 +62,7 @@ def run_until_thinned(pid: int, *options: str) -> tuple[dict[str, Any], str]:
             assert session.stderr is not None
             said = next((line for line in session.stderr if "of a core, more than" in line), "")
             if "ends" not in said:
-                assert wait_until(lambda: "not probed any more" in said, 60)
+                assert wait_until(lambda: "no longer probed" in said, 60)
                 session.terminate()
             return json.loads(session.communicate(timeout=120)[0].splitlines()[-1]), said
         finally:

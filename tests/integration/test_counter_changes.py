@@ -83,7 +83,7 @@ def test_command(talker: Talker, capfd: pytest.CaptureFixture[str]) -> None:
             assert counters(both.replace(" ", ""))[1] == expected
             status, _, said = counters("cycels")
             assert status == 2
-            assert said.startswith("nfprobe: No counter is called 'cycels'; near it are cycles")
+            assert said.startswith("nfprobe: No counter is called 'cycels'; similar names: cycles")
             assert counters()[1] == expected
             answer = json.loads(counters("none", "--json")[1])
             assert (answer["counters"], answer["software"], answer["changes"]) == ([], [], 2)

@@ -55,7 +55,7 @@ def test_under_a_filter_as_of_containers(pid: int, tmp_path: Path) -> None:
         1,
         [
             f"nfprobe: Counters cannot be had: {said}.",
-            "next: run nfprobe outside the container, or with a profile that allows perf_event_open",
+            "next: run nfprobe outside the container, or with a profile that permits perf_event_open",
         ],
     )
     assert count(pid, "auto,page-faults", filtered) == (

@@ -122,7 +122,7 @@ def test_pages_of_the_real_kernel(talker: Talker) -> None:
             assert talker.ask("where 1") == readings  # a page without an index is not read
         counted.assert_exact()
         assert [said.partition(":")[0] for said in counted.said] == [
-            "What the probes themselves count is not taken off"
+            "The counts of the probes themselves are not subtracted"
         ]
         flags = counted.rows("work")[0]
         assert len(flags) == 100

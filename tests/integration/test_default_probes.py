@@ -124,7 +124,7 @@ def test_no_packets_no_choice(
 ) -> None:
     pid = start_testpmd(pcap_device(capture(7))).pid
     done = nfprobe.run("attach", pid, "--trial", "0.2s", "--for", "0.1s")
-    assert "trial: no packets came" in done.stderr
+    assert "trial: no packets arrived" in done.stderr
     assert "2 functions probed" in done.stderr
     for options in (("--trial", "0s"), ("--functions", "librte_net_pcap*:*")):
         done = nfprobe.run("attach", pid, "--for", "0.1s", *options)

@@ -115,7 +115,7 @@ def test_more_children_than_can_be_measured(talker: Talker, monkeypatch: pytest.
         fork(talker, "fork 3")
         assert wait_until(lambda: len(probed.forks.measured) == 1, PATIENCE_S)
         (first,) = probed.forks.measured
-        assert wait_until(lambda: any("further ones wait" in sentence for sentence in probed.said))
+        assert wait_until(lambda: any("others wait" in sentence for sentence in probed.said))
         os.kill(first, signal.SIGKILL)
         assert talker.ask("wait") == "right"
         assert wait_until(lambda: len(probed.forks.measured) == 1 and probed.forks.measured != [first], PATIENCE_S)

@@ -202,7 +202,7 @@ def test_transmit_that_rewrites_its_packets(talker: Talker) -> None:
     assert late.ask("rewriting 640") == str(640 * BATCH)
     late.assert_all_right(640)
     assert late.differing == BATCH
-    (sentence,) = [sentence for sentence in late.said if "change their packets" in sentence]
+    (sentence,) = [sentence for sentence in late.said if "modify their packets" in sentence]
     assert f"thread {talker.pid} " in sentence
 
 
@@ -310,9 +310,9 @@ def test_a_monitor_that_is_stopped_meanwhile(talker: Talker, nfprobe: Any, tmp_p
 
 def test_handing_to_another_thread_is_told_once(talker: Talker) -> None:
     late = Late(talker, CapturePolicy.choose(None, None, None))
-    late.talking = lambda: wait_until(lambda: any("handed on by another" in text for text in late.said))
+    late.talking = lambda: wait_until(lambda: any("transmitted or dropped by another" in text for text in late.said))
     assert late.ask("handing 60", "handing 60") == str(120 * BATCH)
-    (sentence,) = [sentence for sentence in late.said if "handed on by another" in sentence]
+    (sentence,) = [sentence for sentence in late.said if "transmitted or dropped by another" in sentence]
     assert sentence.endswith(f"To identify them: nfprobe attach {talker.pid} --packets all")
     plain = Late(talker, CapturePolicy.choose(None, None, None))
     plain.ask("plain 320", "holding 320")

@@ -31,8 +31,8 @@ def where(compile_target: Callable[..., Path]) -> Path:
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("load-copy", "it has not mapped the file that it was given"),
-        ("load-patched", "what it has mapped differs from the library's file"),
+        ("load-copy", "it has not mapped the file it was given"),
+        ("load-patched", "the mapped content differs from the library's file"),
         ("load-both", "its helper thread runs other code"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_file_that_was_replaced(where: Path, spawn: Spawn, tmp_path: Path, mon
 
     room = Room(spawn, ["chroot", root_of(tmp_path, where), "/where"])
     monkeypatch.setattr(inject, "write_library", write_and_replace)
-    with pytest.raises(NfprobeError, match="it has not mapped the file that it was given"):
+    with pytest.raises(NfprobeError, match="it has not mapped the file it was given"):
         room.measure()
     room.call(3)
     assert not has_probes(room.pid)

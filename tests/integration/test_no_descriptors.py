@@ -92,7 +92,7 @@ def test_without_a_reserve_nothing_is_touched(sleeping: int) -> None:
     session = Probed(sleeping, ["libc.so*:mem*"])
     while reserve._spares:
         os.close(reserve._spares.pop())
-    with used_up(), pytest.raises(NfprobeError, match=r"Too few files may be open at once \(512\)"):
+    with used_up(), pytest.raises(NfprobeError, match=r"The limit of open files is too low \(512\)"):
         session.monitor.attachment.attach()
     assert text_of(sleeping) == before
     assert "nfprobe" not in Path(f"/proc/{sleeping}/maps").read_text()

@@ -44,7 +44,7 @@ def test_what_cannot_be_started(nfprobe: Any, tmp_path: Path) -> None:
     done = run(nfprobe, "*", orphan)
     assert (done.returncode, done.stdout) == (2, "")
     sentence, next_command = done.stderr.splitlines()
-    assert sentence == f"nfprobe: {orphan} names an interpreter that is not there."
+    assert sentence == f"nfprobe: {orphan} names an interpreter that does not exist."
     assert next_command.startswith("next: ")
 
 

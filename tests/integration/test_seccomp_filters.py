@@ -110,7 +110,7 @@ def test_a_filter_that_cannot_be_read_is_a_note(where: Path, spawn: Spawn, tmp_p
     def check() -> str:
         return " ".join(check_target(Target(room.pid)))
 
-    assert "cannot read (that takes CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
+    assert "cannot read (that requires CAP_SYS_ADMIN" in run_as(0, ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE"], check)
     room.call(3)
 
 
@@ -165,7 +165,7 @@ def test_counters_that_the_filter_forbids(where: Path, spawn: Spawn, tmp_path: P
     assert pages == 0
     reason = "its seccomp filter kills it for socketpair"
     assert [said for said in probed.said if "counters" in said] == [
-        f"The counters cannot be handed to process {room.pid}: {reason}. Times only."
+        f"The counters cannot be passed to process {room.pid}: {reason}. Times only."
     ]
     target = Target(room.pid)
     check_target(target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine code of x86-64 shows, and how it is moved.
+"""Analysis and relocation of x86-64 machine code.
 
-Another architecture has the same files in a folder of its name.
+Another architecture has the same files in a folder of its own.
 """

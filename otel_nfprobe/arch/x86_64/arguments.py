@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that a call passes no stack arguments, from the code around it.
+"""Arguments: proof that a call passes no stack arguments, from the code around it.
 
-A function with stack arguments takes six arguments in registers first, the last of them in r9. A call
-destroys r9. So where straight-line code leads from one call to the next and never writes r9, the second
-callee gets fewer than six arguments. Arguments that go to the stack without filling the registers (structures
-by value) are stored or pushed there: code that does so proves nothing. And a function of the printf family
-reads as many arguments as its format says. Reads bytes only.
+A function with stack arguments first takes six arguments in registers, the last of them in r9. A call clobbers r9. So
+if straight-line code leads from one call to the next without writing r9, the second callee gets fewer than six
+arguments. Arguments that go to the stack without filling the registers (structures by value) are stored or pushed
+there: code that does so proves nothing. A function of the printf family reads as many arguments as its format
+specifies. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from iced_x86 import RegisterExt as Registers
 from otel_nfprobe.arch.x86_64.branches import ModuleScan, stub_slot
 from otel_nfprobe.arch.x86_64.scan import ARGUMENT_REGISTERS
 
-CALL_SITES_MAX = 16  # looked at for one function
-STEPS_MAX = 64  # instructions looked back from one call
-OUTGOING_BYTES = 256  # stores this near to the stack pointer may be arguments
+CALL_SITES_MAX = 16  # examined per function
+STEPS_MAX = 64  # instructions examined before a call
+OUTGOING_BYTES = 256  # stores this close to the stack pointer may be arguments
 FORMAT_BYTES_MAX = 4096
 
-# Functions that read as many arguments as a format says: which argument that is.
+# Functions that read as many arguments as a format specifies: the index of the format.
 FORMATS = {
     "printf": 0, "__printf_chk": 1, "fprintf": 1, "__fprintf_chk": 2, "dprintf": 1, "__dprintf_chk": 2,
     "sprintf": 1, "__sprintf_chk": 3, "snprintf": 2, "__snprintf_chk": 4, "asprintf": 1, "__asprintf_chk": 2,
@@ -52,17 +52,17 @@ class Arguments:
         self._stub_sites: dict[int, list[int]] | None = None
 
     def none_on_stack(self, index: int) -> bool:
-        """Whether the function is proven to take no stack arguments: some caller passes none."""
+        """Returns whether the function is proven to take no stack arguments: some caller passes none."""
         if index not in self._known:
             sites = self._sites(self._scan.starts[index])[:CALL_SITES_MAX]
             self._known[index] = any(self.passes_none(self._scan.index_of(site), site, "") for site in sites)
         return self._known[index]
 
     def passes_none(self, index: int, site: int, callee: str) -> bool:
-        """Whether the call or jump at `site`, in the function `index`, is proven to pass no stack arguments.
+        """Returns whether the call or jump at `site`, in the function `index`, is proven to pass no stack arguments.
 
         Args:
-            callee: name of the function that is called, or "".
+            callee: name of the called function, or "".
         """
         if index < 0:
             return False
@@ -72,7 +72,7 @@ class Arguments:
         return _destroys_last(before) or (callee in FORMATS and self._format_fits(before, FORMATS[callee]))
 
     def _sites(self, start: int) -> list[int]:
-        """Calls of the function: direct ones, and those of the module's own PLT stubs for its names."""
+        """Returns calls of the function: direct ones, and those of the module's own PLT stubs for its names."""
         if self._stub_sites is None:
             self._stub_sites = {}
             names = self._scan.image.slot_names
@@ -85,7 +85,7 @@ class Arguments:
         return self._scan.calls.sites_of(start) + self._stub_sites.get(start, [])
 
     def _format_fits(self, before: list[Instruction], position: int) -> bool:
-        """Whether the format is a constant that asks for no more arguments than registers hold."""
+        """Returns whether the format is a constant that needs no more arguments than fit in registers."""
         register = ARGUMENT_REGISTERS[position]
         for instruction in before:
             if register in _written(instruction):
@@ -102,7 +102,7 @@ class Arguments:
 
 
 def _destroys_last(before: list[Instruction]) -> bool:
-    """Whether a call before, in straight line, has destroyed r9. `before`: backwards."""
+    """Returns whether a preceding call in straight-line code has clobbered r9. `before`: in reverse order."""
     for instruction in before:
         if instruction.flow_control in _CALLS:
             return True
@@ -112,7 +112,7 @@ def _destroys_last(before: list[Instruction]) -> bool:
 
 
 def _may_pass(instruction: Instruction) -> bool:
-    """Whether the instruction can set up a sixth register argument or one on the stack."""
+    """Returns whether the instruction can set up a sixth register argument or one on the stack."""
     if instruction.mnemonic == Mnemonic.PUSH:
         return True
     if (
@@ -130,7 +130,7 @@ def _may_pass(instruction: Instruction) -> bool:
 
 
 def _restores_stack(instruction: Instruction) -> bool:
-    """The end of a frame moves the stack pointer up: no arguments are put there."""
+    """Returns whether the instruction tears down a frame, moving the stack pointer up: it stores no arguments."""
     if instruction.mnemonic == Mnemonic.POP:
         return bool(instruction.op0_register != Register.R9)
     if instruction.op0_register != Register.RSP:

@@ -6,9 +6,8 @@
     trampoline  entry probe
     body        the function, then the parts (.cold) that it jumps to; ret and outward jumps go to an exit
 
-The original stays whole behind its first bytes: threads that are inside it end there. What cannot be copied
-is refused: code that jumps through tables comes back to the original and would miss its exit. Pure: bytes in,
-bytes out.
+The original stays complete after its first bytes: threads inside it finish there. What cannot be copied is refused:
+code that jumps through tables would return to the original and miss its exit. Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import RSP, Frame
 
 HAS_TABLE = "jumps through a table"
-HAS_HANDLERS = "catches exceptions or cleans up after them"
+HAS_HANDLERS = "has exception handlers or cleanups"
 TAKES_OWN_ADDRESS = "takes an address inside itself"
 SHARES_CODE = "jumps into the middle of another function"
-RUNS_ON = "runs on behind its end"
+RUNS_ON = "continues past its end"
 TOO_LONG = "too long to be copied"
 
 BODY_BYTES_MAX = 64 << 10
 PARTS_MAX = 16
-START = 1  # stands for the function's start among the copied instructions: calls to it must reach the probe
-BEHIND = 2  # and the following numbers: for the jumps that are added behind the parts
+START = 1  # represents the function's start among the copied instructions: calls to it must reach the probe
+BEHIND = 2  # and the following numbers: the jumps added after the parts
 _JUMPS = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH)
 
 
 class Exit(NamedTuple):
-    """A way out: the instruction behind the exit probe, and its bytes at most."""
+    """A way out: the instruction after the exit probe, and its maximum size."""
 
     instruction: Instruction
     room_bytes: int
@@ -69,7 +68,7 @@ class Body(NamedTuple):
 
 
 def check_body(scan: ModuleScan, index: int) -> str:
-    """Why the function at `index` of the frame table cannot be copied, or ""."""
+    """Returns why the function at `index` of the frame table cannot be copied, or ""."""
     try:
         members = find_members(scan, index)
     except RefusedError as refusal:
@@ -98,15 +97,15 @@ def _refuse_member(scan: ModuleScan, index: int, member: int) -> str:
     if scan.points_into(low + 1, high):
         return HAS_TABLE
     if part.runs_on:
-        return RUNS_ON  # its last part has no frame rules of its own (glibc's clone3): its ret would not be seen
+        return RUNS_ON  # its last part has no frame rules of its own (glibc's clone3): its ret would be missed
     return ""
 
 
 def find_members(scan: ModuleScan, index: int) -> list[int]:
-    """The function and the parts that it jumps to, as indexes of the frame table.
+    """Returns the function and the parts that it jumps to, as indexes of the frame table.
 
     Raises:
-        RefusedError: they are too many, or one is not a part but another function.
+        RefusedError: there are too many, or one is not a part but another function.
     """
     if index not in scan.members:
         scan.members[index] = _find_members(scan, index)
@@ -130,10 +129,10 @@ def _find_members(scan: ModuleScan, index: int) -> list[int]:
 
 
 def _leaves(scan: ModuleScan, target: int, frame_is_gone: bool) -> bool:
-    """Whether a jump ends the call: the frame is gone, and it goes to where a call would.
+    """Returns whether a jump ends the call: the frame is gone, and it goes to a call target.
 
     Raises:
-        RefusedError: it goes into another function with the frame still there.
+        RefusedError: it goes into another function with the frame still present.
     """
     following = scan.index_of(target)
     if following < 0 or scan.image.section_of(target).startswith(".plt"):
@@ -149,7 +148,7 @@ def _leaves(scan: ModuleScan, target: int, frame_is_gone: bool) -> bool:
 
 
 def frame_at(frame: Frame, address: int) -> tuple[int, int]:
-    """Register and offset of the canonical frame address at an instruction; (-1, 0) when they are not known."""
+    """Returns register and offset of the canonical frame address at an instruction; (-1, 0) if unknown."""
     try:
         row = [row for row in frame.rules().rows if row.address <= address][-1]
     except FrameError:
@@ -161,7 +160,7 @@ def frame_at(frame: Frame, address: int) -> tuple[int, int]:
 
 
 def find_exits(scan: ModuleScan, index: int) -> list[Exit]:
-    """The ways out of a function's copy, each kind once, in the order of its instructions."""
+    """Returns the ways out of a function's copy, each kind once, in the order of its instructions."""
     if index not in scan.exits:
         scan.exits[index] = _find_exits(scan, index)
     return scan.exits[index]
@@ -173,7 +172,7 @@ def _find_exits(scan: ModuleScan, index: int) -> list[Exit]:
     for member in members:
         for instruction in _decode(scan, member):
             if instruction.flow_control == FlowControl.NEXT:
-                continue  # nine of ten
+                continue  # nine out of ten
             key = _exit_key(scan, members, instruction, 0)
             if key is not None and key not in found:
                 found[key] = Exit(_exit_instruction(instruction), _exit_room(instruction))
@@ -185,7 +184,7 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
 
     Args:
         base: load bias of the module: the copy refers to the process's addresses.
-        new_address: where the copy will stand.
+        new_address: address of the copy.
         exit_address: address of the n-th exit of find_exits.
 
     Raises:
@@ -211,7 +210,7 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
         end = scan.frames[member].start + scan.frames[member].size
         if instruction is not None and not ends_flow(instruction):
             sources.append(0)
-            # At an address of its own: the function may call what begins at its end, which must not lead here.
+            # At an address of its own: the function may call code that begins at its end, which must not lead here.
             copied.append(_jump(base + end, BEHIND + len(bounds)))
         bounds.append((scan.frames[member], first, len(copied)))
     known = {instruction.ip for instruction in copied}
@@ -225,7 +224,9 @@ def build_body(scan: ModuleScan, index: int, base: int, new_address: int, exit_a
 
 
 def _inner_target(instruction: Instruction, base: int, bounds: list[tuple[Frame, int, int]]) -> int | None:
-    """Where a jump inside the copy leads: to the beginning of a copied instruction, or it would leave the copy."""
+    """Returns the target of a jump inside the copy: the start of a copied instruction, otherwise it would leave the
+    copy.
+    """
     if instruction.flow_control == FlowControl.XBEGIN_XABORT_XEND:
         raise RefusedError(NOT_ENCODABLE)
     if instruction.flow_control not in _JUMPS or instruction.op0_kind != OpKind.NEAR_BRANCH64:
@@ -236,13 +237,13 @@ def _inner_target(instruction: Instruction, base: int, bounds: list[tuple[Frame,
 
 
 def _decode(scan: ModuleScan, member: int, base: int = 0) -> list[Instruction]:
-    """Instructions of a module that is loaded at `base`: addresses in them are the process's."""
+    """Yields the instructions of a module loaded at `base`: addresses in them are the process's."""
     frame = scan.frames[member]
     return list(Decoder(64, scan.image.read(frame.start, frame.size), ip=base + frame.start))
 
 
 def _exit_key(scan: ModuleScan, members: Sequence[int], instruction: Instruction, base: int) -> tuple[int, int] | None:
-    """What tells the ways out apart, or None for an instruction that stays inside. Addresses are the file's own."""
+    """Returns the key of a way out, or None for an instruction that stays inside. Addresses are the file's own."""
     flow = instruction.flow_control
     if flow == FlowControl.RETURN:
         return int(instruction.code), int(instruction.immediate16) if instruction.op_count else 0
@@ -271,10 +272,10 @@ def _jump(target: int, address: int) -> Instruction:
 
 
 def _moved(instruction: Instruction, start: int, exit_address: int | None) -> Instruction:
-    """The instruction as it goes into the copy: leaving by its exit.
+    """Returns the instruction for the copy: leaving through its exit.
 
     Args:
-        instruction, start: the function's start, too, in the process's addresses.
+        instruction, start: in the process's addresses, like the function's start.
     """
     address = int(instruction.ip)
     if exit_address is not None and instruction.flow_control not in _JUMPS:
@@ -314,13 +315,13 @@ def _encode(
 
 
 def _same_target(wanted: Instruction, found: Instruction) -> bool:
-    """Whether an operand relative to the instruction pointer means the same address."""
+    """Returns whether an operand relative to the instruction pointer refers to the same address."""
     same = wanted.ip_rel_memory_address == found.ip_rel_memory_address
     return bool(same and found.memory_base != Register.EIP)
 
 
 def encode_exit(way_out: Exit, base: int, address: int) -> bytes:
-    """The instruction behind an exit probe, for its place.
+    """Encodes the instruction after an exit probe for its address.
 
     Raises:
         RefusedError: what it refers to is too far away.

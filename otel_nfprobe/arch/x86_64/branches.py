@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All branches of a module: who calls and jumps where, and into which bytes. Reads bytes only."""
+"""Branches: all branches of a module, i.e. who calls and jumps where, and into which bytes. Reads bytes only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModuleScan:
         self.starts = image.frames.starts
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
-        self.members: dict[int, list[int]] = {}  # body.py: the parts of functions that are copied
+        self.members: dict[int, list[int]] = {}  # body.py: the parts of copied functions
         self.exits: dict[int, list[Exit]] = {}  # and their ways out
 
     @cached_property
@@ -37,62 +37,63 @@ class ModuleScan:
         return Scans(self.image, self.frames)
 
     def at(self, index: int) -> FunctionScan:
-        """The scan of the function at this index of the frame table."""
+        """Returns the scan of the function at this index of the frame table."""
         return self._scans.at(index)
 
     def entry_rows(self, index: int) -> Sequence[Row]:
-        """The frame rules near a function's entry. Raises FrameError as Frame.rules does."""
+        """Returns the frame rules near a function's entry. Raises FrameError as Frame.rules does."""
         return self._scans.entry_rows(index)
 
     def runs_on(self, index: int) -> bool:
-        """Scans.runs_on."""
+        """See Scans.runs_on."""
         return self._scans.runs_on(index)
 
     def head_of(self, index: int) -> tuple[int, ...]:
-        """The lengths of its first instructions: Scans.heads."""
+        """Returns the lengths of its first instructions: Scans.heads."""
         return self._scans.heads[index]
 
     def is_harmless(self, index: int) -> bool:
-        """Scans.harmless."""
+        """See Scans.harmless."""
         return self._scans.harmless[index]
 
     def may_circle(self, index: int) -> bool:
-        """Scans.circling."""
+        """See Scans.circling."""
         return self._scans.circling[index]
 
     def leads_of(self, index: int) -> list[int]:
-        """Scans.leads_of."""
+        """See Scans.leads_of."""
         return self._scans.leads_of(index)
 
     def index_of(self, address: int) -> int:
-        """Index of the function whose range holds the address, or -1."""
+        """Returns the index of the function whose range contains the address, or -1."""
         index = bisect_right(self.starts, address) - 1
         if index >= 0 and address < self.starts[index] + self.frames[index].size:
             return index
         return -1
 
     def enters(self, low: int, high: int) -> bool:
-        """Whether any code of the module branches to an address in [low, high)."""
+        """Returns whether any code of the module branches to an address in [low, high)."""
         position = bisect_left(self._entered, low)
         return position < len(self._entered) and self._entered[position] < high
 
     def points_into(self, low: int, high: int) -> bool:
-        """Whether data of the module holds an address in [low, high)."""
+        """Returns whether data of the module contains an address in [low, high)."""
         if self._pointers is None:
             self._pointers = sorted(self.image.code_pointers)
         position = bisect_left(self._pointers, low)
         return position < len(self._pointers) and self._pointers[position] < high
 
     def is_called(self, address: int) -> bool:
-        """Whether something calls the address, takes it, or exports it."""
+        """Returns whether anything calls the address, takes it, or exports it."""
         return address in self._entries
 
     def is_part(self, index: int, is_named: bool) -> bool:
-        """Whether what stands at this index of the frame table is no function, but entered by jumps out of one.
+        """Returns whether this entry of the frame table is not a function but a part, entered by jumps out of one.
 
-        A part goes on where the function that enters it does, or in another part of it. Compilers make no
-        conditional tail calls: what has no name and is entered by conditional branches only is a part, too.
-        What nobody enters is a function: in a program at fixed addresses pointers to it are not told from numbers.
+        A part continues in the function that enters it, or in another part of it. Compilers emit no conditional tail
+        calls, so anything unnamed that is only entered by conditional branches is a part as well. Anything that is
+        never entered is a function: in a program at fixed addresses, pointers to it cannot be distinguished from
+        numbers.
         """
         start = self.starts[index]
         if self.is_called(start):
@@ -106,7 +107,7 @@ class ModuleScan:
         )
 
     def _reached(self, index: int, by_start: bool) -> Iterator[int]:
-        """Functions that the one at this index jumps into."""
+        """Yields functions that the one at this index jumps into."""
         for target, following in zip(self.at(index).jumps, self.leads_of(index), strict=True):
             if following < 0:
                 continue
@@ -115,13 +116,13 @@ class ModuleScan:
 
     @cached_property
     def calls(self) -> Ways:
-        """All direct calls."""
+        """Returns all direct calls."""
         return self._scans.calls()
 
     def slots_only_called(self) -> frozenset[int]:
-        """GOT slots that code uses for nothing but calls and jumps.
+        """Returns GOT slots that code only uses for calls and jumps.
 
-        What a slot holds may also be compared, or stored for later: then it must stay the function's own
+        The content of other slots may also be compared, or stored for later: then it must stay the function's own
         address (OpenSSL's CRYPTO_malloc compares a pointer with its own address, and would call itself).
         """
         if self._only_called is None:
@@ -143,18 +144,18 @@ class ModuleScan:
 
     @cached_property
     def _branched(self) -> frozenset[int]:
-        """What is entered by conditional branches only."""
+        """Returns addresses that are only entered by conditional branches."""
         return frozenset(self._scans.branched().tolist())
 
     @cached_property
     def _entries(self) -> frozenset[int]:
-        """What is called, taken or exported."""
+        """Returns addresses that are called, taken or exported."""
         named = [symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name]
         return frozenset(self._scans.entries().tolist()).union(named, self.image.code_pointers)
 
     @cached_property
     def _entered(self) -> list[int]:
-        """Where branches, calls and pointers lead, sorted."""
+        """Returns the targets of branches, calls and pointers, sorted."""
         targets = [target for low, high in self._gaps() for target in self._targets_between(low, high)]
         more = np.array([*self.image.code_pointers, *targets], dtype=np.uint64)
         entered: list[int] = np.unique(np.concatenate((self._scans.entered(), more))).tolist()
@@ -164,7 +165,7 @@ class ModuleScan:
         return branch_targets(self.image.read(low, high - low), low)
 
     def _gaps(self) -> list[tuple[int, int]]:
-        """Executable bytes that no frame describes: hand-written code, and padding."""
+        """Returns executable ranges that no frame describes: hand-written code, and padding."""
         gaps = []
         for low, high in self.image.code_ranges:
             position = low
@@ -180,7 +181,7 @@ class ModuleScan:
 
 
 def scan_module(image: ElfImage) -> ModuleScan:
-    """The scan of an image, made once.
+    """Returns the scan of an image, created once.
 
     Raises:
         NfprobeError: its `.eh_frame` is malformed.
@@ -192,7 +193,7 @@ def scan_module(image: ElfImage) -> ModuleScan:
 
 
 def stub_slot(image: ElfImage, address: int) -> int | None:
-    """The GOT slot that a PLT stub at the address jumps through, or None when there is no such stub."""
+    """Returns the GOT slot that a PLT stub at the address jumps through, or None if there is no such stub."""
     for instruction in Decoder(64, image.read(address, 32), ip=address):
         if instruction.code in (Code.ENDBR64, Code.NOPD, Code.NOPW):
             continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system calls that are made in a target, by injection, the helper thread and the probes (x86-64).
+"""Calls: system calls made in a target by injection, the helper thread and the probes (x86-64).
 
-Each stands here with the arguments that seccomp filters look at; addresses and descriptors are made up. Whoever
-adds a call to native/core/inject.c or native/probe adds it here: tests/integration/test_seccomp_filters.py runs
-a whole session under a filter that kills for every other call.
+Each is listed with the arguments that seccomp filters examine; addresses and descriptors are made up. A call added to
+native/core/inject.c or native/probe must be added here: tests/integration/test_seccomp_filters.py runs a whole session
+under a filter that kills for every other call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Need(Enum):
-    """What happens when a call answers an error."""
+    """The effect of an error of a call."""
 
     ESSENTIAL = "the probe library does not work"
     OR_ENOSYS = "ENOSYS makes the C library use another call"
@@ -24,7 +24,7 @@ class Call(NamedTuple):
     """One system call.
 
     Attributes:
-        label: name and what matters of the arguments, for a sentence.
+        label: name and the relevant arguments, for a sentence.
     """
 
     label: str
@@ -43,19 +43,17 @@ NORESERVE, STACK, NOREPLACE = 0x4000, 0x20000, 0x100000
 FILE_OFFSET = 1 << 28
 OPTIONAL, OR_ENOSYS = Need.OPTIONAL, Need.OR_ENOSYS
 
-# By a thread of the target in a probe: its first record, and a ring that looks full; and by the kernel, for a
-# thread that was stopped in a sleep.
-# Only made where filters allow all of them: without, code is changed in a stop of all threads (patch.py).
+# Only made where filters permit all of them: otherwise code is changed in a stop of all threads (patch.py).
 SYNC_CORE_CALLS = (
     Call("membarrier", 324, (64, 0, 0)),  # REGISTER_PRIVATE_EXPEDITED_SYNC_CORE
     Call("membarrier", 324, (32, 0, 0)),  # PRIVATE_EXPEDITED_SYNC_CORE
     Call("rt_sigaction", 13, (5, 0, ADDRESS, 8)),  # SIGTRAP
     Call("rt_sigaction", 13, (5, ADDRESS, 0, 8)),
 )
-# By threads of the target in probes on functions that somebody described: what is described is not checked where
-# filters do not allow it.
+# By threads of the target in probes on functions described by the user: descriptions are not checked where filters do
+# not permit it.
 CHECK_CALLS = (Call("process_vm_readv", 310, (1, ADDRESS, 1, ADDRESS, 1, 0)),)
-# By the helper thread, for the counters of the other threads: without them there are none.
+# By the helper thread, for the counters of the other threads: without these calls there are none.
 COUNTER_CALLS = (
     Call("socketpair", 53, (1, 0x80805, 0, ADDRESS)),
     Call("recvmsg", 47, (DESCRIPTOR, ADDRESS, 0x40000000)),
@@ -66,6 +64,8 @@ COUNTER_CALLS = (
     Call("ioctl", 16, (DESCRIPTOR, 0x2401, 1)),
     Call("close", 3, (DESCRIPTOR,)),
 )
+# By a thread of the target in a probe: its first record, and a ring that looks full; and by the kernel, for a thread
+# that was stopped in a sleep.
 PROBE_CALLS = (
     Call("restart_syscall", 219),
     Call("mmap", 9, (0, 1 << 24, RW, SHARED, DESCRIPTOR, FILE_OFFSET)),
@@ -107,7 +107,7 @@ _LIBRARY = (
     Call("mmap", 9, (ADDRESS, 8192, RW, PRIVATE | FIXED | ANONYMOUS, NOWHERE, 0)),
     Call("mprotect", 10, (ADDRESS, 4096, R)),
     Call("close", 3, (DESCRIPTOR,)),
-    Call("membarrier", 324, (8, 0, 0), OPTIONAL),  # of musl, when it loads thread-local storage
+    Call("membarrier", 324, (8, 0, 0), OPTIONAL),  # by musl, when it loads thread-local storage
     Call("madvise", 28, (ADDRESS, 262144, 4), OPTIONAL),  # MADV_DONTNEED of the stack
     Call("exit", 60, (0,)),
 )
@@ -144,11 +144,12 @@ _HELPER = (
 
 
 def injection_calls(musl: bool, registers_rseq: bool) -> tuple[Call, ...]:
-    """The calls of the thread that makes the helper thread, and of the helper thread, which has its filters.
+    """Returns the calls of the thread that creates the helper thread, and of the helper thread, which inherits its
+    filters.
 
     Args:
-        registers_rseq: the program's threads have registered for restartable sequences. glibc ends the whole
-            program when that fails for a new thread, and does not try when it failed for the first one.
+        registers_rseq: the program's threads have registered for restartable sequences. glibc ends the whole program
+            when that fails for a new thread, and does not try if it failed for the first one.
     """
     by_library = _CLONE_MUSL + _FILES_MUSL if musl else _CLONE_GLIBC + _FILES_GLIBC
     sequences = (_RSEQ,) if registers_rseq else ()

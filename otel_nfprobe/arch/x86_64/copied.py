@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many words of stack arguments a function reads, itself and by what it jumps on to.
+"""Copied arguments: how many words of stack arguments a function reads, itself and through its tail jumps.
 
-The strategy *copied arguments* pushes so many words again. What cannot be bounded is refused: a structure
-passed by value, whose address goes elsewhere, has no size that the code shows. A function of the printf
-family (it tests al, the number of vector registers used, before it saves them: System V ABI for x86-64,
-section 3.5.7) gets as many words as calls of such functions have in practice. Reads only.
+The strategy *copied arguments* pushes this many words again. What cannot be bounded is refused: a structure passed by
+value, whose address escapes, has no size that the code shows. A function of the printf family (it tests al, the number
+of vector registers used, before it saves them: System V ABI for x86-64, section 3.5.7) gets as many words as calls of
+such functions have in practice. Reads only.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from otel_nfprobe.elf.modules import Module
 
 COPIED_WORDS_MAX = 64
 VARIABLE_WORDS = 32
-UNBOUNDED = "passes the address of its stack arguments on"
+UNBOUNDED = "passes on the address of its stack arguments"
 TOO_MANY = "reads too many stack arguments"
 _HEAD_BYTES = 256
 _JUMPS_MAX = 64
 
 
 def count_words(tail_calls: TailCalls, module: Module, index: int) -> int:
-    """Words that the function at `index` of the module's frame table reads above its return address.
+    """Returns the number of words that the function at `index` of the module's frame table reads above its return
+    address.
 
     Raises:
         RefusedError: they cannot be counted; the sentence is the reason.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many arguments a function takes and whether it returns something, from its code alone.
+"""Data flow: how many arguments a function takes and whether it returns a value, from its code alone.
 
-    argument registers read before they are written on some way from the entry   -> at least so many arguments
-    a way to a return on which rax and xmm0 keep what the caller left there      -> returns nothing
+    argument registers read before they are written on some path from the entry   -> at least so many arguments
+    a path to a return on which rax and xmm0 keep the caller's values             -> returns nothing
     a value in rax or xmm0 that nothing uses before the return                    -> returns something
 
-What is passed on to another function is not seen: figures are lower bounds. Reads bytes only.
+Arguments only passed on to another function are not seen: figures are lower bounds. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from otel_nfprobe.arch.x86_64.scan import ARGUMENT_REGISTERS
 from otel_nfprobe.elf.elf import ElfImage
 
 FUNCTION_BYTES_MAX = 1 << 16
-INSTRUCTIONS_MAX = 512  # looked at from the entry on
-SAVING_BYTES_MAX = 96  # a variadic function looks at al this near to its start
+INSTRUCTIONS_MAX = 512  # examined from the entry on
+SAVING_BYTES_MAX = 96  # a variadic function tests al this close to its start
 WORD_BYTES = 8
-LOOKED_BACK_MAX = 24  # instructions before a return
+LOOKED_BACK_MAX = 24  # instructions examined before a return
 
 _VECTORS: tuple[int, ...] = (
     Register.XMM0, Register.XMM1, Register.XMM2, Register.XMM3,
@@ -49,12 +49,12 @@ _families: dict[int, int] = {}
 
 
 class Inferred(NamedTuple):
-    """What the code shows.
+    """Facts from the code.
 
     Attributes:
-        arguments: at least so many.
-        returns: whether it returns something; None: not known.
-        is_variadic: it takes a number of arguments that is not fixed, as printf does.
+        arguments: lower bound.
+        returns: whether it returns a value; None: unknown.
+        is_variadic: it takes a variable number of arguments, as printf does.
     """
 
     arguments: int
@@ -63,7 +63,7 @@ class Inferred(NamedTuple):
 
 
 def infer(image: ElfImage, start: int, size: int) -> Inferred:
-    """Looks at one function."""
+    """Analyzes one function."""
     if size > FUNCTION_BYTES_MAX:
         return Inferred(_Entry(image, start, min(size, FUNCTION_BYTES_MAX)).count(), None, False)
     entry = _Entry(image, start, size)
@@ -72,7 +72,7 @@ def infer(image: ElfImage, start: int, size: int) -> Inferred:
 
 
 def _family(register: int) -> int:
-    """The whole register that a register is a part of; vector registers by their xmm name."""
+    """Returns the full register that contains a register; vector registers by their xmm name."""
     found = _families.get(register)
     if found is None:
         found = RegisterExt.full_register(register)  # type: ignore[arg-type]
@@ -83,20 +83,20 @@ def _family(register: int) -> int:
 
 
 class _Entry:
-    """Follows the ways from the entry until each argument register was read or written."""
+    """Follows the paths from the entry until each argument register was read or written."""
 
     def __init__(self, image: ElfImage, start: int, size: int) -> None:
         self.code = image.read(start, size)
         self.start = start
         self.end = start + len(self.code)
         self.read: set[int] = set()
-        self.saved: dict[int, int] = {}  # argument registers stored on the stack, by number: where
+        self.saved: dict[int, int] = {}  # stack offsets of stored argument registers, by number
         self.is_variadic = False
         self._rax_written = False
         self._left = INSTRUCTIONS_MAX
 
     def count(self) -> int:
-        """The number of arguments that are read."""
+        """Returns the number of arguments that are read."""
         everything: frozenset[int] = frozenset((*ARGUMENT_REGISTERS, *_VECTORS))
         open_ways = [(self.start, everything)]
         seen: dict[int, frozenset[int]] = {}
@@ -115,9 +115,10 @@ class _Entry:
         return max(general, default=-1) + 1 + max(vectors, default=-1) + 1
 
     def _save_area(self) -> int | None:
-        """The first of the argument registers that a variadic function stores side by side, r9 the last of them.
+        """Returns the first of the argument registers that a variadic function stores contiguously, up to r9.
 
-        Other functions spill some of them side by side, too: all but the first tell without a look at al.
+        Other functions spill some of them contiguously as well: for all but the first, this suffices without a test of
+        al.
         """
         last = len(ARGUMENT_REGISTERS) - 1
         first = last
@@ -127,7 +128,7 @@ class _Entry:
         return first if last in self.saved and first <= least else None
 
     def _follow(self, address: int, unwritten: set[int]) -> list[tuple[int, frozenset[int]]]:
-        """Goes on from an address to the next branch. Returns where the ways lead from there."""
+        """Continues from an address to the next branch. Returns where the paths lead from there."""
         for instruction in Decoder(64, self.code[address - self.start :], ip=address):
             self._left -= 1
             flow = instruction.flow_control
@@ -139,7 +140,7 @@ class _Entry:
                 self.is_variadic = True
             self._use(instruction, unwritten)
             if flow in _CALLS:
-                return []  # a call destroys them all
+                return []  # a call clobbers them all
             if flow in (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH):
                 ways = [(int(instruction.near_branch_target), frozenset(unwritten))]
                 if flow == FlowControl.CONDITIONAL_BRANCH:
@@ -163,7 +164,7 @@ class _Entry:
         for used in _information.info(instruction).used_registers():
             register, access = _family(used.register), used.access
             if register == Register.RAX and access in _WRITES:
-                self._rax_written = True  # al is no count of vector registers any more
+                self._rax_written = True  # al is no longer a count of vector registers
             if register not in unwritten:
                 continue
             if access in _READS:
@@ -176,7 +177,7 @@ class _Entry:
 
 
 def _returns(code: bytes, start: int) -> bool | None:
-    """Judges every return by the straight code before it: one that leaves a fresh value says yes."""
+    """Judges every return by the straight-line code before it: one that leaves a fresh value decides."""
     before: list[Instruction] = []
     verdicts = set()
     for instruction in Decoder(64, code, ip=start):
@@ -195,9 +196,9 @@ def _returns(code: bytes, start: int) -> bool | None:
 
 
 def _leaves_value(before: list[Instruction]) -> bool | None:
-    """Whether the last value that was put into rax or xmm0 is still unused at the return; None: not seen.
+    """Returns whether the last value put into rax or xmm0 is still unused at the return; None: not seen.
 
-    A value whose flags are tested is a comparison (gcc checks its stack guard in rax where that is free).
+    A value whose flags are tested is a comparison (gcc checks its stack guard in rax if that is free).
     """
     open_registers = {Register.RAX, Register.XMM0}
     flags_used = compared = False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct jumps from function to function of one module, judged for all functions at once.
+"""Jump graph: direct jumps between functions of one module, judged for all functions at once.
 
-Most functions need no closer look: whatever jumps reach from them is of the module itself and harmless, and leads to
-no circle. Pure: arrays in, arrays out.
+Most functions need no closer analysis: everything that jumps reach from them is in the module itself and harmless, and
+leads to no cycle. Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Marks = NDArray[np.bool_]
 
 
 def reaching(marked: Marks, sources: Functions, targets: Functions) -> Marks:
-    """Functions from which jumps reach a marked one, and these themselves.
+    """Returns the functions from which jumps reach a marked one, and the marked ones.
 
     Args:
-        marked: one for each function.
-        sources: of each jump, the function that it is in.
-        targets: of each jump, the function that it leads into.
+        marked: one entry per function.
+        sources: per jump, the function that contains it.
+        targets: per jump, the function that it leads into.
     """
     found: Marks = marked.copy()
     while True:
@@ -31,11 +31,11 @@ def reaching(marked: Marks, sources: Functions, targets: Functions) -> Marks:
 
 
 def circling(count: int, sources: Functions, targets: Functions) -> Marks:
-    """Functions that lie on a circle of jumps, or on the way from one to another.
+    """Returns the functions on a cycle of jumps, or on a path between cycles.
 
     Args:
-        count: of functions.
-        sources, targets: as reaching has them.
+        count: number of functions.
+        sources, targets: as for reaching.
     """
     while True:
         left, entered = np.zeros((2, count), dtype=np.bool_)

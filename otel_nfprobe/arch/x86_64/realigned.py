@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that align their stack (gcc's DRAP): where they read the register that holds their CFA.
+"""Realigned stacks: where functions that align their stack (gcc's DRAP) read the register that holds their CFA.
 
-    lea 8(%rsp),%r10   the canonical frame address (CFA), which nothing else tells once the stack is aligned
+    lea 8(%rsp),%r10   the canonical frame address (CFA), only known from this once the stack is aligned
     and $-32,%rsp
     push -8(%r10)      a copy of the return address, for debuggers that follow frame pointers
     push %rbp
@@ -12,9 +12,9 @@
     lea -8(%r10),%rsp
     ret
 
-Who reads the register for anything else while it may hold the CFA looks at stack arguments. Whether it may is
-followed on all ways through the function, through jump tables too. Of a part (.cold) it is taken that the register
-holds the CFA where it is entered, and demanded that it does not where it goes back. Reads bytes only.
+Any other read of the register while it may hold the CFA reads stack arguments. Whether it may is followed on all paths
+through the function, including jump tables. For a part (.cold) it is assumed that the register holds the CFA at its
+entry, and required that it does not where it returns to the function. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ DWARF_REGISTERS = (
     Register.R12, Register.R13, Register.R14, Register.R15,
 )  # fmt: skip
 USUAL_REGISTER = Register.R10
-TABLES_MAX = 256  # what a function refers to may be jump tables
+TABLES_MAX = 256  # maximum references of a function treated as possible jump tables
 TABLE_ENTRIES_MAX = 4096
-STRAYING_MAX = 256  # entries in a row of what may be a jump table that lead elsewhere
+STRAYING_MAX = 256  # consecutive entries of a possible jump table that lead elsewhere
 RETURN_BYTES = 8
-PUSHED_BYTES = 8  # above what rbp points to: the copy of the return address, then what is not known
+PUSHED_BYTES = 8  # above the address in rbp: the copy of the return address, then unknown data
 
 _READS = frozenset((OpAccess.READ, OpAccess.COND_READ, OpAccess.READ_WRITE, OpAccess.READ_COND_WRITE))
 _ONLY_READS = frozenset((OpAccess.READ, OpAccess.COND_READ))
@@ -66,11 +66,11 @@ _information = InstructionInfoFactory()
 
 
 class Use(NamedTuple):
-    """An instruction that may look at or above the CFA.
+    """An instruction that may read at or above the CFA.
 
     Attributes:
         distance: of its operand from the CFA; None: it takes an address.
-        of_return: it looks at the copy of the return address, or takes its address.
+        of_return: it reads the copy of the return address, or takes its address.
     """
 
     instruction: Instruction
@@ -79,17 +79,18 @@ class Use(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """An instruction that names the register, looks at the frame, or does not go on to the next one."""
+    """An instruction that names the register, reads the frame, or does not continue with the next one."""
 
     instruction: Instruction
     row: Row
     ends: bool  # the next one does not follow
     target: int  # where it branches to, or 0
-    is_table: bool  # it may jump to any place that a jump table names
+    is_table: bool  # it may jump to any entry of a jump table
 
 
 def register_of(rows: Sequence[Row]) -> int | None:
-    """The register that holds the CFA in a function with these rules; None: it does not align its stack so.
+    """Returns the register that holds the CFA in a function with these rules; None: it does not align its stack this
+    way.
 
     Parts of a function need not name it.
     """
@@ -101,7 +102,7 @@ def register_of(rows: Sequence[Row]) -> int | None:
 
 
 def find_uses(image: ElfImage, frame: Frame, register: int) -> list[Use]:
-    """Uses of the register while it may hold the CFA, and of the frame, besides those that aligning the stack takes.
+    """Yields uses of the register while it may hold the CFA, and of the frame, except those needed to align the stack.
 
     The frame's rules are known to be sound.
     """
@@ -110,13 +111,13 @@ def find_uses(image: ElfImage, frame: Frame, register: int) -> list[Use]:
 
 @cache
 def _family(register: int) -> frozenset[int]:
-    """The register and its parts."""
+    """Returns the register and its subregisters."""
     numbers = (number for number in vars(Register).values() if isinstance(number, int) and number)
     return frozenset(number for number in numbers if RegisterExt.full_register(number) == register)  # type: ignore[arg-type]
 
 
 class _Ways:
-    """All ways through a function."""
+    """All paths through a function."""
 
     def __init__(self, image: ElfImage, frame: Frame, register: int) -> None:
         self._image = image
@@ -130,11 +131,11 @@ class _Ways:
         self._word_tables: set[int] = set()  # of addresses
         self._nodes = self._find_nodes()
         self._places = [int(node.instruction.ip) for node in self._nodes]
-        self._may_hold = [False] * len(self._nodes)  # in front of each node
+        self._may_hold = [False] * len(self._nodes)  # before each node
         self._reached = [False] * len(self._nodes)
 
     def find(self) -> Iterator[Use]:
-        """find_uses."""
+        """See find_uses."""
         self._follow(self._starts())
         if any(node.is_table and holds for holds, node in zip(self._may_hold, self._nodes, strict=True)):
             self._follow([(place, True) for place in self._table_targets()])
@@ -156,7 +157,7 @@ class _Ways:
         return iter(Decoder(64, self._image.read(self._frame.start, self._frame.size), ip=self._frame.start))
 
     def _find_named(self) -> Iterator[Instruction]:
-        """The instructions that matter. The hot path: a few attributes of each one are read."""
+        """Yields the relevant instructions. The hot path: only a few attributes of each one are read."""
         family, following, slots = self._family, FlowControl.NEXT, self._slots
         rbp, rip, none = Register.RBP, Register.RIP, Register.NONE
         for instruction in self._decode():
@@ -183,13 +184,13 @@ class _Ways:
             or instruction.op2_register in family
         )
 
-    # ---- ways ----------------------------------------------------------------------------------------------
+    # ---- paths ---------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[tuple[int, bool]]:
-        """Where ways begin, and whether the register may hold the CFA there.
+        """Returns where paths begin, and whether the register may hold the CFA there.
 
-        What nothing leads to is a landing pad of exceptions, which finds preserved registers only, or what a jump
-        table names; in a part, what its function leads to.
+        Code that nothing leads to is an exception landing pad, where only preserved registers are valid, or a target of
+        a jump table; in a part, a target of its function.
         """
         behind = [int(node.instruction.next_ip) for node in self._nodes if node.ends]
         held = self._is_part or self._register in _PRESERVED
@@ -211,7 +212,7 @@ class _Ways:
                 index = -1 if node.ends else index + 1
 
     def _node_at(self, address: int) -> int:
-        """The first node at or behind an address."""
+        """Returns the first node at or after an address."""
         return bisect_left(self._places, address)
 
     def _is_inside(self, address: int) -> bool:
@@ -235,7 +236,9 @@ class _Ways:
         return holds and not any(whole)
 
     def _may_keep(self, call: Instruction) -> bool:
-        """Whether the register may be the same after a call. Callers know what some functions keep: -fipa-ra."""
+        """Returns whether the register may be the same after a call. Callers know what some functions preserve:
+        -fipa-ra.
+        """
         is_direct = call.op0_kind == OpKind.NEAR_BRANCH64
         to_stub = is_direct and self._image.section_of(int(call.near_branch_target)).startswith(".plt")
         return self._register in _PRESERVED or (is_direct and not to_stub)
@@ -263,7 +266,7 @@ class _Ways:
         return Use(instruction, distance)
 
     def _goes_elsewhere(self, node: _Node) -> bool:
-        """Whether a jump leads out of the function, and not to a part of it that expects the CFA in the register."""
+        """Returns whether a jump leaves the function, and not to a part of it that expects the CFA in the register."""
         if not node.target or self._is_inside(node.target) or _is_gone(node.row):
             return False
         frame = self._image.frames.find(node.target)
@@ -280,27 +283,29 @@ class _Ways:
         return any(item.access in _READS and item.register in self._family for item in used)
 
     def _is_operand(self, instruction: Instruction) -> bool:
-        """Whether the register is more than the base of what the instruction reads or writes."""
+        """Returns whether the register is more than the base of what the instruction reads or writes."""
         operands = (instruction.op0_register, instruction.op1_register, instruction.op2_register)
         return instruction.memory_index in self._family or not self._family.isdisjoint(operands)
 
     def _is_in_frame(self, node: _Node) -> bool:
-        """Whether the memory operand is based on rbp while that points to the end of the frame, until the last few."""
+        """Returns whether the memory operand is based on rbp while that points to the end of the frame, until the last
+        few.
+        """
         has_frame = node.row.register == DEREFERENCED or self._is_held_by_rule(node)
         return has_frame and bool(node.instruction.memory_base == Register.RBP)
 
     def _is_slot(self, node: _Node) -> bool:
-        """Whether the memory operand is the word that keeps the CFA."""
+        """Returns whether the memory operand is the word that holds the CFA."""
         return self._is_in_frame(node) and node.instruction.memory_displacement in self._slots
 
     def _reads_slot(self, instruction: Instruction) -> bool:
-        """Whether an operation on the word that holds the CFA brings it elsewhere than into its register."""
+        """Returns whether an operation on the word that holds the CFA moves it elsewhere than into its register."""
         if instruction.mnemonic == Mnemonic.LEA or instruction.op0_register in self._family:
             return False
         return not (instruction.mnemonic == Mnemonic.MOV and instruction.op0_kind == OpKind.MEMORY)
 
     def _aligns(self, node: _Node) -> bool:
-        """Whether the instruction is one of those that align the stack, or give it back."""
+        """Returns whether the instruction is one of those that align the stack, or restore it."""
         instruction = node.instruction
         if not self._is_held_by_rule(node) or instruction.memory_index != Register.NONE:
             return False
@@ -315,7 +320,7 @@ class _Ways:
     # ---- jump tables ---------------------------------------------------------------------------------------
 
     def _table_targets(self) -> list[int]:
-        """Places of the function that jump tables may name: all of them, and more."""
+        """Returns possible jump table targets in the function: a superset."""
         if len(self._tables) + len(self._word_tables) > TABLES_MAX:
             return self._places
         found = [address for address in self._image.code_pointers if self._is_inside(address)]
@@ -328,7 +333,7 @@ class _Ways:
         return [address for address in found if address in begins] or self._places
 
     def _entries(self, table: int, counted_from: int, form: str) -> list[int]:
-        """What the words behind an address name."""
+        """Returns the addresses in the words at an address."""
         size = struct.calcsize(form)
         words = self._image.read(table, size * TABLE_ENTRIES_MAX)
         found, straying = [], 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move a function's first instructions to another address.
+"""Relocation: moves a function's first instructions to another address.
 
-Pure: bytes in, bytes out. Each instruction is encoded on its own, so its offset in the copy is known; what
-does not reach its old target from the new place is refused, because what the encoder would do instead (a
-pointer behind the code, an address-size prefix) is not wanted in a trampoline.
+Pure: bytes in, bytes out. Each instruction is encoded individually, so its offset in the copy is known; an instruction
+that cannot reach its old target from the new address is refused, because the encoder's alternatives (a pointer after
+the code, an address-size prefix) are unwanted in a trampoline.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _FINAL = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDI
 
 
 def ends_flow(instruction: Instruction) -> bool:
-    """Whether the next instruction in memory is not reached from this one."""
+    """Returns whether the next instruction in memory is not reached from this one."""
     return instruction.flow_control in _FINAL
 
 
 def goes_on(last: Instruction) -> bool:
-    """Whether what stands behind a function's last instruction is run, too.
+    """Returns whether execution continues after a function's last instruction.
 
-    A call at the end is of a function that never returns.
+    A call at the end is to a function that never returns.
     """
     return not ends_flow(last) and (last.flow_control not in _NO_WAY_ON or last.mnemonic == Mnemonic.SYSCALL)
 
 
 def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> tuple[bytes, list[int]]:
-    """Encodes `code`, which stands at `address`, for `new_address`.
+    """Encodes `code`, located at `address`, for `new_address`.
 
     Args:
         code: whole instructions.
-        continue_at: where flow goes on behind them; a jump there is added unless the last one ends flow.
+        continue_at: where execution continues after them; a jump there is added unless the last one ends flow.
 
     Returns:
         The new code and the new offset of each instruction, and of the added jump.
@@ -68,7 +68,7 @@ def relocate(code: bytes, address: int, new_address: int, continue_at: int) -> t
 
 @lru_cache(maxsize=COPIES_MAX)
 def _copy_anywhere(code: bytes) -> tuple[bytes, tuple[int, ...], bool] | None:
-    """The copy of instructions none of which refers to an address relative to its own; None: one does.
+    """Returns the copy of instructions none of which is relative to its own address; None: one is.
 
     Most functions begin with one of a few thousand such sequences.
     """
@@ -79,7 +79,7 @@ def _copy_anywhere(code: bytes) -> tuple[bytes, tuple[int, ...], bool] | None:
 
 
 def _copy_for(code: bytes, address: int, new_address: int) -> tuple[bytearray, list[int], bool]:
-    """The copy, where each instruction begins in it, and whether flow goes on behind the last one."""
+    """Returns the copy, the offset of each instruction in it, and whether execution continues after the last one."""
     copy = bytearray()
     offsets = []
     falls_through = True
@@ -103,17 +103,17 @@ def _target_of(instruction: Instruction) -> int | None:
 
 
 def encode_jump(place: int, destination: int) -> bytes:
-    """A long jump that stands at `place`; the destination must be within 2 GiB."""
+    """Encodes a long jump located at `place`; the destination must be within 2 GiB."""
     return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
 
 
 def encode_at(instruction: Instruction, address: int) -> bytes:
-    """One instruction, for a place of its own.
+    """Encodes one instruction for a new address.
 
     Raises:
         RefusedError: it cannot be encoded there.
     """
-    # What refers to the encoded instruction itself would follow it: the function's own address must stay.
+    # A reference to the encoded instruction itself would follow it: the function's own address must stay.
     moved = instruction.copy()
     moved.ip = _NOWHERE
     encoder = BlockEncoder(64)

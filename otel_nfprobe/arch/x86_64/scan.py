@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine code of a module shows: branches, exits, and how functions use their caller's frame.
+"""Code scan in Python: branches, exits, and how functions use their caller's frame.
 
-The in-stack call moves a function 16 bytes away from its stack arguments, so
-the question that matters is whether it, or what it jumps on to, ever looks at or above its canonical frame
-address (CFA); the frame rules of `.eh_frame` tell where that is. Reads bytes only. The C core (native/core/codescan.h)
-does the same for functions whose instructions it knows all; this is for the others.
+The in-stack call moves a function 16 bytes away from its stack arguments, so the question is whether it, or the target
+of its tail jumps, ever reads at or above its canonical frame address (CFA); the frame rules of `.eh_frame` tell where
+that is. Reads bytes only. The C core (native/core/codescan.h) does the same for functions whose instructions it all
+knows; this is for the others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from otel_nfprobe.elf.elf import ElfImage
 
 STACK_ARGUMENTS = "reads stack arguments"
 RETURN_ADDRESS = "reads its return address"
-UNKNOWN_FRAME = "frame rules are not usable"
+UNKNOWN_FRAME = "its frame rules are unusable"
 NO_ENTRY = "a part of another function"
 UNDECODABLE = "undecodable"
-POPS_ARGUMENTS = "removes its stack arguments itself"
-POINTER_TAIL = "ends in a jump through a pointer, whose target may take stack arguments"
+POPS_ARGUMENTS = "pops its stack arguments itself"
+POINTER_TAIL = "tail-calls through a pointer, whose target may take stack arguments"
 
-NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this near to the start
+NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this close to the start
 FUNCTION_BYTES_MAX = 16 << 20
-ALIAS_REACH_BYTES = 64  # copies of the stack pointer that point this near below the CFA are followed
+ALIAS_REACH_BYTES = 64  # copies of the stack pointer are followed if they point this close below the CFA
 _LONGEST_INSTRUCTION_BYTES = 15
 _NOP = b"\x90"
 ENTRY_ALIAS = -8  # the stack pointer at entry: it points at the return address
@@ -49,28 +49,28 @@ _SCRATCH = frozenset((Register.RAX, *ARGUMENT_REGISTERS, Register.R10, Register.
 
 @dataclass(slots=True)
 class FunctionScan:
-    """What one function's own bytes show. Addresses are the file's own."""
+    """Facts from one function's own bytes. Addresses are the file's own."""
 
     frame: Frame
     trouble: str = ""  # one of the reasons above, or ""
     jumps: list[int] = field(default_factory=list)  # direct jumps out of the range
-    jump_sites: list[int] = field(default_factory=list)  # where those are
+    jump_sites: list[int] = field(default_factory=list)  # their addresses
     jumps_leave: list[bool] = field(default_factory=list)  # whether the frame is gone there: a call in tail position
     slot_jumps: list[int] = field(default_factory=list)  # jumps through these GOT slots
     slot_sites: list[int] = field(default_factory=list)
-    pointer_jumps: list[int] = field(default_factory=list)  # jumps out through other pointers: where they are
-    calls: list[int] = field(default_factory=list)  # direct calls: where they lead
-    call_sites: list[int] = field(default_factory=list)  # where those are
+    pointer_jumps: list[int] = field(default_factory=list)  # addresses of jumps out through other pointers
+    calls: list[int] = field(default_factory=list)  # targets of direct calls
+    call_sites: list[int] = field(default_factory=list)  # their addresses
     references: list[int] = field(default_factory=list)  # code addresses it takes (lea)
     near: list[int] = field(default_factory=list)  # own branch targets near the start
     has_exit: bool = False  # returns, or jumps out
-    exits_elsewhere: bool = False  # returns with a stack pointer that the frame rules do not confirm
-    has_table: bool = False  # jumps through a table to places of its own
+    exits_elsewhere: bool = False  # returns with a stack pointer that contradicts the frame rules
+    has_table: bool = False  # jumps through a table to addresses of its own
     argument_words: int = 0  # of the caller's stack that it reads
-    takes_address: bool = False  # of stack arguments: more may be read than is seen
-    reads_return: bool = False  # looks at its return address
-    own_entry: bool = True  # starts where a call arrives
-    runs_on: bool = True  # into what stands behind it
+    takes_address: bool = False  # of stack arguments: more may be read than is visible
+    reads_return: bool = False  # reads its return address
+    own_entry: bool = True  # starts at a call target
+    runs_on: bool = True  # into the code after it
     outermost: bool = False
 
 
@@ -80,7 +80,7 @@ def scan_function(image: ElfImage, frame: Frame) -> FunctionScan:
 
 
 def branch_targets(code: bytes, address: int) -> list[int]:
-    """Where the direct branches and calls of some bytes lead that no frame describes."""
+    """Returns targets of direct branches and calls in bytes that no frame describes."""
     targets = []
     for instruction in Decoder(64, code, ip=address):
         kind = _kinds[instruction.code]
@@ -121,7 +121,7 @@ def _classify(instruction: Instruction) -> int:
 
 
 class _Scanner:
-    """Decodes one function. The loop in `run` is the hot path: two attribute reads an instruction."""
+    """Decodes one function. The loop in `run` is the hot path: two attribute reads per instruction."""
 
     def __init__(self, image: ElfImage, frame: Frame) -> None:
         self.image = image
@@ -184,7 +184,7 @@ class _Scanner:
         self.rows = rules.rows
         self.row_starts = [row.address for row in rules.rows]
         self.scan.outermost = rules.outermost
-        # gcc puts a nop, and the frame rules behind it, before an exception handler at the very start of a .cold part.
+        # gcc puts a nop, followed by the frame rules, before an exception handler at the very start of a .cold part.
         first = self._row(frame.start + (self.image.read(frame.start, 1) == _NOP))
         self.scan.own_entry = first.register == RSP and first.offset == 8
         self.realigned = register_of(rules.rows)
@@ -225,7 +225,7 @@ class _Scanner:
             self._act(instruction, kind)
 
     def _distance(self, instruction: Instruction, base: int) -> int | None:
-        """The operand's address minus the CFA, as far as it is known."""
+        """Returns the operand's address minus the CFA, if known."""
         if not self.rows:
             return None
         displacement = int(instruction.memory_displacement)
@@ -249,7 +249,7 @@ class _Scanner:
             self.scan.takes_address = True
 
     def _copy(self, register: int, distance: int | None) -> None:
-        """`register` takes the value CFA + distance."""
+        """Sets `register` to CFA + distance."""
         self.aliases_drop(register)
         if distance is None or register == Register.RSP or (register == self.realigned and distance == 0):
             return
@@ -261,7 +261,7 @@ class _Scanner:
             self.watched.add(register)
 
     def aliases_drop(self, register: int) -> None:
-        """The register was overwritten. Copies of the stack pointer at entry are followed for good."""
+        """Drops an overwritten register. Copies of the stack pointer at entry are followed permanently."""
         if self.aliases:
             full = RegisterExt.full_register(register)  # type: ignore[arg-type]
             if self.aliases.get(full, ENTRY_ALIAS) != ENTRY_ALIAS:
@@ -310,7 +310,7 @@ class _Scanner:
             self.aliases_drop(instruction.op0_register)
 
     def _look_for_frame(self, instruction: Instruction) -> None:
-        """Who takes the frame pointer as a value looks at what lies above it: the return address."""
+        """Checks for the frame pointer used as a value: it leads to the return address above it."""
         if instruction.op1_register != Register.RBP or instruction.op0_register == Register.RSP or not self.rows:
             return
         row = self._row(instruction.ip)
@@ -354,7 +354,9 @@ class _Scanner:
 
 
 def count_argument_words(image: ElfImage, site: int, distance: int) -> int:
-    """Words of stack arguments up to the end of the operand of the instruction at `site`, `distance` from the CFA."""
+    """Returns the words of stack arguments up to the end of the operand of the instruction at `site`, `distance` from
+    the CFA.
+    """
     return _argument_words(_decode_at(image, site), distance)
 
 
@@ -363,10 +365,10 @@ def _argument_words(instruction: Instruction, distance: int) -> int:
 
 
 def is_table_jump(image: ElfImage, frame: Frame, site: int, before: int) -> bool:
-    """Whether the indirect jump at `site` goes through a jump table of its own function.
+    """Returns whether the indirect jump at `site` goes through a jump table of its own function.
 
     Args:
-        before: where the instruction before it is; `site` for none.
+        before: address of the preceding instruction; `site` for none.
     """
     previous = _decode_at(image, before) if before != site else None
     return _is_table(image, frame, _decode_at(image, site), previous)

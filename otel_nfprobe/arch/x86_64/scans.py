@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scans of all functions of a module: by the C core, and by scan.py where that one does not know an instruction
-or a frame rule. Reads bytes only.
+"""Scans: the scans of all functions of a module, by the C core, or by scan.py where the core does not know an
+instruction or a frame rule. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Ways:
     """Direct jumps or calls of a module.
 
     Args:
-        targets: where they lead.
-        sites: where they are.
-        functions: in which function each is.
+        targets: their targets.
+        sites: their addresses.
+        functions: the functions that contain them.
     """
 
     def __init__(self, targets: Addresses, sites: Addresses, functions: NDArray[np.int64]) -> None:
@@ -64,15 +64,15 @@ class Ways:
 
     @cached_property
     def targets(self) -> list[int]:
-        """Where they lead, each address once, sorted."""
+        """Returns their targets, each address once, sorted."""
         return list(dict.fromkeys(self._targets))
 
     def sites_of(self, target: int) -> list[int]:
-        """Where those are that lead to an address, sorted."""
+        """Returns the addresses of those that lead to an address, sorted."""
         return self._sites[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
 
     def functions_of(self, target: int) -> list[int]:
-        """The functions that hold those, once for each."""
+        """Returns the functions that contain those, each once."""
         return self._functions[bisect_left(self._targets, target) : bisect_right(self._targets, target)]
 
 
@@ -80,9 +80,9 @@ class _Group:
     """Events of some kinds.
 
     Args:
-        count: of functions.
-        functions: in which one each event is; those of one stand together.
-        columns: what is known of each.
+        count: number of functions.
+        functions: the function of each event; those of one function are contiguous.
+        columns: data of each.
     """
 
     def __init__(self, count: int, functions: NDArray[np.int64], *columns: NDArray[Any]) -> None:
@@ -90,18 +90,18 @@ class _Group:
         self._columns = [column.tolist() for column in columns]
 
     def of(self, index: int) -> Iterator[list[Any]]:
-        """The columns of one function's events."""
+        """Yields the columns of one function's events."""
         low, high = self._bounds[index], self._bounds[index + 1]
         return (column[low:high] for column in self._columns)
 
 
 class Scans:
-    """Functions are indexes of the image's frame table.
+    """The scans of all functions, by index in the image's frame table.
 
     Attributes:
         unknown: functions that the C core cannot scan.
-        heads: lengths of the instructions of each function that a jump would displace, behind an endbr64; empty
-            where one of them does more than to go on to the next.
+        heads: lengths of the instructions of each function that a jump would displace, after an endbr64; empty if one
+            of them does more than continue with the next.
     """
 
     def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
@@ -134,7 +134,7 @@ class Scans:
         return _Group(count, self._functions[chosen], *(column[chosen] for column in columns))
 
     def _find_others(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Kind, value and site of the rare events, by function."""
+        """Returns kind, value and site of the rare events, by function."""
         found: dict[int, list[tuple[int, int, int]]] = {}
         chosen = ~np.isin(self._kinds, (*_JUMPS, _CALL, _REFERENCE, _NEAR))
         columns = (self._functions, self._kinds, self._targets, self._sites)
@@ -143,7 +143,7 @@ class Scans:
         return found
 
     def _find_leads(self, functions: Rows) -> NDArray[np.int64]:
-        """For each event, the function whose range holds its value, or -1: none, or an entry of a PLT."""
+        """Returns for each event the function whose range contains its value, or -1: none, or an entry of a PLT."""
         if not len(functions):
             return np.empty(0, dtype=np.int64)
         found = np.searchsorted(functions["start"], self._targets, side="right") - 1
@@ -156,9 +156,9 @@ class Scans:
 
     @cached_property
     def harmless(self) -> list[bool]:
-        """Whether jumps out of each function reach nothing but functions of the module that have no trouble, directly.
+        """Returns whether jumps out of each function directly reach only functions of the module without trouble.
 
-        False where that takes a closer look.
+        False if that needs a closer analysis.
         """
         jumps = np.isin(self._kinds, _JUMPS)
         elsewhere = (jumps & (self._leads < 0)) | np.isin(self._kinds, (_SLOT_JUMP, _POINTER_JUMP))
@@ -169,13 +169,13 @@ class Scans:
 
     @cached_property
     def circling(self) -> list[bool]:
-        """Whether jumps out of each function may lead back into it."""
+        """Returns whether jumps out of each function may lead back into it."""
         circles: list[bool] = circling(len(self._frames), *self._inner_jumps).tolist()
         return circles
 
     @cached_property
     def _inner_jumps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each jump from function to function, the one that it is in and the one that it leads into."""
+        """Returns for each jump between functions the one that contains it and the one that it leads into."""
         inside = np.isin(self._kinds, _JUMPS) & (self._leads >= 0)
         others = [(index, lead) for index in self.unknown for lead in self.leads_of(index) if lead >= 0]
         sources, targets = np.array(others, dtype=np.int64).reshape(-1, 2).T
@@ -183,7 +183,7 @@ class Scans:
         return np.concatenate((known[0], sources)), np.concatenate((known[1], targets))
 
     def leads_of(self, index: int) -> list[int]:
-        """For each jump out of a function the one that it leads into; -1: none, or an entry of a PLT."""
+        """Returns for each jump out of a function the function that it leads into; -1: none, or an entry of a PLT."""
         if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
             return [self._lead(target) for target in self.at(index).jumps]
         *_, leads = self._jumps.of(index)
@@ -195,7 +195,7 @@ class Scans:
         return index if inside and not self._image.section_of(address).startswith(".plt") else -1
 
     def entry_rows(self, index: int) -> Sequence[Row]:
-        """The frame rules that begin in the first ENTRY_BYTES of a function.
+        """Returns the frame rules that begin in the first ENTRY_BYTES of a function.
 
         Raises:
             FrameError: its frame program is malformed.
@@ -207,7 +207,7 @@ class Scans:
         return [Row(*row) for row in rows]
 
     def at(self, index: int) -> FunctionScan:
-        """The scan of one function."""
+        """Returns the scan of one function."""
         scan = self._known.get(index)
         if scan is None:
             is_unknown = self._troubles[index] == lib.NFP_CODE_UNKNOWN
@@ -216,13 +216,13 @@ class Scans:
         return scan
 
     def runs_on(self, index: int) -> bool:
-        """FunctionScan.runs_on of one function."""
+        """Returns FunctionScan.runs_on of one function."""
         if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
             return self.at(index).runs_on
         return self._flags[index] & _RUNS_ON != 0
 
     def _make(self, index: int) -> FunctionScan:
-        """From what the C core found."""
+        """Creates a scan from the results of the C core."""
         flags = self._flags[index]
         jumps, jump_sites, jumps_leave, _ = self._jumps.of(index)
         calls, call_sites = self._calls.of(index)
@@ -250,7 +250,7 @@ class Scans:
         return scan
 
     def _finish(self, scan: FunctionScan, kind: int, value: int, site: int) -> None:
-        """What needs an instruction's full decoding, and rare ones."""
+        """Handles events that need an instruction's full decoding, and rare ones."""
         if kind == _SLOT_JUMP:
             scan.slot_jumps.append(value)
             scan.slot_sites.append(site)
@@ -265,11 +265,11 @@ class Scans:
             scan.argument_words = max(scan.argument_words, words)
 
     def jumps(self) -> Ways:
-        """Direct jumps out of functions."""
+        """Returns direct jumps out of functions."""
         return self._ways(_JUMPS, lambda scan: zip(scan.jumps, scan.jump_sites, strict=True))
 
     def calls(self) -> Ways:
-        """Direct calls."""
+        """Returns direct calls."""
         return self._ways((_CALL,), lambda scan: zip(scan.calls, scan.call_sites, strict=True))
 
     def _ways(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[tuple[int, int]]]) -> Ways:
@@ -283,15 +283,15 @@ class Scans:
         )
 
     def entered(self) -> Addresses:
-        """Where direct branches and calls lead; of those inside a function only to places near its start."""
+        """Returns targets of direct branches and calls; inside a function, only targets near its start."""
         return self._values((*_JUMPS, _CALL, _NEAR), lambda scan: (*scan.jumps, *scan.calls, *scan.near))
 
     def entries(self) -> Addresses:
-        """What is called, and what code takes the address of."""
+        """Returns addresses that are called, or taken by code."""
         return self._values((_CALL, _REFERENCE), lambda scan: (*scan.calls, *scan.references))
 
     def branched(self) -> Addresses:
-        """Where conditional branches out of functions lead and nothing else jumps."""
+        """Returns addresses that are only reached by conditional branches out of functions."""
         conditional = [_CONDITIONAL_JUMP], lambda scan: _conditional(self._image, scan, True)
         others = [_JUMP], lambda scan: _conditional(self._image, scan, False)
         return np.setdiff1d(self._values(*conditional), self._values(*others))
@@ -308,7 +308,7 @@ def _lengths(head: int) -> tuple[int, ...]:
 
 
 def _conditional(image: ElfImage, scan: FunctionScan, wanted: bool) -> Iterator[int]:
-    """Targets of the jumps out of a function that are conditional, or of the others."""
+    """Yields targets of the conditional jumps out of a function, or of the others."""
     for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
         opcode = image.read(site, 2)
         if wanted == (opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patch sites: which bytes at a function's entry become a jump, and what they displace.
 
-    one instruction of 5 bytes or more    e9 rel32             no thread can stand inside: changed without a stop
+    one instruction of 5 bytes or more    e9 rel32             no thread can be inside: changed without a stop
     one instruction of 2 to 4 bytes       eb rel8 -> island    the same; the island is padding between functions
     several instructions                  e9 rel32             needs a stop of all threads
 
-An island holds the jump that the site has no room for. Only padding that nothing executes, names or branches
-to is taken. Reads bytes only.
+An island contains the jump for which the site has no room. Only padding is used that nothing executes, names or
+branches to. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Site(NamedTuple):
 
     Attributes:
         offset: address of the first changed byte.
-        length: changed bytes.
-        displaced: the instructions that the trampoline takes over.
-        boundaries: from `offset` to each of them and, when flow goes on behind them, to the first byte behind.
+        length: number of changed bytes.
+        displaced: the instructions moved to the trampoline.
+        boundaries: from `offset` to each of them and, if execution continues after them, to the first byte after them.
         single: exactly one instruction is displaced.
-        island: address of the padding that holds the long jump, or 0.
+        island: address of the padding that contains the long jump, or 0.
         reason: why there is no site, or "".
     """
 
@@ -65,12 +65,12 @@ class Site(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """Whole instructions at the beginning of a function.
+    """Whole instructions at the start of a function.
 
     Attributes:
-        instructions: how many they are.
+        instructions: their number.
         length: their bytes.
-        boundaries: as Site has them.
+        boundaries: as in Site.
         reason: why they cannot be displaced, or "".
     """
 
@@ -81,7 +81,7 @@ class _Taken(NamedTuple):
 
 
 def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -> Site:
-    """The best patch site of a function.
+    """Returns the best patch site of a function.
 
     Args:
         scan: of its module.
@@ -97,7 +97,7 @@ def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -
     short = _short(scan, function, index, start + skipped, catches, head)
     if not short.reason:
         return short
-    if skipped:  # no thread of this kernel's programs is made to land on it: Linux has no user mode IBT
+    if skipped:  # not enforced: Linux has no user-mode IBT
         short = _short(scan, function, index, start, catches, (skipped,))
         if not short.reason:
             return short
@@ -105,12 +105,12 @@ def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -
 
 
 def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head: tuple[int, ...]) -> Site:
-    """A site with room for the long jump."""
+    """Returns a site with room for the long jump."""
     taken = _take_plain(head) if head else _take(scan.image, function, address, JUMP_BYTES, JUMP_BYTES, catches)
     reason, length = taken.reason, taken.length
     if not reason and length < JUMP_BYTES:
         end = function.offset + function.size
-        reason = TOO_SHORT if taken.boundaries[-1] == length else ""  # goes on into what is behind it
+        reason = TOO_SHORT if taken.boundaries[-1] == length else ""  # continues into the code after it
         reason = reason or _refuse_padding(scan.image, address + length, end, JUMP_BYTES - length)
     changed = max(length, JUMP_BYTES)
     if not reason and scan.enters(address + 1, address + changed):
@@ -122,7 +122,7 @@ def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head:
 def _short(
     scan: ModuleScan, function: Function, index: int, address: int, catches: bool, head: tuple[int, ...]
 ) -> Site:
-    """A site with room for the short jump, and padding for the long one."""
+    """Returns a site with room for the short jump, and padding for the long one."""
     taken = _take_plain(head[:1]) if head else _take(scan.image, function, address, 1, SHORT_JUMP_BYTES, catches)
     reason, length = taken.reason, taken.length
     if not reason and (length < SHORT_JUMP_BYTES or scan.enters(address + 1, address + length)):
@@ -136,16 +136,16 @@ def _short(
 
 @lru_cache(maxsize=HEADS_MAX)
 def _take_plain(lengths: tuple[int, ...]) -> _Taken:
-    """Instructions of these lengths that only go on to the next one."""
+    """Returns instructions of these lengths that only continue with the next one."""
     boundaries = tuple(accumulate(lengths, initial=0))
     return _Taken(len(lengths), boundaries[-1], boundaries, "")
 
 
 def _take(image: ElfImage, function: Function, address: int, at_least: int, room: int, catches: bool) -> _Taken:
-    """Instructions from the address on, `at_least` bytes of them if the function has so many.
+    """Takes instructions from the address on, `at_least` bytes of them if the function is long enough.
 
     Args:
-        room: bytes that will be changed at least.
+        room: minimum number of bytes that will be changed.
     """
     end = function.offset + function.size
     code = image.read(address, min(at_least + _LONGEST_INSTRUCTION_BYTES, max(0, end - address)))
@@ -170,7 +170,7 @@ def _refuse_taken(function: Function, taken: list[Instruction], length: int, roo
         if instruction.mnemonic in _TRAPS or instruction.flow_control == FlowControl.XBEGIN_XABORT_XEND:
             return SYSTEM_CALL_INSIDE
         if instruction.mnemonic == Mnemonic.SYSCALL:
-            continue  # a thread that sleeps in it stands behind it: its program counter is moved to the copy
+            continue  # the program counter of a thread sleeping in it is after it: it is moved to the copy
         if instruction.flow_control in _CALLS and _call_is_harmful(function, instruction, last and length >= room):
             return CALL_INSIDE
         if ends_flow(instruction) and not last:
@@ -181,9 +181,9 @@ def _refuse_taken(function: Function, taken: list[Instruction], length: int, roo
 
 
 def _call_is_harmful(function: Function, instruction: Instruction, returns_behind: bool) -> bool:
-    """A thread inside the call returns behind it: harmless only where nothing was changed.
+    """Returns whether a call is harmful: a thread inside it returns after it, which is only harmless in unchanged code.
 
-    A call into the function itself finds out where it stands (call, pop): it must not be moved.
+    A call into the function itself determines its own address (call, pop): it must not be moved.
     """
     near = instruction.op0_kind == OpKind.NEAR_BRANCH64
     inside = near and 0 < instruction.near_branch_target - function.offset < function.size
@@ -191,7 +191,7 @@ def _call_is_harmful(function: Function, instruction: Instruction, returns_behin
 
 
 def _refuse_padding(image: ElfImage, behind: int, end: int, missing: int) -> str:
-    """Whether what follows a function shorter than a jump is padding that nobody executes."""
+    """Returns why the bytes after a function shorter than a jump are not padding that nobody executes, or ""."""
     following = bisect_left(image.frames.starts, end)
     taken = any(start < end + missing for start in image.frames.starts[following : following + 1])
     if behind != end or taken or image.names_address(end, end + missing):
@@ -200,7 +200,7 @@ def _refuse_padding(image: ElfImage, behind: int, end: int, missing: int) -> str
 
 
 def _padding_bytes(code: bytes, address: int) -> int:
-    """How many bytes of the code are instructions that compilers fill gaps with."""
+    """Returns how many bytes of the code are instructions that compilers fill gaps with."""
     covered = 0
     for instruction in Decoder(64, code, ip=address):
         if instruction.mnemonic not in (Mnemonic.NOP, Mnemonic.INT3):
@@ -215,10 +215,10 @@ def _first_length(code: bytes) -> int:
 
 
 class Islands:
-    """Who gets which five bytes of padding in one module.
+    """Assigns pieces of five padding bytes in one module.
 
-    Given out in the order of the functions, whichever of them are probed: a function has the same island at
-    every attach.
+    Assigned in the order of the functions, whichever of them are probed: a function has the same island at every
+    attach.
     """
 
     def __init__(self, scan: ModuleScan) -> None:
@@ -229,7 +229,7 @@ class Islands:
             self._settle(index)
 
     def near(self, index: int, address: int) -> int:
-        """The island of the function at `index` of the frame table whose short jump stands at `address`, or 0."""
+        """Returns the island of the function at `index` of the frame table with its short jump at `address`, or 0."""
         return self._wanted.get((index, address), 0)
 
     def _settle(self, index: int) -> None:
@@ -252,7 +252,7 @@ class Islands:
                     return
 
     def _islands_behind(self, index: int) -> list[int]:
-        """The free islands between the function at `index` and the next one."""
+        """Returns the free islands between the function at `index` and the next one."""
         if index not in self._free:
             self._free[index] = self._find(index) if index >= 0 else []
         return self._free[index]
@@ -263,9 +263,9 @@ class Islands:
         high = scan.starts[index + 1] if index + 1 < len(scan.starts) else low
         image = scan.image
         if scan.frames[index].size < len(ENDBR) + JUMP_BYTES:
-            return []  # a function so short takes the padding behind it for its own site
+            return []  # a function this short uses the padding after it for its own site
         if scan.runs_on(index):
-            return []  # glibc's __memcpy_chk_avx512_unaligned goes on through it into the next function
+            return []  # glibc's __memcpy_chk_avx512_unaligned runs through it into the next function
         if not JUMP_BYTES <= high - low <= PADDING_BYTES_MAX or image.names_address(low, high):
             return []
         if scan.enters(low, high) or image.section_of(low) != image.section_of(high):
@@ -279,7 +279,7 @@ _islands: WeakKeyDictionary[ElfImage, Islands] = WeakKeyDictionary()
 
 
 def islands_of(scan: ModuleScan) -> Islands:
-    """The islands of a module, made once."""
+    """Returns the islands of a module, created once."""
     known = _islands.get(scan.image)
     if known is None:
         known = Islands(scan)

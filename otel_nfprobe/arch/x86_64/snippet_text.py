@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a snippet asks for: a few instructions in Intel syntax, read without an assembler.
+"""Snippet text: parses a snippet, a few instructions in Intel syntax, without an assembler.
 
     mov rax, [rdi+8]; shr rax, 3
 
-Only instructions that compute are allowed, into rax, rcx, rdx and r11; everything else is refused with a
-sentence that says why. Pure. Called by snippet.py, which compares what an assembler made of the same text.
+Only instructions that compute are permitted, into rax, rcx, rdx and r11; everything else is refused with a sentence
+that gives the reason. Pure. snippet.py compares the result with what an assembler makes of the same text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES = {"byte": 1, "word": 2, "dword": 4, "qword": 8}
 
 _LOW = ("ax", "cx", "dx", "bx", "sp", "bp", "si", "di")
 _PARTS = ("al", "cl", "dl", "bl", "spl", "bpl", "sil", "dil")
-_HIGH_PARTS = ("ah", "ch", "dh", "bh")  # beside some registers they end the assembler, and this process with it
+_HIGH_PARTS = ("ah", "ch", "dh", "bh")  # next to some registers they crash the assembler, and this process with it
 _NAMES = [prefix + name for prefix in ("r", "e", "") for name in _LOW] + [*_PARTS]
 REGISTERS: dict[str, Register_] = {name: getattr(Register, name.upper()) for name in _NAMES}
 REGISTERS |= {
@@ -32,7 +32,7 @@ REGISTERS |= {
     for asked, known in (("", ""), ("d", "D"), ("w", "W"), ("b", "L"))
 }
 
-_ALIASES = {  # of conditions
+_ALIASES = {  # of condition codes
     "z": "e",
     "nz": "ne",
     "c": "b",
@@ -51,8 +51,8 @@ _ALIASES = {  # of conditions
 _PLAIN = ("o", "no", "b", "ae", "e", "ne", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g")
 _CONDITIONS = (*_PLAIN, *_ALIASES)
 
-# What operands may be: d a register that may be written, r any register, m memory, i a number, c a number or cl,
-# b a register of one byte that may be written.
+# Operand kinds: d a writable register, r any register, m memory, i a number, c a number or cl, b a writable one-byte
+# register.
 _FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("mov", "add", "sub", "and", "or", "xor"), (("d", "rmi"),)),
     **dict.fromkeys(("movzx", "movsx", "movsxd", "popcnt"), (("d", "rm"),)),
@@ -78,10 +78,10 @@ _TERM = re.compile(r"\s*([+-]?)\s*([^+-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What stands at base + index * scale + displacement.
+    """The operand at base + index * scale + displacement.
 
     Attributes:
-        size_bytes: read there; 0 for an address that is only computed.
+        size_bytes: bytes read; 0 for an address that is only computed.
         base, index: registers, or Register.NONE; in the order of their numbers where the scale is 1.
     """
 
@@ -112,7 +112,7 @@ class Named:
 
     @property
     def whole(self) -> int:
-        """The 64-bit register that it is a part of."""
+        """The 64-bit register that contains it."""
         return int(RegisterExt.full_register(self.register))
 
 
@@ -135,7 +135,7 @@ class Asked:
 
     @property
     def is_result(self) -> bool:
-        """Whether it gives all of rax a value."""
+        """Whether it sets all of rax."""
         no_writes = (Mnemonic.CMP, Mnemonic.TEST)
         written = self.operands if self.mnemonic == Mnemonic.XCHG else self.operands[:1]
         return self.mnemonic not in no_writes and any(
@@ -144,17 +144,17 @@ class Asked:
 
 
 def normalise_memory(size_bytes: int, base: int, index: int, scale: int, displacement: int) -> Memory:
-    """One form for addresses that are the same."""
+    """Returns the canonical form of an address."""
     if scale == 1:
         base, index = sorted((base, index), reverse=Register.NONE in (base, index))
     return Memory(size_bytes, base, index, scale, displacement)
 
 
 def read_snippet(text: str) -> list[Asked]:
-    """The instructions of a snippet.
+    """Parses the instructions of a snippet.
 
     Raises:
-        UsageError: something in it is not allowed; says what and why.
+        UsageError: something in it is not permitted; says what and why.
     """
     lines = [line for line in (part.strip() for part in re.split(r"[;\n]", text.lower())) if line]
     if not lines:
@@ -163,12 +163,12 @@ def read_snippet(text: str) -> list[Asked]:
         raise UsageError(f"A snippet has at most {INSTRUCTIONS_MAX} instructions; this one has {len(lines)}.", HELP)
     asked = [_read(line) for line in lines]
     if not any(instruction.is_result for instruction in asked):
-        raise UsageError(f"No instruction of {text!r} writes rax or eax, where the captured value is to be left.", HELP)
+        raise UsageError(f"No instruction of {text!r} writes rax or eax, which must contain the captured value.", HELP)
     return asked
 
 
 def refuse(text: str, why: str) -> UsageError:
-    """The error for one instruction."""
+    """Returns the error for one instruction."""
     return UsageError(f"{text!r} cannot be in a snippet: {why}.", HELP)
 
 
@@ -211,7 +211,7 @@ def _check(text: str, position: int, allowed: str, operand: Operand) -> None:
     elif kind not in allowed:
         names = {"r": "a register", "m": "memory", "i": "a number"}
         wanted = " or ".join(names[letter] for letter in allowed)
-        raise refuse(text, f"operand {position + 1} is {names[kind]}, where only {wanted} can be")
+        raise refuse(text, f"operand {position + 1} is {names[kind]}, where only {wanted} is permitted")
 
 
 def _check_destination(text: str, operand: Operand) -> None:
@@ -236,7 +236,7 @@ def _read_operand(text: str, operand: str) -> Operand:
     memory = _SIZED.fullmatch(operand)
     if memory and (memory[1] or "qword") in SIZES:
         return _read_memory(text, SIZES.get(memory[1], 0), memory[2])
-    kinds = "no general register, no number such as 16 or 0x10, and no memory such as [rdi+8]"
+    kinds = "neither a general register, nor a number such as 16 or 0x10, nor memory such as [rdi+8]"
     raise refuse(text, f"{operand!r} is {kinds}")
 
 
@@ -265,20 +265,20 @@ def _read_memory(text: str, size_bytes: int, address: str) -> Memory:
 
 
 def _read_scaled(text: str, factors: list[str], is_negative: bool) -> tuple[int, int]:
-    """A register and its scale."""
+    """Returns a register and its scale."""
     if len(factors) == 2 and _NUMBER.fullmatch(factors[0]):
         factors.reverse()
     name, scale = factors[0], factors[1] if len(factors) == 2 else "1"
     register = REGISTERS.get(name, Register.NONE)
     if len(factors) > 2 or is_negative or scale not in ("1", "2", "4", "8"):
-        raise refuse(text, "an index is added, times 1, 2, 4 or 8")
+        raise refuse(text, "an index must be added, with a scale of 1, 2, 4 or 8")
     if register == Register.NONE or RegisterExt.size(register) != SIZES["qword"]:
-        raise refuse(text, f"{name!r} is no general register of 64 bits, of which addresses are made")
+        raise refuse(text, f"{name!r} is not a 64-bit general register, as addresses require")
     return register, int(scale)
 
 
 def _size_memory(text: str, name: str, operands: list[Operand]) -> tuple[Operand, ...]:
-    """The operands, with the bytes that memory has when its size is not written."""
+    """Returns the operands, with the size of memory filled in if it is not written."""
     registers = [operand for operand in operands if isinstance(operand, Named)]
     sized: list[Operand] = []
     for operand in operands:
@@ -288,7 +288,7 @@ def _size_memory(text: str, name: str, operands: list[Operand]) -> tuple[Operand
             if name == "movsxd":
                 operand = replace(operand, size_bytes=SIZES["dword"])
             elif name in ("movzx", "movsx") or not registers:
-                raise refuse(text, "how much is read must be said: byte, word, dword or qword ptr [...]")
+                raise refuse(text, "the size of the read must be given: byte, word, dword or qword ptr [...]")
             else:
                 operand = replace(operand, size_bytes=registers[0].size_bytes)
         sized.append(operand)

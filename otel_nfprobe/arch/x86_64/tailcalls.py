@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function jumps on to shares its frame, so it must not look at stack arguments either.
+"""Tail calls: a function's tail jumps share its frame, so their targets must not read stack arguments either.
 
-Follows direct jumps, PLT stubs and GOT slots out of a function, as far as they go; a jump that is proven to
-pass no stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target.
+Follows direct jumps, PLT stubs and GOT slots out of a function, as far as they go; a jump that is proven to pass no
+stack arguments (arguments.py) is harmless. Reads only: files, and slots of the target.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ RETURNS_TWICE = re.compile(
     r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"
 )
 CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
-CALLER_TAIL = "ends in a jump to a function that looks at its caller"
-TWICE_TAIL = "ends in a jump to a function that returns twice"
+CALLER_TAIL = "tail-calls a function that inspects its caller"
+TWICE_TAIL = "tail-calls a function that returns twice"
 IFUNC = 10
 ENDBR_BYTES = 4
-VOUCHING_MAX = 32  # functions in a row whose earlier verdicts depend on each other
-# About stack arguments: without any in the first place these do no harm.
+VOUCHING_MAX = 32  # chained functions whose earlier verdicts depend on each other
+# About stack arguments: harmless for calls without any.
 _SOFT = (POINTER_TAIL, STACK_ARGUMENTS)
 
 _Node = tuple[Module, int]
-_Slot = tuple[int, int]  # of which module, by its identity, and where in the file
+_Slot = tuple[int, int]  # identity of its module, and its address in the file
 
 
 class _Jump(NamedTuple):
     """A jump out of a function."""
 
     site: int
-    node: _Node | None  # where it leads, or None
-    reason: str  # why that is not known, or ""
-    is_call: bool  # to the start of a function, as a call in tail position is
-    name: str  # of a function of another module
-    slot: int = -1  # the slot whose content says where it leads, or -1: the file alone does
+    node: _Node | None  # its target, or None
+    reason: str  # why the target is unknown, or ""
+    is_call: bool  # to the start of a function, like a call in tail position
+    name: str  # name of a function of another module
+    slot: int = -1  # the slot whose content determines the target, or -1: the file alone does
 
 
 class TailCalls:
     """Judges functions of one process, or of files.
 
     Args:
-        target: the process whose GOT slots say where jumps through them lead, or None.
-        clean_unless: a function is known to be harmless if nothing harmful is behind these slots of its module;
-            None: nothing is known of it.
+        target: the process whose GOT slots determine the targets of jumps through them, or None.
+        clean_unless: a function is known to be harmless if nothing harmful is behind these slots of its module; None:
+            nothing is known.
 
     Attributes:
-        consulted: the slots whose content the verdicts depend on that were given since somebody cleared this.
+        consulted: the slots on whose content the verdicts depend that were returned since this was last cleared.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TailCalls:
         self._target = target
         self._clean_unless = clean_unless
         self.consulted: set[_Slot] = set()
-        self._behind: dict[tuple[int, int], frozenset[_Slot]] = {}  # what the verdict on each function depends on
+        self._behind: dict[tuple[int, int], frozenset[_Slot]] = {}  # dependencies of the verdict on each function
         self._vouching: set[tuple[int, int]] = set()
         self._modules: list[Module] | None = None
         self._known: dict[tuple[int, int], str] = {}
@@ -74,7 +74,7 @@ class TailCalls:
         self._out: dict[tuple[int, int], tuple[list[_Jump], frozenset[_Slot]]] = {}
 
     def trouble(self, module: Module, index: int) -> str:
-        """Why this function's frame must stay where it is, or "". `index`: in the module's frame table."""
+        """Returns why this function's frame must stay in place, or "". `index`: in the module's frame table."""
         if scan_module(module.image).is_harmless(index):
             return ""
         root = (id(module), index)
@@ -87,12 +87,12 @@ class TailCalls:
         return self._known[root]
 
     def harm_behind(self, module: Module, slot: int) -> _Node | None:
-        """The function that the slot leads to when that one looks at its caller's frame, or may do so; else None."""
+        """Returns the function that the slot leads to if it reads its caller's frame, or may do so; otherwise None."""
         node, _ = self._lead(module, slot)
         return node if node is not None and self.trouble(*node) else None
 
     def _vouch(self, module: Module, index: int) -> bool:
-        """Takes over the verdict of an earlier analysis where that one found no harm and still holds."""
+        """Takes over the verdict of an earlier analysis if that found no harm and is still valid."""
         root = (id(module), index)
         slots = None if self._clean_unless is None else self._clean_unless(module, index)
         if slots is None or root in self._vouching or len(self._vouching) >= VOUCHING_MAX:
@@ -106,7 +106,7 @@ class TailCalls:
         return holds
 
     def jumps_out(self, module: Module, index: int) -> Iterator[tuple[_Node | None, str]]:
-        """Where jumps out of a function lead: what is known of it, and why it is not known.
+        """Yields jumps out of a function: the target as far as known, and why it is unknown.
 
         Jumps that are proven to pass no stack arguments are left out.
         """
@@ -117,13 +117,13 @@ class TailCalls:
                 yield jump.node, jump.reason
 
     def _judge(self, module: Module, index: int) -> None:
-        """Looks at everything that jumps reach. A set of functions that is clean is remembered whole."""
+        """Examines everything that jumps reach. A clean set of functions is remembered as a whole."""
         root = (id(module), index)
         own = scan_module(module.image).at(index)
         if own.trouble or not (own.jumps or own.slot_jumps or own.pointer_jumps):
             self._known[root] = own.trouble
             return
-        # A node is looked at once as it is, and once behind a jump that is proven to pass no stack arguments.
+        # A node is examined once by itself, and once behind a jump that is proven to pass no stack arguments.
         seen: set[tuple[tuple[int, int], bool]] = {(root, False)}
         waiting: list[tuple[_Node, bool]] = [((module, index), False)]
         soft = ""
@@ -143,7 +143,7 @@ class TailCalls:
             self._known[root] = "" if self._proof(module).none_on_stack(index) else soft
         else:
             consulted = frozenset(self.consulted)
-            # A way out of a module leads through a slot of that module.
+            # A way out of a module leads through one of its slots.
             owners = {owner for owner, _ in consulted}
             for function, without in seen:
                 if not without:
@@ -151,7 +151,7 @@ class TailCalls:
                     self._behind[function] = consulted if function[0] in owners else frozenset()
 
     def _harmful(self, module: Module, index: int, without: bool) -> Iterator[tuple[_Node | None, str, bool]]:
-        """Jumps out of a function: where they lead, what is wrong there, whether without stack arguments.
+        """Yields jumps out of a function: target, what is wrong there, whether without stack arguments.
 
         Args:
             without: the function itself was reached without stack arguments.
@@ -207,7 +207,7 @@ class TailCalls:
         return _Jump(site, *self._lead(module, slot), True, name or "", content)
 
     def _lead(self, module: Module, slot: int) -> tuple[_Node | None, str]:
-        """Where jumps through a slot lead, and why that is not known, or harmful."""
+        """Returns the target of jumps through a slot, and why it is unknown, or harmful."""
         key = (id(module), slot)
         if key not in self._slots:
             self._slots[key] = self._resolve(module, slot)
@@ -234,7 +234,7 @@ class TailCalls:
         if holder is None:
             return _node_named(modules, name), ""
         if holder.image.section_of(value - holder.base).startswith(".plt"):
-            # Not bound yet; or a program's own stub, which stands for a function whose address it takes.
+            # Not bound yet; or a program's own stub, which represents a function whose address it takes.
             behind = stub_slot(holder.image, value - holder.base)
             if holder is not module and behind is not None:
                 name = holder.image.slot_names.get(behind, name)
@@ -251,19 +251,19 @@ class TailCalls:
 
 
 def _by_name(name: str | None) -> str | None:
-    """Why jumps through a slot are harmful whatever it holds; None: what it holds decides."""
+    """Returns why jumps through a slot are harmful regardless of its content; None: the content decides."""
     if name is None:
-        return POINTER_TAIL  # a variable that holds a function's address
+        return POINTER_TAIL  # a variable with a function's address
     if RETURNS_TWICE.fullmatch(name):
         return TWICE_TAIL
     return CALLER_TAIL if CALLER_SENSITIVE.fullmatch(name) else None
 
 
 def comes_back(scan: ModuleScan, index: int) -> bool:
-    """Whether jumps out of a function lead to its own start again.
+    """Returns whether jumps out of a function lead back to its own start.
 
-    Such a loop needs no stack; with an in-stack call each turn would take some and give it back too late.
-    Loops through pointers are not seen.
+    Such a loop needs no stack; with an in-stack call each iteration would take some and release it too late. Loops
+    through pointers are not detected.
     """
     if not scan.may_circle(index):
         return False
@@ -281,12 +281,12 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
 
 
 def _begins_function(scan: ModuleScan, address: int, index: int) -> bool:
-    """Whether an address in the function at `index` is its start, and that no part of another one."""
+    """Returns whether an address in the function at `index` is its start, and it is not a part of another one."""
     return scan.starts[index] == address and scan.at(index).own_entry and scan.is_called(address)
 
 
 def _node_named(modules: list[Module], name: str) -> _Node | None:
-    """The exported function of that name; None when it is not among these modules, or chosen at run time."""
+    """Returns the exported function with that name; None if it is not in these modules, or chosen at run time."""
     for module in modules:
         symbol = module.image.exports.get(name)
         if symbol is not None:

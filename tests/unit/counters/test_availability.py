@@ -83,9 +83,9 @@ def test_no_counters_at_all(around: Surroundings) -> None:
     for file in (around.sysfs / "bus/event_source/devices/cpu").iterdir():
         file.unlink()
     kernel = FakeKernel(errors={0: errno.ENOENT})
-    assert "no performance monitoring unit: the kernel shows none" in reason(kernel, around)
+    assert "no performance monitoring unit: the kernel exposes none" in reason(kernel, around)
     (around.proc / "cpuinfo").write_text("flags\t\t: fpu hypervisor\n")
-    assert "this virtual machine's hypervisor shows none" in reason(kernel, around)
+    assert "this virtual machine's hypervisor exposes none" in reason(kernel, around)
 
 
 def test_one_event_is_absent(around: Surroundings) -> None:
@@ -98,11 +98,11 @@ def test_a_device_that_counts_for_nobody(around: Surroundings) -> None:
     choice = CounterChoice(counters=(Counter("uncore_imc_0/clockticks/", (Event(13, 0xFF),)),))
     refusal = find_refusal(choice, FakeKernel(errors={0xFF: errno.EINVAL}), around)
     assert refusal is not None
-    assert refusal.reason == "uncore_imc_0 counts what all of the machine does, not what a thread does"
+    assert refusal.reason == "uncore_imc_0 counts for the whole machine, not per thread"
 
 
 def test_more_than_fit(around: Surroundings) -> None:
-    assert "so many at a time: c does not fit beside the others" in reason(FakeKernel(room=2), around)
+    assert "so many at once: no counter is left for c" in reason(FakeKernel(room=2), around)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
@@ -126,7 +126,7 @@ def test_held_by_others(around: Surroundings, how: str, watchdog: bool) -> None:
     kernel = FakeKernel(errors={2: errno.EBUSY} if how == "busy" else {})
     kernel.count = {"error state": None, "multiplexed": (5, 100, 60)}.get(how, kernel.count)
     found = reason(kernel, around)
-    assert ("NMI watchdog holds one" in found) == watchdog
+    assert ("NMI watchdog uses one" in found) == watchdog
     assert ("another program" in found) != watchdog
 
 

@@ -230,4 +230,4 @@ def test_control_acts_in_the_thread_that_steps() -> None:
         while control._asked.empty():
             pass
     late.join()
-    assert answers == [{"twice": 8}, "The session ends."]
+    assert answers == [{"twice": 8}, "The session is ending."]

@@ -77,7 +77,7 @@ def test_hybrid(kernel: FakeKernel, around: Surroundings) -> None:
     elsewhere = frozenset({max(HERE) + 1})
     kernel.errors = {7: errno.EINVAL}
     threads = Threads(kernel, around, (COUNTERS[0], Counter("only-core", (Event(4, 7, cpus=elsewhere),))))
-    assert follow(threads) == ["A thread is not counted: the cores that it may run on cannot count only-core"
+    assert follow(threads) == ["A thread is not counted: the cores it may run on cannot count only-core"
                                " (next: perf list)."]  # fmt: skip
     assert list(threads.refused.values()) == [1]
 
@@ -85,14 +85,14 @@ def test_hybrid(kernel: FakeKernel, around: Surroundings) -> None:
 def test_more_than_fit(kernel: FakeKernel, around: Surroundings) -> None:
     kernel.room = 2
     (said,) = follow(Threads(kernel, around))
-    assert "cannot count so many at a time: c does not fit beside the others (next: nfprobe doctor)" in said
+    assert "cannot count so many at once: no counter is left for c (next: nfprobe doctor)" in said
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
 def test_rights(kernel: FakeKernel, around: Surroundings, number: int) -> None:
     kernel.errors = {0: number}
     (said,) = follow(Threads(kernel, around))
-    assert "this user may not count in it, which has another user or more rights (next: sudo nfprobe attach)" in said
+    assert "this user may not count in it: it has another user or more privileges (next: sudo nfprobe attach)" in said
 
 
 def test_held_by_others(kernel: FakeKernel, around: Surroundings) -> None:
@@ -100,10 +100,10 @@ def test_held_by_others(kernel: FakeKernel, around: Surroundings) -> None:
     (around.proc / "sys/kernel/nmi_watchdog").write_text("1")
     kernel.errors = {1: errno.EBUSY}
     (said,) = follow(Threads(kernel, around))
-    assert said.endswith("the kernel's NMI watchdog holds one of each CPU (next: sysctl kernel.nmi_watchdog=0).")
+    assert said.endswith("the kernel's NMI watchdog uses one on each CPU (next: sysctl kernel.nmi_watchdog=0).")
     kernel.errors, kernel.count = {}, None
     (said,) = follow(Threads(kernel, around))
-    assert "do not fit beside those that other programs or the NMI watchdog hold" in said
+    assert "no counters are left beside those used by other programs or the NMI watchdog" in said
 
 
 def test_what_the_target_answers(kernel: FakeKernel, around: Surroundings) -> None:

@@ -101,12 +101,12 @@ def test_refusals_are_sentences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     lockdown = tmp_path / "lockdown"
     monkeypatch.setattr(kernelprobe, "LOCKDOWN", lockdown)
     assert "has no bpf()" in refuse(errno.ENOSYS).sentence
-    assert "it takes root" in refuse(errno.EPERM).sentence or "even to root" in refuse(errno.EPERM).sentence
+    assert "it requires root" in refuse(errno.EPERM).sentence or "even to root" in refuse(errno.EPERM).sentence
     lockdown.write_text("none [integrity] confidentiality\n")
-    assert "locked down" in refuse(errno.EPERM).sentence
+    assert "in lockdown" in refuse(errno.EPERM).sentence
     assert isinstance(refuse(errno.EINVAL, "migrate_disable is not traceable"), RefusedError)
     assert "not traceable" in refuse(errno.EINVAL, "migrate_disable is not traceable").sentence
-    assert "does not let it be traced" in refuse(errno.EBUSY).sentence
+    assert "does not permit tracing it" in refuse(errno.EBUSY).sentence
 
 
 def test_what_the_kernel_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ def test_what_the_kernel_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path
     for name, why in (("cut", "cut.constprop.0"), ("far", "module loop"), ("assembly", "no type information")):
         with pytest.raises(RefusedError, match=why):
             kernelprobe._find_type(name)
-    with pytest.raises(UsageError, match="near it: vfs_write"):
+    with pytest.raises(UsageError, match="similar names: vfs_write"):
         kernelprobe._find_type("vfs_wirte")

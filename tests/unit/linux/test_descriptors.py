@@ -85,11 +85,11 @@ def test_library(pid: Callable[[], int]) -> None:
         (lambda: memory("other"), "it has another name"),
         (lambda: memory("library", 1), "it is not empty"),
         (lambda: memory("library", seals=SEAL_GROW), "it has other seals"),
-        (lambda: os.open("/etc/hostname", os.O_RDONLY), "it is something else"),
-        (lambda: os.open("/etc/hostname", os.O_PATH), "it is something else"),
-        (lambda: os.open("/dev/zero", os.O_RDWR), "it is something else"),
+        (lambda: os.open("/etc/hostname", os.O_RDONLY), "it is of another type"),
+        (lambda: os.open("/etc/hostname", os.O_PATH), "it is of another type"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), "it is of another type"),
         (lambda: os.open(f"/proc/self/fd/{memory('library')}", os.O_RDONLY), "it is not open for reading and writing"),
-        (lambda: os.open(f"/proc/self/fd/{memory('library')}", os.O_PATH), "it is something else"),
+        (lambda: os.open(f"/proc/self/fd/{memory('library')}", os.O_PATH), "it is of another type"),
         (lambda: 900, "there is no such descriptor"),
         (lambda: -1, "there is no such descriptor"),
     ],
@@ -159,10 +159,10 @@ def test_channel(pid: Callable[[], int]) -> None:
     taken = socket.socket(fileno=take_channel(os.getpid(), ends[0].fileno()))
     taken.send(b"x")
     assert ends[1].recv(1) == b"x"
-    with pytest.raises(NfprobeError, match="it is something else"):
+    with pytest.raises(NfprobeError, match="it is of another type"):
         take_channel(pid(), ends[0].fileno())  # whose other end is not that process's
     stream = socket.socketpair()
-    with pytest.raises(NfprobeError, match="it is something else"):
+    with pytest.raises(NfprobeError, match="it is of another type"):
         take_channel(os.getpid(), stream[0].fileno())
     for each in (*ends, *stream, taken):
         each.close()

@@ -110,7 +110,7 @@ def test_nothing_to_say_is_said(listener: MetricsListener, monkeypatch: pytest.M
         ask(listener.port)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         ask(listener.port, "/")
-    with pytest.raises(NfprobeError, match=f"127.0.0.1:{listener.port} cannot be had: Address already in use"):
+    with pytest.raises(NfprobeError, match=f"127.0.0.1:{listener.port} cannot be bound: Address already in use"):
         MetricsListener("127.0.0.1", listener.port)
 
 

@@ -276,7 +276,7 @@ def test_what_is_seen_to_be_handed_over_is_no_surplus() -> None:
 
 def test_handing_from_thread_to_thread_is_told_once() -> None:
     (sentence,) = sentences_of((10_000, 8_000, 0), (0, 1_500, 400))
-    assert sentence.startswith("1900 of 10000 packets were received by one thread and handed on by another")
+    assert sentence.startswith("1900 of 10000 packets were received by one thread and transmitted or dropped")
     assert sentence.endswith("nfprobe attach 7 --packets all")
     assert sentences_of((10_000, 9_500, 400), (10_000, 9_999, 0)) == []  # what is in flight
     assert sentences_of((10_000, 9_000, 0), (0, 900, 0)) == []  # too few to be worth a sentence

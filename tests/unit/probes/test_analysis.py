@@ -134,7 +134,7 @@ CASES: Mapping[str, tuple[str, str]] = {
     "nop_first": ("nop\nmov %rdi,%rax\nadd $7,%rax\nret", ""),
     "__tls_get_addr": ("mov %rdi,%rax\nadd $7,%rax\nret", analysis.RUNTIME),
     "setjmp": ("mov %rdi,%rax\nadd $7,%rax\nret", "returns twice"),
-    "dladdr": ("mov %rdi,%rax\nadd $7,%rax\nret", "looks at its caller"),
+    "dladdr": ("mov %rdi,%rax\nadd $7,%rax\nret", "inspects its caller"),
 }
 
 
@@ -204,7 +204,7 @@ def ladder(functions: list[Function]) -> dict[str, FunctionPlan]:
         ("stack_argument", RELOCATED_BODY, STACK_ARGUMENTS),
         ("callee_pops", RELOCATED_BODY, POPS_ARGUMENTS),
         ("tail_through_pointer", RELOCATED_BODY, POINTER_TAIL),
-        ("dladdr", RELOCATED_BODY, "looks at its caller"),
+        ("dladdr", RELOCATED_BODY, "inspects its caller"),
         ("setjmp", RELOCATED_BODY, "returns twice"),
         ("exported", RELOCATED_BODY, OWN_LOOP),
         ("parent", RELOCATED_BODY, STACK_ARGUMENTS),

@@ -31,7 +31,7 @@ def test_each_that_moves_packets_is_named_with_its_reason() -> None:
     choice = choose(plan(1, "in-stack call"), *map(plan, (2, 3, 4, 5, 6)), roles=roles)
     assert choice.tell_unprobed(choice.plans) == (
         "port2 (reads stack arguments), port3 (reads stack arguments) cannot be probed:"
-        " what becomes of packets there is not known."
+        " the disposition of packets there is unknown."
     )
 
 

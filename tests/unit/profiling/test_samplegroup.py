@@ -208,7 +208,7 @@ def test_what_does_not_fit_later_gives_way_then(machine: Machine) -> None:
     machine.room = 1  # the counters themselves do not fit any more
     counting._look()
     assert said == [
-        "A thread is not counted: they do not fit beside those that other programs or the NMI watchdog hold."
+        "A thread is not counted: no counters are left beside those used by other programs or the NMI watchdog."
     ]
     assert watched.group.way.name == "JOINED"
 
