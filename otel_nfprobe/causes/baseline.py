@@ -73,21 +73,21 @@ class Typical:
 
 
 @dataclass
-class _Kept:
+class _SampledBatches:
     # Sampled batches: sizes, and the times (batch, function, ticks) of the functions that they called.
     sizes: NDArray[np.int64]
     batch: NDArray[np.int64]
     function: NDArray[np.int64]
     ticks: NDArray[np.float64]
 
-    def thin(self) -> _Kept:
+    def thin(self) -> _SampledBatches:
         keep = np.arange(len(self.sizes)) % 2 == 0
         number = np.cumsum(keep) - 1
         chosen = keep[self.batch]
-        return _Kept(self.sizes[keep], number[self.batch[chosen]], self.function[chosen], self.ticks[chosen])
+        return _SampledBatches(self.sizes[keep], number[self.batch[chosen]], self.function[chosen], self.ticks[chosen])
 
-    def join(self, other: _Kept) -> _Kept:
-        return _Kept(
+    def join(self, other: _SampledBatches) -> _SampledBatches:
+        return _SampledBatches(
             np.concatenate((self.sizes, other.sizes)),
             np.concatenate((self.batch, other.batch + len(self.sizes))),
             np.concatenate((self.function, other.function)),
@@ -100,7 +100,7 @@ class BatchSample:
 
     def __init__(self) -> None:
         nothing = np.empty(0, np.int64)
-        self._kept = _Kept(nothing, nothing, nothing, np.empty(0))
+        self._kept = _SampledBatches(nothing, nothing, nothing, np.empty(0))
         self._latencies = self._own = self._gaps = self._full_gaps = self._polls = nothing
         self._seen = 0
 
@@ -155,10 +155,12 @@ class BatchSample:
         gaps = (rows["start_ticks"][1:] - rows["end_ticks"][:-1]).astype(np.int64)
         same &= gaps >= 0
         full = same & ((rows["flags"][:-1] & BatchFlag.FULL) != 0)
-        self._gaps = _keep(self._gaps, gaps[same], GAPS_KEPT)
-        self._full_gaps = _keep(self._full_gaps, gaps[full], GAPS_KEPT)
+        self._gaps = _extend_sample(self._gaps, gaps[same], GAPS_KEPT)
+        self._full_gaps = _extend_sample(self._full_gaps, gaps[full], GAPS_KEPT)
         polls = columns.calls[(columns.calls["flags"] & CallFlag.RECEIVE) != 0]
-        self._polls = _keep(self._polls, (polls["end_ticks"] - polls["start_ticks"]).astype(np.int64), GAPS_KEPT)
+        self._polls = _extend_sample(
+            self._polls, (polls["end_ticks"] - polls["start_ticks"]).astype(np.int64), GAPS_KEPT
+        )
 
     def _add_packets(self, columns: Columns, chosen: NDArray[np.intp]) -> None:
         wanted = np.zeros(len(columns.batches), bool)
@@ -170,8 +172,8 @@ class BatchSample:
             latency, own = population.latency_ticks[rows], population.own_ticks[rows]
         else:
             latency, own = _find_latencies(columns, wanted)
-        self._latencies = _keep(self._latencies, latency, PACKETS_KEPT)
-        self._own = _keep(self._own, own, PACKETS_KEPT)
+        self._latencies = _extend_sample(self._latencies, latency, PACKETS_KEPT)
+        self._own = _extend_sample(self._own, own, PACKETS_KEPT)
 
 
 def _draw(weights: NDArray[np.int64], most: int) -> NDArray[np.intp]:
@@ -195,7 +197,7 @@ def _find_latencies(columns: Columns, wanted: NDArray[np.bool_]) -> tuple[NDArra
     return latency, packets["done_ticks"][rows].astype(np.int64) - start.astype(np.int64)
 
 
-def _keep(kept: NDArray[np.int64], fresh: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _extend_sample(kept: NDArray[np.int64], fresh: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     if len(fresh) > most // 4:
         fresh = fresh[:: -(-4 * len(fresh) // most)]
     joined = np.concatenate((kept, fresh))
@@ -206,7 +208,7 @@ def _median(values: NDArray[np.int64]) -> int:
     return int(np.median(values)) if len(values) else 0
 
 
-def _measure(columns: Columns, chosen: NDArray[np.intp]) -> _Kept:
+def _measure(columns: Columns, chosen: NDArray[np.intp]) -> _SampledBatches:
     """Sums the time of each function in each chosen batch."""
     batches = columns.batches[chosen]
     position = np.full(len(columns.batches) + 1, -1, np.int64)
@@ -221,7 +223,7 @@ def _measure(columns: Columns, chosen: NDArray[np.intp]) -> _Kept:
     whole = (batches["end_ticks"] - batches["start_ticks"]).astype(np.float64)
     rest = np.maximum(whole - np.bincount(owner, spent, len(chosen)), 0.0)
     numbers = np.arange(len(chosen))
-    return _Kept(
+    return _SampledBatches(
         batches["size"].astype(np.int64),
         np.concatenate((keys // FUNCTIONS_MAX, numbers, numbers)),
         np.concatenate((keys % FUNCTIONS_MAX, np.full(len(chosen), _REST), np.full(len(chosen), _WHOLE))),
@@ -237,7 +239,7 @@ def _size_class(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return exponents.astype(np.int64)
 
 
-def _fit(kept: _Kept) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _fit(kept: _SampledBatches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns base and slope by function ID, followed by those of the two additional rows."""
     known = kept.function < FUNCTIONS_MAX
     functions = int(kept.function[known].max()) + 1 if known.any() else 0

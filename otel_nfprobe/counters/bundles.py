@@ -75,7 +75,7 @@ def _ratio(part: str) -> Formula:
     return lambda counts: counts[part]
 
 
-def _wasted(counts: Counts) -> float:
+def _wasted_slots(counts: Counts) -> float:
     """Returns the slots of operations that did not retire."""
     if "slots-dispatched" in counts:
         return max(0.0, counts["slots-dispatched"] - counts["slots-retired"])
@@ -93,7 +93,7 @@ _DERIVED: Mapping[str, tuple[str, tuple[str, ...], Formula]] = {
     "frontend_bound": ("slots-all", ("slots-frontend",), _ratio("slots-frontend")),
     "backend_bound": ("slots-all", ("slots-backend",), _ratio("slots-backend")),
     "retiring": ("slots-all", ("slots-retired",), _ratio("slots-retired")),
-    "bad_speculation": ("slots-all", ("slots-frontend", "slots-backend", "slots-retired"), _wasted),
+    "bad_speculation": ("slots-all", ("slots-frontend", "slots-backend", "slots-retired"), _wasted_slots),
 }
 
 

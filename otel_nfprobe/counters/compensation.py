@@ -125,7 +125,7 @@ def calibrate_counters(
         hop, _ = bench.measure(encode_jump(bench.address, bench.bare_address))
         by_shape = {}
         for shape in shapes:
-            _give_program(session, shape)
+            _write_spare_program(session, shape)
             probed = write_probed(session, shape, bench.address, program=SPARE_PROGRAM)
             in_all, between = bench.measure(probed)
             has_exit = shape != lib.NFP_SHAPE_MARK
@@ -209,7 +209,7 @@ def _encode_call(distance: int) -> bytes:
     return b"\xe8" + (distance - 5).to_bytes(4, "little", signed=True)
 
 
-def _give_program(session: Session, shape: int) -> None:
+def _write_spare_program(session: Session, shape: int) -> None:
     # Reads no packet, and counts one received and none transmitted: what remains is the work of every probe of a
     # receive, transmit or drop function.
     receives = shape == lib.NFP_SHAPE_RECEIVE

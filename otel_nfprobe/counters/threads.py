@@ -112,7 +112,7 @@ class ThreadCounters:
             self.say(f"The counts of the probes themselves are not subtracted: {reason}.")
             return Compensation()
         finally:
-            self._take_back(HELPER, group)
+            self._withdraw(HELPER, group)
 
     def groups(self) -> dict[int, ThreadGroup]:
         """Returns the groups that are counting, by thread ID."""
@@ -204,10 +204,10 @@ class ThreadCounters:
             self._release(index)
 
     def _release(self, index: int) -> None:
-        self._take_back(index, self._groups[index])
+        self._withdraw(index, self._groups[index])
         del self._groups[index]
 
-    def _take_back(self, index: int, group: ThreadGroup) -> None:
+    def _withdraw(self, index: int, group: ThreadGroup) -> None:
         if group.descriptors:
             # Stop first: the page that stays mapped must not expose a counter.
             with suppress(OSError):

@@ -57,7 +57,7 @@ def fill_library(pid: int, number: int, name: str, content: bytes) -> MappedFile
         NfprobeError: the descriptor is anything else, or the target writes to the file itself.
     """
     subject = f"Descriptor {number} of process {pid} is not the memory file for the probe library"
-    with _taken(pid, number, subject) as fd:
+    with _duplicated(pid, number, subject) as fd:
         _judge(fd, name, seals=0)
         if os.fstat(fd).st_size != 0:
             raise _UnfitError("it is not empty")
@@ -79,7 +79,7 @@ def open_session_file(pid: int, number: int) -> int:
     Raises:
         NfprobeError: the descriptor is anything else, or the target has closed it.
     """
-    with _taken(pid, number, f"The session of process {pid} cannot be opened: descriptor {number}") as fd:
+    with _duplicated(pid, number, f"The session of process {pid} cannot be opened: descriptor {number}") as fd:
         _judge_session(fd)
         # Through this process's own table: it refers to the validated file, whatever the target does.
         return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -124,7 +124,7 @@ class _UnfitError(Exception):
 
 
 @contextmanager
-def _taken(pid: int, number: int, subject: str) -> Iterator[int]:
+def _duplicated(pid: int, number: int, subject: str) -> Iterator[int]:
     fd = int(lib.nfp_descriptor_take(pid, number, lib.NFP_DESCRIPTOR_MEMORY))
     if fd < 0:
         raise NfprobeError(f"{subject}: {_reason(-fd)}.", f"nfprobe doctor {pid}")

@@ -50,7 +50,7 @@ class Memory:
     @property
     def is_gone(self) -> bool:
         """Returns whether the program has ended, or the process has started another one."""
-        return self._descriptor < 0 or _gives_nothing(self._descriptor)
+        return self._descriptor < 0 or _reads_nothing(self._descriptor)
 
     def read(self, address: int, size: int) -> bytes:
         """Reads `size` bytes at an address.
@@ -105,12 +105,12 @@ def has_memory(pid: int) -> bool:
     except OSError as error:
         return error.errno not in GONE
     try:
-        return not _gives_nothing(fresh)  # as for a process about to end
+        return not _reads_nothing(fresh)  # as for a process about to end
     finally:
         os.close(fresh)
 
 
-def _gives_nothing(descriptor: int) -> bool:
+def _reads_nothing(descriptor: int) -> bool:
     try:
         return os.pread(descriptor, 1, UNMAPPED_ADDRESS) == b""
     except OSError:

@@ -304,11 +304,11 @@ class MetricsMaker:
     def _make_all(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
         statistics, exemplars = snapshot.statistics, snapshot.exemplars
         latency = read_counted(statistics, Distribution.PACKET_TICKS)
-        about = "Time from a packet's arrival, or what stands for it, to the end of its transmit or drop call"
+        about = "Time from a packet's known or estimated arrival to the end of its transmit or drop call"
         latencies = [*self._make_ticks("nf.packet.latency", latency, {}, exemplars.latencies)]
         yield self._seconds("nf.packet.latency", about, latencies)
         functions = [*self._make_functions(snapshot)]
-        yield self._seconds("nf.function.duration", "Time in a function, without what its probes cost", functions)
+        yield self._seconds("nf.function.duration", "Time in a function, without the cost of its probes", functions)
         batches = [*self._make_ticks("nf.batch.duration", read_counted(statistics, Distribution.BATCH_TICKS), {}, [])]
         yield self._seconds(
             "nf.batch.duration", "Time from the receive call to the end of a batch's last call", batches
@@ -316,11 +316,11 @@ class MetricsMaker:
         yield self._make_sizes(statistics)
         yield self._make_sum("nf.packet.received", "Packets received", "{packet}", "", {"": snapshot.received})
         by = "nf.packet.disposition"
-        yield self._make_sum("nf.packet.processed", "What became of packets", "{packet}", by, snapshot.processed)
+        yield self._make_sum("nf.packet.processed", "Packets by disposition", "{packet}", by, snapshot.processed)
         yield self._make_sum("nf.record.lost", "Records lost, by class", "{record}", "nf.record.class", snapshot.lost)
         yield self._make_sum("nf.span.exported", "Spans delivered", "{span}", "", {"": snapshot.exported})
         yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
-        about, unwritten = "Traces that were selected and not written", snapshot.unwritten
+        about, unwritten = "Traces selected but not written", snapshot.unwritten
         yield self._make_sum("nf.trace.dropped", about, "{trace}", "nf.trace.reason", unwritten)
         yield from self._make_counters(snapshot)
         yield from self._make_gauges(snapshot)
@@ -378,9 +378,9 @@ class MetricsMaker:
             for counter, count in item.counts.items():
                 place = (function, ("nf.counter.name", counter))
                 counts[place] = counts.get(place, 0) + count
-        about = "What performance counters counted in calls of a function, without its probes"
+        about = "Performance counter events in calls of a function, without its probes"
         yield self._make_sums("nf.function.counter", about, "{event}", counts)
-        yield self._make_sums("nf.function.counted", "Calls by whether their counters say something", "{call}", calls)
+        yield self._make_sums("nf.function.counted", "Calls by whether their counters are valid", "{call}", calls)
 
     def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
         """Returns a counter by the values of one attribute; "" for none."""
@@ -404,13 +404,13 @@ class MetricsMaker:
             NumberDataPoint({"thread.id": tid, "thread.name": name}, self._last_ns, snapshot.unix_ns, share)
             for tid, name, share in snapshot.busy
         ]
-        yield Metric("nf.thread.busy", "Share of the time that was not spent in empty polls", "1", Gauge(busy))
+        yield Metric("nf.thread.busy", "Share of the time not spent in empty polls", "1", Gauge(busy))
         spooled = [NumberDataPoint({}, self._last_ns, snapshot.unix_ns, snapshot.spooled)]
-        yield Metric("nf.span.spooled", "Spans that wait on disk", "{span}", Gauge(spooled))
+        yield Metric("nf.span.spooled", "Spans waiting on disk", "{span}", Gauge(spooled))
         overhead = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.overhead)]
         probes = [NumberDataPoint({}, self._start_ns, snapshot.unix_ns, snapshot.probes)]
-        yield Metric("nf.probe.count", "Probes in place", "{probe}", Gauge(probes))
-        yield Metric("nf.probe.overhead", "Share of a core that the probes took", "1", Gauge(overhead))
+        yield Metric("nf.probe.count", "Armed probes", "{probe}", Gauge(probes))
+        yield Metric("nf.probe.overhead", "Share of a core used by the probes", "1", Gauge(overhead))
 
     def _span(self, is_delta: bool) -> Span:
         return Span(self._last_ns if is_delta else self._start_ns, self._made_ns)

@@ -79,7 +79,7 @@ class MetricsSender:
         return self._sent
 
     def _run(self) -> None:
-        with _Complaints() as complaints:
+        with _LogCapture() as complaints:
             while True:
                 with self._changed:
                     while not self._waiting and not self._closing:
@@ -92,7 +92,7 @@ class MetricsSender:
                 with self._changed:
                     self._waiting.popleft()
 
-    def _send(self, snapshot: MetricsSnapshot, complaints: _Complaints) -> None:
+    def _send(self, snapshot: MetricsSnapshot, complaints: _LogCapture) -> None:
         if self._sent.is_refused:
             return
         try:
@@ -106,7 +106,7 @@ class MetricsSender:
             self._sent = replace(self._sent, failed=self._sent.failed + 1, error=complaints.last or "no answer")
 
 
-class _Complaints(logging.Handler):
+class _LogCapture(logging.Handler):
     """Captures what the SDK's exporters log in this thread, instead of letting it reach standard error."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Complaints(logging.Handler):
         self._logger = logging.getLogger("opentelemetry.exporter.otlp")
         self._thread = threading.get_ident()
 
-    def __enter__(self) -> _Complaints:
+    def __enter__(self) -> _LogCapture:
         self._logger.addHandler(self)
         self._logger.propagate = False
         return self

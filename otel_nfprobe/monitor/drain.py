@@ -173,7 +173,7 @@ class Drain:
     _housekeeping_at: float = 0.0
     _undelivered: int = 0
     _full_rounds: int = 0
-    _untaken: int = 0  # records fed since the pipeline was last drained
+    _undrained: int = 0  # records fed since the pipeline was last drained
 
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
@@ -196,7 +196,7 @@ class Drain:
         for swept in self.session.drain():
             by_thread[swept.parts["thread"]] += swept.parts["count"]
             self._feed(swept)
-            if self._untaken >= PART_RECORDS:
+            if self._undrained >= PART_RECORDS:
                 self._deliver(is_part=True)
         self._note_fill(int(by_thread.max()), self._began_at - began_at)
         taken = int(by_thread.sum()) + self._free_ended()
@@ -209,7 +209,7 @@ class Drain:
         if self.profiler is not None and time.monotonic() >= self._sample_at:
             self._take_samples()
         if time.monotonic() >= self._housekeeping_at:
-            self._keep_house()
+            self._do_housekeeping()
         return taken
 
     def _note_fill(self, records: int, elapsed_s: float) -> None:
@@ -246,7 +246,7 @@ class Drain:
         self._deliver(is_over=True)
         if self.spans is not None:
             self.spans.submit()
-        self._keep_house()
+        self._do_housekeeping()
         if self.switches is not None:
             self.switches.close()
         if self.profiler is not None:
@@ -296,7 +296,7 @@ class Drain:
             for thread, records in swept.by_thread():
                 self._record(thread, records)
         self.pipeline.feed_parts(swept.parts, swept.records)
-        self._untaken += len(swept.records)
+        self._undrained += len(swept.records)
         return len(swept.records)
 
     def _free_ended(self) -> int:
@@ -329,7 +329,7 @@ class Drain:
             self.recording_error = error
 
     def _deliver(self, is_over: bool = False, is_part: bool = False) -> None:
-        self._untaken = 0
+        self._undrained = 0
         columns = self.pipeline.take(is_part)
         convert_arrivals(columns.packets, self.clock.convert_back)
         self.repeats.mark(columns.packets, self.clock)
@@ -393,7 +393,7 @@ class Drain:
         except (NfprobeError, OSError):
             return  # reported when the session started, or the target has ended
 
-    def _keep_house(self) -> None:
+    def _do_housekeeping(self) -> None:
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S
         self.clock.advance()
         counts = self.session.thread_counts()

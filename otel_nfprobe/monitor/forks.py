@@ -273,7 +273,7 @@ class Forks:
         if measured is None:
             return
         monitor = self._monitors[pid]
-        self._say_some(f"process {pid}, forked by {source.attachment.target.pid}, is measured, too.")
+        self._report_some(f"process {pid}, forked by {source.attachment.target.pid}, is measured, too.")
         try:
             try:
                 measured.run(lambda: None)
@@ -284,7 +284,7 @@ class Forks:
                     self._family.finish(monitor)
                 self.summaries.append({**measured.finish(), "parent": source.attachment.target.pid})
         except Exception as error:  # whatever this child did, the others continue
-            self._say_some(f"the session on process {pid}, a forked child, failed: {_sentence_of(error)}")
+            self._report_some(f"the session on process {pid}, a forked child, failed: {_describe_error(error)}")
 
     def _begin(self, source: Monitor, pid: int) -> Measured | None:
         sentence = ""
@@ -306,7 +306,7 @@ class Forks:
                     self._measured.add(pid)
                 return measured
             except Exception as error:  # whatever this child did, the others continue
-                sentence = _sentence_of(error)
+                sentence = _describe_error(error)
                 is_final = isinstance(error, RefusedError)
             with self._lock:
                 self._monitors.pop(pid, None)
@@ -320,15 +320,15 @@ class Forks:
         with self._lock:
             self.missed += 1
         if sentence:
-            self._say_some(f"a forked child is not measured: {sentence}")
+            self._report_some(f"a forked child is not measured: {sentence}")
 
-    def _say_some(self, sentence: str) -> None:
+    def _report_some(self, sentence: str) -> None:
         self._said += 1
         if self._said <= SAID_MAX:
             self._say(sentence)
 
 
-def _sentence_of(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, NfprobeError):
         return error.sentence
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -98,7 +98,7 @@ class Monitor:
         pipeline.set_costs(costs)
         statistics.set_costs(costs)
         self.drain = Drain(session, clock, pipeline, statistics, recording, spans, names)
-        self._begin_to_count()
+        self._start_counting()
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
         self.software = SoftwareCounters(self.software_counters, self.say)
@@ -106,7 +106,7 @@ class Monitor:
             self.drain, attachment.target, self.profile_hertz, self.say, self.counting, self.software
         )
         self.drain.learn_functions(attachment.describe(attachment.probes, self.compensation))
-        self._tell_names()
+        self._update_names()
         self.started_at = time.monotonic()
         self.stolen = StolenTime()
         session.write_message(self.purpose)
@@ -140,7 +140,7 @@ class Monitor:
     def _find_counts(self) -> Rows:
         return costs_of(list(self.attachment.probes), self.compensation)
 
-    def _begin_to_count(self) -> None:
+    def _start_counting(self) -> None:
         session, forbidden = self.attachment.session, self.attachment.target.counters_forbidden
         self.counting = ThreadCounters(session, self.counters, self.say, forbidden)
         if self.counting.begin():
@@ -230,9 +230,9 @@ class Monitor:
         while not self.attachment.stopping.is_set() and time.monotonic() < until:
             self.drain.run_until(min(until, time.monotonic() + STEP_S))
             progress()
-            self._tell_verdicts()
-            self._tell_names()
-            self._tell_copying()
+            self._report_descriptor_errors()
+            self._update_names()
+            self._report_copying()
             if self.attachment.has_ended():
                 return
             self._count()
@@ -247,18 +247,18 @@ class Monitor:
         if self.software_counters:
             self.software.follow(session.living_threads(), session.holds_thread)
 
-    def _tell_verdicts(self) -> None:
+    def _report_descriptor_errors(self) -> None:
         for name, sentence in find_verdicts(self.attachment.session, self.attachment.choice.readers()):
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
                 self.say(sentence)
 
-    def _tell_names(self) -> None:
+    def _update_names(self) -> None:
         adapter = self.attachment.choice.adapter
         if isinstance(adapter, NamingAdapter):
             self.drain.name_numbers(adapter.names())
 
-    def _tell_copying(self) -> None:
+    def _report_copying(self) -> None:
         if self.drain.late is not None:
             for sentence in (*self.drain.late.find_copying(), *self.drain.late.find_handed_over()):
                 self.say(sentence)
@@ -270,7 +270,7 @@ class Monitor:
         attachment = self.attachment
         try:
             if not attachment.has_ended():
-                self._end_turns()
+                self._finish_iterations()
                 attachment.disarm()
                 self.drain.run_until(time.monotonic() + GRACE_S)
                 self._stop_counting()
@@ -283,15 +283,15 @@ class Monitor:
             attachment.not_restored.clear()
             self._stop_counting()
         self.drain.run_dry()
-        self._tell_verdicts()
-        self._tell_copying()
+        self._report_descriptor_errors()
+        self._report_copying()
         self.seconds = time.monotonic() - self.started_at
         self.drain.finish()
         self.profile.finish(attachment.parts)
         if not attachment.has_gone:
             attachment.session.leave()
 
-    def _end_turns(self) -> None:
+    def _finish_iterations(self) -> None:
         # Packets received while probes are removed would not be seen leaving.
         with suppress(NfprobeError):  # the next lines report a helper thread that does not respond
             self.attachment.session.end_turns()

@@ -143,7 +143,7 @@ def thin(rows: Sequence[Counted], call_ticks: float, batch_ticks: float) -> tupl
     left_out: dict[str, int] = {}
     budget = max(COST_SHARE_MAX * batch_ticks, CALLS_ALWAYS * call_ticks)
     for row in sorted(rows, key=lambda row: -row.self_ticks):
-        reason = _why_not(row, call_ticks)
+        reason = _find_reason(row, call_ticks)
         if not reason and (len(kept) == CHOSEN_MAX or row.per_batch * call_ticks > budget):
             reason = "beyond what may be spent on a batch"
         if reason:
@@ -154,7 +154,7 @@ def thin(rows: Sequence[Counted], call_ticks: float, batch_ticks: float) -> tupl
     return kept, left_out
 
 
-def _why_not(row: Counted, call_ticks: float) -> str:
+def _find_reason(row: Counted, call_ticks: float) -> str:
     if row.clipped > CLIPPED_SHARE_MAX:
         return "around the receive call"
     if row.per_batch == 0 or row.elsewhere > 1:
@@ -206,7 +206,7 @@ class Trial:
             return Found(0, 0)
         choice = self._choose(candidates)
         tally = Tally()
-        attachment = Attachment(self.target, choice, self.ring_bytes, _keep_silent, self.stopping)
+        attachment = Attachment(self.target, choice, self.ring_bytes, _discard, self.stopping)
         monitor = Monitor(attachment, NONE, purpose=TRIAL)
         monitor.attachment.attach()
         clock = Clock.start()
@@ -283,7 +283,7 @@ def _rows(monitor: Monitor, tally: Tally) -> list[Counted]:
     return rows
 
 
-def _keep_silent(_sentence: str) -> None:
+def _discard(_sentence: str) -> None:
     pass
 
 

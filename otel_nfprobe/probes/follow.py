@@ -116,7 +116,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
-        self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_going_on)
+        self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_running)
         self._later: list[ProbeRequest] = []  # for functions of the adapter without a probe so far
         self._link_map = LinkMap(self.target)
         self._list: Listed | None = None
@@ -178,15 +178,15 @@ class Follower:
                     self.look()
                 next(self._foreseen, None)  # takes a while and changes nothing: done without the lock
             except NfprobeError as error:
-                self._say_once(error.sentence)
+                self._report_once(error.sentence)
             except OSError as error:
-                self._say_once(f"Process {self.target.pid} cannot be inspected: {error.strerror}.")
+                self._report_once(f"Process {self.target.pid} cannot be inspected: {error.strerror}.")
             pause_s = LOOK_S if len(self.placed) == before else FIRST_LOOK_S
 
-    def _is_going_on(self) -> bool:
+    def _is_running(self) -> bool:
         return not self._stopping.is_set()
 
-    def _say_once(self, sentence: str) -> None:
+    def _report_once(self, sentence: str) -> None:
         if sentence not in self._said and not self.presence.is_gone:
             self._said.add(sentence)
             self.say(sentence)
@@ -223,8 +223,8 @@ class Follower:
             self._unsettled_until = 0.0
         self._follow_roles()
         self._take_out()
-        self._keep_code()
-        self._keep_slots()
+        self._rearm_code()
+        self._rearm_slots()
 
     def _follow_modules(self) -> None:
         current = self.target.modules()
@@ -252,11 +252,11 @@ class Follower:
             count = sum(_is_in(module, (probe.request.plan.module, self._holders[probe.id])) for probe in placed)
             if count:
                 self.loaded += 1
-                self._say_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
+                self._report_once(f"{module.name} was loaded: {count} more functions or GOT slots are probed.")
 
     def _add(self, placed: list[Probe], plans: Sequence[FunctionPlan]) -> bool:
         """Arms these. False: a module was unloaded in the meantime, so planned addresses may be stale."""
-        found = self._put_if_possible(self.choice.requests(plans))
+        found = self._arm_if_possible(self.choice.requests(plans))
         if found is None:
             self._tried.difference_update(plan.site for plan in plans)
             return False
@@ -284,7 +284,7 @@ class Follower:
             names = ", ".join(probe.request.plan.function.label for probe in placed)
             self.say(f"{len(placed)} more functions receive or transmit now and are probed: {names}.")
 
-    def _put_if_possible(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
+    def _arm_if_possible(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
         try:
             return self._put(requests)
         except NfprobeError:
@@ -338,7 +338,7 @@ class Follower:
         try:
             self._forget(self.target.modules())
         except NfprobeError as error:
-            self._say_once(error.sentence)
+            self._report_once(error.sentence)
 
     def is_placed(self, index: int) -> bool:
         """Returns whether the memory changed by probe `index` still belongs to its module."""
@@ -361,7 +361,7 @@ class Follower:
 
     # ---- what was put in place and is not any more ---------------------------------------------------------
 
-    def _keep_code(self) -> None:
+    def _rearm_code(self) -> None:
         """A module that was unloaded and loaded again since the last check has its original code at the same place."""
         differing = [index for index in self._witnesses.values() if self._stands(index) != IN_PLACE]
         if not differing:
@@ -392,7 +392,7 @@ class Follower:
             return IN_PLACE
         return AS_BEFORE if found == bytes(ffi.buffer(entry.old_bytes, SITE_BYTES_MAX))[:length] else CHANGED
 
-    def _keep_slots(self) -> None:
+    def _rearm_slots(self) -> None:
         again: list[Probe] = []
         for site, value in changed_slots(self.target, self._slots).items():
             probe = self.placed[self._slot_probes[site]]

@@ -103,7 +103,7 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
         boot = _boot_values(target, ring_bytes, library)
         request = _request(target)
         words = _look_at_words(target, bool(library))
-        _await_going_on(target)
+        _await_running(target)
         if refuse is not None:
             refuse()
         ignored_trap = ignores_trap(target.pid)
@@ -116,7 +116,7 @@ def inject(target: Target, ring_bytes: int, refuse: Callable[[], None] | None = 
     return Injected(session, int(request.stopped_ns), thread, not library)
 
 
-def _await_going_on(target: Target) -> None:
+def _await_running(target: Target) -> None:
     """Waits until a process is not stopped by a signal: it would not run a helper thread.
 
     Raises:

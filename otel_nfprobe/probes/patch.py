@@ -130,10 +130,10 @@ class Patcher:
         """
         indexes = range(self.session.probe_count) if only is None else only
         armed = [index for index in indexes if index not in self.left and self.session.probe(index).armed]
-        armed = self._leave_doubtful(armed)
+        armed = self._filter_doubtful(armed)
         code = [index for index in armed if self.session.probe(index).kind in CODE_KINDS]
         slots = [index for index in armed if self.session.probe(index).kind == lib.NFP_SITE_GOT]
-        missing = [index for index in slots if not self._change_slot(index, False) and not self._is_ours_no_more(index)]
+        missing = [index for index in slots if not self._change_slot(index, False) and not self._is_overwritten(index)]
         # A monitor that was killed between the table and the change has marked probes that are not in place.
         in_place = [index for index in code if self._stands(index, armed=True)]
         gone = set(code).difference(in_place)
@@ -147,7 +147,7 @@ class Patcher:
             self.session.patches.mark(index, False)
         return missing
 
-    def _leave_doubtful(self, armed: list[int]) -> list[int]:
+    def _filter_doubtful(self, armed: list[int]) -> list[int]:
         """Returns the entries that may be restored."""
         claimed = [index for index in armed if index in self.session.patches.claimed]
         kinds = (*CODE_KINDS, lib.NFP_SITE_GOT)
@@ -195,7 +195,7 @@ class Patcher:
         except NfprobeError:
             return False
 
-    def _is_ours_no_more(self, index: int) -> bool:
+    def _is_overwritten(self, index: int) -> bool:
         """Returns whether a slot contains its old value, or the dynamic linker has bound it over the probe."""
         if self._stands(index, armed=False):
             return True

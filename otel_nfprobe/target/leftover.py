@@ -87,7 +87,7 @@ def find_monitor(target: Target) -> int | None:
     The kernel does not report the owner of an open-file lock, so the holder is found by its open session file.
     """
     inode = find_held_session(target)
-    return None if inode is None else _holder(inode, target.pid)
+    return None if inode is None else _find_holder(inode, target.pid)
 
 
 def find_held_session(target: Target) -> int | None:
@@ -108,7 +108,7 @@ def find_held_session(target: Target) -> int | None:
             os.close(fd)
         seen.add(inode)
     hidden = sorted(mapped_sessions(target.pid) - seen)[-SESSIONS_MAX:]
-    return next((inode for inode in hidden if _holder(inode, target.pid) is not None), None)
+    return next((inode for inode in hidden if _find_holder(inode, target.pid) is not None), None)
 
 
 def closed_sessions(pid: int) -> list[tuple[int, int] | None]:
@@ -130,7 +130,7 @@ def _is_locked(fd: int) -> bool:
     return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def _holder(inode: int, target: int) -> int | None:
+def _find_holder(inode: int, target: int) -> int | None:
     held = _held_by(inode, target)
     return None if held is None else held[0]
 

@@ -67,7 +67,7 @@ def find_library(target: Target) -> int:
     named = [mapping for mapping in maps if stem in os.path.basename(mapping.path)]
     base = _find(target, maps, named)
     if not base and any(mapping.is_executable for mapping in named):
-        raise _not_ours(target, f"it runs something else under the name {name}")
+        raise _wrong_library(target, f"it runs something else under the name {name}")
     return base
 
 
@@ -85,9 +85,9 @@ def check_loaded(target: Target, given: Sequence[MappedFile], entry: int) -> int
     ours = [m for m in maps if any(file.names(m.device, m.inode) for file in given)]
     base = _find(target, maps, ours)
     if not base:
-        raise _not_ours(target, "it has not mapped the file it was given")
+        raise _wrong_library(target, "it has not mapped the file it was given")
     if entry != base + library_offset(target.runs_on_musl, ENTRY_SYMBOL):
-        raise _not_ours(target, "its helper thread runs other code")
+        raise _wrong_library(target, "its helper thread runs other code")
     return base
 
 
@@ -128,10 +128,10 @@ def _compare(target: Target, image: ElfImage, base: int) -> None:
         if part.flags & WRITABLE:  # written by the dynamic linker and the library itself
             continue
         if target.read(base + part.address, part.file_bytes) != image.read(part.address, part.file_bytes):
-            raise _not_ours(target, "the mapped content differs from the library's file")
+            raise _wrong_library(target, "the mapped content differs from the library's file")
 
 
-def _not_ours(target: Target, reason: str) -> NfprobeError:
+def _wrong_library(target: Target, reason: str) -> NfprobeError:
     return NfprobeError(
         f"What process {target.pid} has loaded is not the probe library: {reason}. None of it was used.",
         f"nfprobe doctor {target.pid}",

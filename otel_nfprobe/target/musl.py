@@ -42,12 +42,12 @@ class ThreadWords:
         """
         for tid, base in self._bases().items():
             try:
-                self._look_at(tid, base)
+                self._check_thread(tid, base)
             except NfprobeError:
                 if self._lives(tid):  # otherwise its memory is gone, or reused
                     raise
 
-    def _look_at(self, tid: int, base: int) -> None:
+    def _check_thread(self, tid: int, base: int) -> None:
         table = self.target.read_word(base + 8)
         if not base - STATIC_BYTES_MAX < table < base:
             raise RefusedError(

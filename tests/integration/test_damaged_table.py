@@ -132,7 +132,7 @@ def damage_site(entry: Any) -> str:
 
 def damage_trampoline(entry: Any) -> str:
     entry.trampoline += 64
-    return "no jump to a trampoline"
+    return "not a jump to a trampoline"
 
 
 def damage_length(entry: Any) -> str:

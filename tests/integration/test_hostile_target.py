@@ -174,7 +174,7 @@ def test_counters_channel(mode: str, start: Callable[..., Talker], bait: Bait) -
         probed.monitor.counters = choose_counters("task-clock").counters
         with probed:
             assert talker.ask("step 100") == "right"
-        said = "What the probes themselves count" if mode == "full" else "The counters cannot be handed"
+        said = "The counts of the probes themselves" if mode == "full" else "The counters cannot be passed"
         assert any(sentence.startswith(said) for sentence in probed.said), probed.said
         assert probed.not_restored == []
         if mode == "elsewhere":

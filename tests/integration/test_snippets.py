@@ -211,7 +211,7 @@ def test_closed_gate(talker: Talker) -> None:
 def test_function_of_the_adapter(registers: Talker) -> None:
     captured = Captured(registers.pid, ["registers*:touch_nothing: mov rax, rdi"], adapter=TARGETS / "registers.yaml")
     capture = [read_capture("registers*:tx_burst: mov rax, rdi")]
-    with pytest.raises(UsageError, match=r"tx_burst is the adapter's.*can have no snippet") as refused:
+    with pytest.raises(UsageError, match=r"tx_burst is the adapter's.*cannot have a snippet") as refused:
         choose(captured.target, captured.choice.adapter, [], [], captures=capture)
     assert refused.value.next_command == f"nfprobe functions {registers.pid}"
 

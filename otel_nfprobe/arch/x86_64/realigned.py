@@ -106,7 +106,7 @@ def find_uses(image: ElfImage, frame: Frame, register: int) -> list[Use]:
 
     The frame's rules are known to be sound.
     """
-    return list(_Ways(image, frame, register).find())
+    return list(_Paths(image, frame, register).find())
 
 
 @cache
@@ -116,7 +116,7 @@ def _family(register: int) -> frozenset[int]:
     return frozenset(number for number in numbers if RegisterExt.full_register(number) == register)  # type: ignore[arg-type]
 
 
-class _Ways:
+class _Paths:
     """All paths through a function."""
 
     def __init__(self, image: ElfImage, frame: Frame, register: int) -> None:

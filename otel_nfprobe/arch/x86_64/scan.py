@@ -162,7 +162,7 @@ class _Scanner:
 
     def _use_realigned(self, register: int) -> None:
         for instruction, distance, of_return in find_uses(self.image, self.scan.frame, register):
-            self._blame(RETURN_ADDRESS if of_return else STACK_ARGUMENTS)
+            self._set_trouble(RETURN_ADDRESS if of_return else STACK_ARGUMENTS)
             if distance is None:
                 self.scan.takes_address = True
             elif not of_return:
@@ -203,7 +203,7 @@ class _Scanner:
     def _row(self, address: int) -> Row:
         return self.rows[bisect_right(self.row_starts, address) - 1]
 
-    def _blame(self, reason: str) -> None:
+    def _set_trouble(self, reason: str) -> None:
         self.scan.reads_return |= reason == RETURN_ADDRESS
         if not self.scan.trouble:
             self.scan.trouble = reason
@@ -238,10 +238,10 @@ class _Scanner:
 
     def _touch(self, instruction: Instruction, distance: int) -> None:
         if distance >= 0:
-            self._blame(STACK_ARGUMENTS)
+            self._set_trouble(STACK_ARGUMENTS)
             self._count(instruction, distance)
         elif distance >= -8:
-            self._blame(RETURN_ADDRESS)
+            self._set_trouble(RETURN_ADDRESS)
 
     def _count(self, instruction: Instruction, distance: int) -> None:
         self.scan.argument_words = max(self.scan.argument_words, _argument_words(instruction, distance))
@@ -254,7 +254,7 @@ class _Scanner:
         if distance is None or register == Register.RSP or (register == self.realigned and distance == 0):
             return
         if distance >= 0:
-            self._blame(STACK_ARGUMENTS)
+            self._set_trouble(STACK_ARGUMENTS)
             self.scan.takes_address = True
         elif distance >= -ALIAS_REACH_BYTES and self.aliases.get(register, 0) != ENTRY_ALIAS:
             self.aliases[register] = distance
@@ -292,7 +292,7 @@ class _Scanner:
             if not self.rows or self._row(instruction.ip)[1:] != (RSP, 8):
                 scan.exits_elsewhere = True
             if instruction.code == Code.RETNQ_IMM16:
-                self._blame(POPS_ARGUMENTS)
+                self._set_trouble(POPS_ARGUMENTS)
         elif kind == _INDIRECT:
             self._indirect(instruction)
         elif kind == _INVALID:
@@ -317,14 +317,14 @@ class _Scanner:
         if row.register in (RBP, DEREFERENCED) or (
             row.register >= 0 and DWARF_REGISTERS[row.register] == self.realigned
         ):
-            self._blame(RETURN_ADDRESS)
+            self._set_trouble(RETURN_ADDRESS)
 
     def _pop(self, instruction: Instruction) -> None:
         self.aliases_drop(instruction.op0_register)
         if self.rows:
             row = self._row(instruction.ip)
             if row.register == RSP and row.offset == 8:
-                self._blame(RETURN_ADDRESS)
+                self._set_trouble(RETURN_ADDRESS)
 
     def _branch(self, target: int, site: int) -> None:
         if self.low <= target < self.high:

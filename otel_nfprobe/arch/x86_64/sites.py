@@ -64,7 +64,7 @@ class Site(NamedTuple):
     reason: str = ""
 
 
-class _Taken(NamedTuple):
+class _Displaced(NamedTuple):
     """Whole instructions at the start of a function.
 
     Attributes:
@@ -135,13 +135,13 @@ def _short(
 
 
 @lru_cache(maxsize=HEADS_MAX)
-def _take_plain(lengths: tuple[int, ...]) -> _Taken:
+def _take_plain(lengths: tuple[int, ...]) -> _Displaced:
     """Returns instructions of these lengths that only continue with the next one."""
     boundaries = tuple(accumulate(lengths, initial=0))
-    return _Taken(len(lengths), boundaries[-1], boundaries, "")
+    return _Displaced(len(lengths), boundaries[-1], boundaries, "")
 
 
-def _take(image: ElfImage, function: Function, address: int, at_least: int, room: int, catches: bool) -> _Taken:
+def _take(image: ElfImage, function: Function, address: int, at_least: int, room: int, catches: bool) -> _Displaced:
     """Takes instructions from the address on, `at_least` bytes of them if the function is long enough.
 
     Args:
@@ -159,7 +159,7 @@ def _take(image: ElfImage, function: Function, address: int, at_least: int, room
     boundaries = [int(instruction.ip) - address for instruction in taken]
     if taken and not ends_flow(taken[-1]):
         boundaries.append(length)
-    return _Taken(len(taken), length, tuple(boundaries), _refuse_taken(function, taken, length, room, catches))
+    return _Displaced(len(taken), length, tuple(boundaries), _refuse_taken(function, taken, length, room, catches))
 
 
 def _refuse_taken(function: Function, taken: list[Instruction], length: int, room: int, catches: bool) -> str:

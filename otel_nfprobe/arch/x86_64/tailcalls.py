@@ -78,7 +78,7 @@ class TailCalls:
         if scan_module(module.image).is_harmless(index):
             return ""
         root = (id(module), index)
-        if root not in self._known and not self._vouch(module, index):
+        if root not in self._known and not self._reuse_verdict(module, index):
             before, self.consulted = self.consulted, set()
             self._judge(module, index)
             self._behind[root] = frozenset(self.consulted)
@@ -91,7 +91,7 @@ class TailCalls:
         node, _ = self._lead(module, slot)
         return node if node is not None and self.trouble(*node) else None
 
-    def _vouch(self, module: Module, index: int) -> bool:
+    def _reuse_verdict(self, module: Module, index: int) -> bool:
         """Takes over the verdict of an earlier analysis if that found no harm and is still valid."""
         root = (id(module), index)
         slots = None if self._clean_unless is None else self._clean_unless(module, index)

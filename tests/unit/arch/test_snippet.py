@@ -70,7 +70,7 @@ REFUSED = {
     "mov rax, [0x414243]": "relative to a register",
     "mov rax, [rip+8]": "'rip' is not a 64-bit general register",
     "mov rax, [edi]": "'edi' is not a 64-bit general register",
-    "mov rax, [rdi+rsi*3]": "times 1, 2, 4 or 8",
+    "mov rax, [rdi+rsi*3]": "a scale of 1, 2, 4 or 8",
     "mov rax, [rdi-rsi]": "an index must be added",
     "mov rax, [rdi*2+rsi*2]": "base \\+ index",
     "mov rax, [rdi+rsi+rdx]": "base \\+ index",
