@@ -26,7 +26,7 @@ static uint64_t oldest(const struct nfp_recent *recent)
 
 // They stand in the order of their entries. One that is far from its place is not remembered, nor one that took its packets
 // over: none says that it came from there.
-static void recent_add(struct nfp_recent *recent, struct nfp_pending *pending)
+static __attribute__((noinline)) void recent_add(struct nfp_recent *recent, struct nfp_pending *pending)
 {
 	if (pending->batch.flags & NFP_BATCH_TAKEN_OVER)
 		return;

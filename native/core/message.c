@@ -88,11 +88,7 @@ void nfp_message_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 		return;
 	}
 	struct nfp_pending *pending = batch_of(pipeline, stream, around);
-	const struct nfp_packet packet = {.buffer = buffer,
-	                                  .index = pending ? pending->packets.count : 0,
-	                                  .receive_ticks = ticks,
-	                                  .done_function = NFP_NONE};
-	if (pending && nfp_packet_receive(pipeline, stream, pending, &packet))
+	if (pending && nfp_packet_receive(pipeline, stream, pending, ticks, buffer))
 		stream->describing = NFP_DESCRIBING_RECEIVED;
 	else
 		pipeline->counts.discarded++;

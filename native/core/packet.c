@@ -111,22 +111,24 @@ int nfp_event_append(struct nfp_pipeline *pipeline, struct nfp_stream *stream, s
 	return 1;
 }
 
-int nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_pending *pending,
-                       const struct nfp_packet *packet)
+struct nfp_packet *nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                                      struct nfp_pending *pending, uint64_t ticks, uint64_t buffer)
 {
 	uint32_t index = pending->packets.count;
-	struct nfp_event event = {.ticks = packet->receive_ticks,
-	                          .buffer = packet->buffer,
+	struct nfp_event event = {.ticks = ticks,
+	                          .buffer = buffer,
 	                          .slot = pending->slot,
 	                          .index = index,
 	                          .kind = NFP_EVENT_RECEIVE};
 	if (!NFP_ARRAY_RESERVE(&pending->packets, index + 1) || !nfp_event_append(pipeline, stream, event))
-		return 0;
-	pending->packets.items[index] = *packet;
+		return NULL;
+	struct nfp_packet *packet = &pending->packets.items[index];
+	*packet = (struct nfp_packet){
+	    .buffer = buffer, .index = index, .receive_ticks = ticks, .done_function = NFP_NONE};
 	pending->packets.count++;
 	pending->undone++;
 	pipeline->pending_packets++;
-	return 1;
+	return packet;
 }
 
 static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_record *record)
@@ -135,12 +137,13 @@ static int received(struct nfp_pipeline *pipeline, struct nfp_stream *stream, co
 	if (!pending || pending->batch.function != nfp_record_function(record) ||
 	    pending->packets.count >= pending->batch.size)
 		return 0;
-	const struct nfp_packet packet = {.buffer = record->value,
-	                                  .length = (uint16_t)record->sp,
-	                                  .index = record->sp >> 16,
-	                                  .receive_ticks = pending->receive_ticks,
-	                                  .done_function = NFP_NONE};
-	return nfp_packet_receive(pipeline, stream, pending, &packet);
+	struct nfp_packet *packet =
+	    nfp_packet_receive(pipeline, stream, pending, pending->receive_ticks, record->value);
+	if (!packet)
+		return 0;
+	packet->length = (uint16_t)record->sp;
+	packet->index = record->sp >> 16;
+	return 1;
 }
 
 static int handed(struct nfp_stream *stream, const struct nfp_record *record)

@@ -6,6 +6,9 @@
 #include "sweep.h"
 #include <string.h>
 
+// What is rare is kept out of the loop that reads records.
+#define SELDOM __attribute__((noinline))
+
 // A pipeline and the streams of its threads: made, told about functions, given back.
 
 struct nfp_pipeline *nfp_pipeline_create(const uint8_t *roles, uint32_t functions)
@@ -111,7 +114,7 @@ void nfp_pipeline_count_anew(struct nfp_pipeline *pipeline, uint32_t set)
 }
 
 // The stream of a thread table entry, made when it is not there. NULL: there is no such entry, or no memory.
-static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
+static SELDOM struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thread)
 {
 	if (thread >= NFP_THREAD_COUNT)
 		return NULL;
@@ -138,7 +141,7 @@ static struct nfp_stream *stream_of(struct nfp_pipeline *pipeline, uint32_t thre
 // given up.
 
 // Matches what happened up to then and delivers what is complete; all: every batch that has ended.
-static void pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
+static SELDOM void pending_collect(struct nfp_pipeline *pipeline, uint64_t until_ticks, int all)
 {
 	nfp_packets_match(pipeline, until_ticks);
 	for (uint32_t i = 0; i < NFP_THREAD_COUNT; i++) {
@@ -177,7 +180,7 @@ static void end_batches(struct nfp_pipeline *pipeline)
 
 // All that is pending is looked at here: unless that makes enough room for a while, more is given up, down to the batches
 // that have not ended; those that took their packets over are held by packets, hence twice.
-static void pending_bound(struct nfp_pipeline *pipeline)
+static SELDOM void pending_bound(struct nfp_pipeline *pipeline)
 {
 	if (!too_much_pending(pipeline, 0))
 		return;
@@ -195,7 +198,8 @@ static void pending_bound(struct nfp_pipeline *pipeline)
 // and the batch ends, since either may be true of calls of before and of after; what follows is read as ever.
 
 // So many records are missing, of whatever kind: nothing open can be trusted.
-static void stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t records)
+static SELDOM void stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                                    uint64_t records)
 {
 	pipeline->counts.mistimed += records;
 	pipeline->lossy = stream->poll.lossy = 1;
@@ -207,7 +211,7 @@ static void stream_interrupt(struct nfp_pipeline *pipeline, struct nfp_stream *s
 }
 
 // The counter was set back, as when a machine goes on elsewhere, or a stamp before was wrong.
-static void stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks)
+static SELDOM void stream_step_back(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks)
 {
 	stream_interrupt(pipeline, stream, 1);
 	nfp_stream_match(pipeline, stream);

@@ -435,9 +435,9 @@ void nfp_share_count(struct nfp_pipeline *pipeline, struct nfp_stream *stream, c
 // Whether calls of the turn may still belong to a batch that has ended.
 int nfp_share_waits(const struct nfp_stream *stream, const struct nfp_pending *pending);
 // packet.c
-// Adds a packet that was received to its batch. 0: no memory.
-int nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream, struct nfp_pending *pending,
-                       const struct nfp_packet *packet);
+// Adds a packet that was received to its batch. NULL: no memory.
+struct nfp_packet *nfp_packet_receive(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
+                                      struct nfp_pending *pending, uint64_t ticks, uint64_t buffer);
 void nfp_packet_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
                       const struct nfp_record *record);
 int nfp_packet_fact(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
