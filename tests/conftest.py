@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Modules that tests of several folders use.
 from tests.support.firewall import Firewall
@@ -22,6 +23,10 @@ from tests.support.metrics_receiver import MetricsReceiver
 from tests.support.otlp_receiver import Receiver
 from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames, write_pcap
+
+# No test depends on an absolute time: an example that waited for a processor is no slow one.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ROOT / "tests" / "targets"

@@ -20,7 +20,7 @@ from otel_nfprobe.elf.elf import ElfImage
 
 FUNCTION = dtype_of("nfp_code_function")
 EVENT = dtype_of("nfp_code_event")
-EVENTS_MIN = 1 << 20  # there is room for
+EVENTS_MIN = 1 << 20  # minimum capacity
 ROWS_ROOM = 1 << 18
 MARKS_ROOM = 1 << 20
 ROW_WORDS = lib.NFP_FRAME_ROW_WORDS

@@ -28,7 +28,7 @@ from otel_nfprobe.arch.x86_64.snippet_text import (
 from otel_nfprobe.base.errors import UsageError
 
 BYTES_MAX = lib.NFP_SNIPPET_BYTES_MAX
-_UNORDERED = (Mnemonic.TEST, Mnemonic.XCHG)  # with their operands exchanged they do the same
+_UNORDERED = (Mnemonic.TEST, Mnemonic.XCHG)  # commutative
 _SHIFTS = (Mnemonic.SHL, Mnemonic.SHR, Mnemonic.SAR, Mnemonic.ROL, Mnemonic.ROR)
 _IMMEDIATES = frozenset(
     getattr(OpKind, name) for name in dir(OpKind) if name.startswith("IMMEDIATE") and not name.endswith("2ND")

@@ -28,19 +28,19 @@ NONE = lib.NFP_NONE
 RECORD = dtype_of("nfp_record")
 CALL = dtype_of("nfp_call")
 COST = dtype_of("nfp_cost")
-"""What one probed call costs by itself: between its two time stamps, and in all."""
+"""Overhead of one probed call: between its two timestamps, and in total."""
 BATCH = dtype_of("nfp_batch")
 PACKET = dtype_of("nfp_packet")
 HANDOVER = dtype_of("nfp_handover")
-"""A packet went on in another batch than that which received it: at `index` of that batch's burst."""
+"""A packet moved on to another batch than the one that received it, at `index` of that batch's burst."""
 TOPIC = dtype_of("nfp_topic")
-"""The topic of those messages whose digest is equal; `text` is UTF-8, a long topic's ends in three dots."""
+"""The topic of all messages with this digest; `text` is UTF-8, long topics are cut and end in three dots."""
 CALL_COUNTERS = dtype_of("nfp_call_counters")
-"""What was counted in a call, without its probes; calls without a row were not counted. `set`: of which counters."""
+"""Counter deltas of a call, without its probes; calls without a row were not counted. `set`: the counter set."""
 COUNTER_COST = dtype_of("nfp_counter_cost")
-"""What one probed call counts by itself, by counter: of its own counts, and of those around it."""
+"""What the probes of one call add to each counter: to the call's own counts, and to those of the calls around it."""
 MESSAGE = dtype_of("nfp_message")
-"""What a message, a packet of `ip_version` MESSAGE_VERSION, holds in the first bytes of `source`."""
+"""Layout of the first bytes of `source` for a message, a packet whose `ip_version` is MESSAGE_VERSION."""
 MESSAGE_VERSION = lib.NFP_VERSION_MESSAGE
 THREAD = dtype_of("nfp_thread_shared")
 

@@ -47,7 +47,7 @@ class Kernel:
         fcntl.ioctl(leader, lib.PERF_EVENT_IOC_ENABLE, lib.PERF_IOC_FLAG_GROUP)
 
     def disable(self, leader: int) -> None:
-        """Stops a group: its counters are free for others."""
+        """Stops a group and releases its hardware counters."""
         fcntl.ioctl(leader, lib.PERF_EVENT_IOC_DISABLE, lib.PERF_IOC_FLAG_GROUP)
 
     def read(self, descriptor: int) -> tuple[int, int, int] | None:
@@ -56,7 +56,7 @@ class Kernel:
         return struct.unpack("<3Q", data) if len(data) == 24 else None  # the error state reads as end of file
 
     def identify(self, descriptor: int) -> int:
-        """The number by which samples name it."""
+        """Returns the ID that samples carry for it."""
         number: int = struct.unpack("<Q", fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(8)))[0]
         return number
 

@@ -35,8 +35,8 @@ class SoftwareCounters:
     counters: tuple[Counter, ...]
     say: Callable[[str], None]
     kernel: Kernel = field(default_factory=Kernel)
-    _threads: dict[int, _Thread] = field(default_factory=dict)  # by tid
-    _totals: dict[int, list[int]] = field(default_factory=dict)  # of ended threads, too
+    _threads: dict[int, _Thread] = field(default_factory=dict)  # by thread ID
+    _totals: dict[int, list[int]] = field(default_factory=dict)  # including ended threads
     _said: set[str] = field(default_factory=set)
     _due_at: float = 0.0
     _before: list[dict[str, int]] = field(default_factory=list)  # totals of counters used before a change

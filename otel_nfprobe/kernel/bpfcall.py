@@ -123,12 +123,12 @@ def read_misses(program: int) -> int:
 # ---- its ring -------------------------------------------------------------------------------------------------------
 # The ring that BPF programs write into (BPF_MAP_TYPE_RINGBUF), read through its pages.
 #
-#     one page: how far the reader is | one page: how far the writers are | the records, mapped twice in a row
+#     one page: consumer position | one page: producer position | the records, mapped twice in a row
 #
-# Each record is a length with two marks, a word, and the bytes. Ours all have the same length.
+# Each record is a length with two flag bits, a word, and the payload. All of ours have the same length.
 
 
-BUSY = 1 << 31  # reserved, not yet written
+BUSY = 1 << 31  # reserved, not yet committed
 CALL = np.dtype([("length", "<u4"), ("page", "<u4"), ("duration_ns", "<u8"), ("thread", "<u8")])
 
 
@@ -152,7 +152,7 @@ class BpfRing:
         self._written_to = np.frombuffer(self._writer, "<u8", 1)
 
     def take(self) -> Rows:
-        """What was written since the last time, in the order of its beginning; a copy."""
+        """Returns a copy of the records since the last call, in the order of their reservation."""
         first, last = int(self._read_to[0]), int(self._written_to[0])
         count = (last - first) // CALL.itemsize
         rows: Rows = np.frombuffer(self._writer, CALL, count, mmap.PAGESIZE + (first & self._mask)).copy()
@@ -173,7 +173,7 @@ class BpfRing:
 # ---- type information -----------------------------------------------------------------------------------------------
 # The kernel's own type information (BTF): which functions it has, and the number that a program is attached by.
 #
-#     header | types: name, kind and count, size or type, then what the kind needs | strings
+#     header | types: name, kind and count, size or type, then kind-specific data | strings
 #
 # Reads one file. The layout is that of the kernel's Documentation/bpf/btf.rst.
 
@@ -183,13 +183,13 @@ MAGIC = 0xEB9F
 FUNCTION = 12  # BTF_KIND_FUNC
 _HEADER = struct.Struct("<HBBIIIII")  # magic, version, flags, header bytes, types: offset, bytes; strings: the same
 _TYPE = struct.Struct("<III")
-# Bytes behind a type: (fixed, for each of its members), by kind; the others have none.
+# Bytes after a type: (fixed, per member), by kind; other kinds have none.
 _BEHIND = {1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12)}
 _BEHIND |= {17: (4, 0), 19: (0, 12)}
 
 
 def read_functions(path: Path = VMLINUX) -> dict[str, int]:
-    """Type number of each function of the kernel image, by name.
+    """Returns the type ID of each function of the kernel image, by name.
 
     Raises:
         NfprobeError: the kernel was built without this information, or it is malformed.
@@ -199,7 +199,7 @@ def read_functions(path: Path = VMLINUX) -> dict[str, int]:
     except OSError as error:
         raise NfprobeError(
             f"Functions of the kernel cannot be found: its type information ({path}) cannot be read"
-            f" ({error.strerror}); it takes a kernel built with CONFIG_DEBUG_INFO_BTF.",
+            f" ({error.strerror}); the kernel must be built with CONFIG_DEBUG_INFO_BTF.",
             "nfprobe doctor",
         ) from error
     try:
@@ -209,14 +209,14 @@ def read_functions(path: Path = VMLINUX) -> dict[str, int]:
 
 
 def parse_functions(content: bytes) -> dict[str, int]:
-    """The same of the bytes of such a file.
+    """Parses the bytes of such a file.
 
     Raises:
-        ValueError, struct.error: they are no such file.
+        ValueError, struct.error: malformed.
     """
     magic, _, _, header_bytes, types_at, types_bytes, strings_at, strings_bytes = _HEADER.unpack_from(content)
     if magic != MAGIC:
-        raise ValueError("no BTF")
+        raise ValueError("not BTF")
     at = header_bytes + types_at
     end = at + types_bytes
     strings = content[header_bytes + strings_at :][:strings_bytes]

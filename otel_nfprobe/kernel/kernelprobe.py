@@ -75,7 +75,9 @@ _NUMBERS |= {name: number for number, name in enumerate(_FROM_424.split(), 424)}
 
 
 def find_number(function: str) -> int | None:
-    """Number of the system call that a kernel function, such as sys_write or __x64_sys_write, is; None: it is none."""
+    """Returns the number of the system call that a kernel function, such as sys_write or __x64_sys_write, implements;
+    None: none.
+    """
     for prefix in _PREFIXES:
         if function.startswith(prefix):
             return _NUMBERS.get(function.removeprefix(prefix))
@@ -254,33 +256,33 @@ def _why_forbidden() -> str:
         if "[none]" not in (mode := LOCKDOWN.read_text(encoding="ascii")):
             return f"the kernel is in lockdown ({mode.strip()})"
     if os.geteuid() == 0:
-        return "the kernel forbids it even to root, as one that is locked down does"
-    return "it takes root, or CAP_BPF and CAP_PERFMON"
+        return "the kernel forbids it even to root, as in lockdown"
+    return "it requires root, or CAP_BPF and CAP_PERFMON"
 
 
 # ---- what they cost -------------------------------------------------------------------------------------------------
 # What the two programs of a measured kernel function cost, measured on nfprobe's own process.
 #
-# Its system call getppid does next to nothing, in a function of its own.
+# Its system call getppid does almost nothing, in a function of its own.
 
 
 FUNCTION = "__x64_sys_getppid"
 CALLS = 5000
 ROUNDS = 7
-RING_BYTES = 1 << 20  # holds all of a round
+RING_BYTES = 1 << 20  # holds a whole round
 
 
 class KernelCost(NamedTuple):
-    """Of one measured call, in ns: between the two readings of the clock, and in all."""
+    """Cost of one measured call, in ns: between the two clock readings, and in total."""
 
     inside_ns: float
     whole_ns: float
 
 
 def measure_cost(strategy: str) -> KernelCost | None:
-    """The cost of a strategy (kernelprobe.py), in some 50 ms; None where it cannot be measured.
+    """Returns the cost of a strategy (kernelprobe.py), measured in some 50 ms; None if it cannot be measured.
 
-    The body of getppid counts as cost, as it takes a few ns and cannot be told apart.
+    The body of getppid counts as cost: it takes a few ns and cannot be separated.
     """
     bare_ns = min(_call_ns() for _ in range(ROUNDS))
     try:
@@ -302,7 +304,7 @@ def measure_cost(strategy: str) -> KernelCost | None:
 
 
 def _call_ns() -> float:
-    """CPU time of one call, the loop included."""
+    """Returns the CPU time of one call, including the loop."""
     call = os.getppid
     start = time.thread_time_ns()
     for _ in repeat(None, CALLS):

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 # ---- assembler ------------------------------------------------------------------------------------------------------
 # Instructions of the kernel's BPF machine, put one behind the other, with labels. Pure.
 #
-# An instruction is 8 bytes: operation, two registers, a distance, a constant. Jumps go forward, to a label.
+# An instruction is 8 bytes: operation, two registers, an offset, a constant. Jumps go forward, to a label.
 
 
 _INSTRUCTION = struct.Struct("<BBhi")
-FRAME = 10  # register of the frame pointer; 0: results, 1 to 5: arguments, 6 to 9: survive calls
+FRAME = 10  # register of the frame pointer; 0: results, 1 to 5: arguments, 6 to 9: preserved across calls
 
 MOVE, ADD, SUBTRACT = 0xB7, 0x07, 0x1F
 LOAD_LONG, LOAD_WORD, STORE_LONG, STORE_CONSTANT, ATOMIC_LONG = 0x79, 0x61, 0x7B, 0x7A, 0xDB
 WIDE, CALL, EXIT = 0x18, 0x85, 0x95
 JUMP_EQUAL, JUMP_DIFFERENT, JUMP_DIFFERENT_WORD = 0x15, 0x55, 0x56
 FROM_REGISTER = 0x08
-MAP, MAP_VALUE = 1, 2  # what a wide constant stands for
+MAP, MAP_VALUE = 1, 2  # meaning of a wide constant
 WORD_MASK = 0xFFFFFFFF
 
 
@@ -48,33 +48,33 @@ class Assembler:
         self._code.append((operation, source << 4 | to, distance, _signed(constant & WORD_MASK)))
 
     def move(self, to: int, constant: int) -> None:
-        """A constant of 32 bits, sign extended."""
+        """Loads a constant of 32 bits, sign-extended."""
         self._add(MOVE, to, constant=constant)
 
     def copy(self, to: int, source: int) -> None:
-        """A register."""
+        """Copies a register."""
         self._add(MOVE | FROM_REGISTER, to, source)
 
     def address(self, to: int, offset: int) -> None:
-        """The address of a place in the frame."""
+        """Loads the address of a stack slot."""
         self.copy(to, FRAME)
         self._add(ADD, to, constant=offset)
 
     def subtract(self, to: int, source: int) -> None:
-        """One register from another."""
+        """Subtracts a register from another."""
         self._add(SUBTRACT, to, source)
 
     def wide(self, to: int, number: int, kind: int = 0) -> None:
-        """A constant of 64 bits; of MAP and MAP_VALUE the descriptor of a map."""
+        """Loads a constant of 64 bits; for MAP and MAP_VALUE, the descriptor of a map."""
         self._add(WIDE, to, kind, constant=number)
         self._add(0, constant=0 if kind else number >> 32)
 
     def load(self, to: int, base: int, offset: int, is_word: bool = False) -> None:
-        """From memory."""
+        """Loads from memory."""
         self._add(LOAD_WORD if is_word else LOAD_LONG, to, base, offset)
 
     def store(self, base: int, offset: int, source: int) -> None:
-        """A register of 64 bits."""
+        """Stores a register of 64 bits."""
         self._add(STORE_LONG, base, source, offset)
 
     def clear(self, base: int, offset: int) -> None:
@@ -82,31 +82,31 @@ class Assembler:
         self._add(STORE_CONSTANT, base, distance=offset)
 
     def count(self, map_descriptor: int, offset: int) -> None:
-        """Adds 1 to a word of a map's only value. Uses registers 1 and 2."""
+        """Adds 1 to a word of a map's only value. Clobbers registers 1 and 2."""
         self.wide(1, map_descriptor, MAP_VALUE)
         self.move(2, 1)
         self._add(ATOMIC_LONG, 1, 2, offset)
 
     def call(self, helper: int) -> None:
-        """One of the kernel's functions for programs."""
+        """Calls a BPF helper function."""
         self._add(CALL, constant=helper)
 
     def jump(self, label: str, operation: int, register: int, constant: int) -> None:
-        """If the comparison with a constant holds."""
+        """Jumps if the comparison with a constant holds."""
         self._jumps.append((len(self._code), label))
         self._add(operation, register, constant=constant)
 
     def label(self, name: str) -> None:
-        """Jumps of that name lead here."""
+        """Defines the target of jumps to that name."""
         self._labels[name] = len(self._code)
 
     def leave(self) -> None:
-        """Ends the program with 0."""
+        """Exits the program with 0."""
         self.move(0, 0)
         self._add(EXIT)
 
     def assemble(self) -> bytes:
-        """The program."""
+        """Returns the program."""
         code = list(self._code)
         for place, label in self._jumps:
             operation, registers, _, constant = code[place]

@@ -57,8 +57,8 @@ def open_event(attributes: Any, tid: int, group: int = -1) -> int:
 
     Args:
         attributes: struct perf_event_attr *.
-        tid: as the monitor sees it.
-        group: descriptor of the leader of the group that it joins; -1: none.
+        tid: in this process's PID namespace.
+        group: descriptor of the leader of the group to join; -1: none.
 
     Returns:
         the descriptor, close-on-exec.

@@ -51,16 +51,16 @@ from otel_nfprobe.pipeline.statistics import SIZES_EXACT, Distribution, Statisti
 # it. Pure.
 
 
-# Sizes below SIZES_EXACT are counted one by one; beyond them powers of two are lower edges of the C core's buckets.
+# Sizes below SIZES_EXACT are counted individually; above, powers of two are lower edges of the C core's buckets.
 SIZE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# From a short function to a thread that was away for a second; three in each power of ten.
+# From a short function to a thread blocked for a second; three per power of ten.
 DURATION_BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-8, 1) for digit in (1, 2, 5))[:-2]
 
 
 def make_durations(
     counted: Counted, seconds_per_tick: float, attributes: Attributes, span: Span, exemplars: Sequence[Exemplar]
 ) -> HistogramDataPoint:
-    """The point of a distribution of ticks, in seconds."""
+    """Returns the point of a distribution of ticks, in seconds."""
     edges = lowers_of(counted.uppers).astype(np.float64) * seconds_per_tick
     return HistogramDataPoint(
         attributes=dict(attributes),
@@ -77,7 +77,7 @@ def make_durations(
 
 
 def make_sizes(counted: Counted, span: Span) -> HistogramDataPoint:
-    """The point of a distribution of packets per batch."""
+    """Returns the point of a distribution of packets per batch."""
     sizes = np.where(counted.uppers < SIZES_EXACT, counted.uppers, lowers_of(counted.uppers))
     return HistogramDataPoint(
         attributes={},
@@ -93,7 +93,7 @@ def make_sizes(counted: Counted, span: Span) -> HistogramDataPoint:
 
 
 def _place(edges: NDArray[np.float64], bounds: Sequence[float], counted: Counted) -> list[int]:
-    """How many values are in each bucket of a point; `edges` are the lower ones of the buckets in `counted`."""
+    """Returns the counts of a point's buckets; `edges` are the lower edges of the buckets in `counted`."""
     counts = np.zeros(len(bounds) + 1, np.uint64)
     np.add.at(counts, np.searchsorted(np.array(bounds, np.float64), edges), counted.counts)
     buckets: list[int] = counts.tolist()
@@ -103,17 +103,17 @@ def _place(edges: NDArray[np.float64], bounds: Sequence[float], counted: Counted
 # ---- exponential buckets --------------------------------------------------------------------------------------------
 # Exponential: a distribution as an OpenTelemetry exponential histogram point.
 #
-# Each bucket of the C core goes, whole, into the exponential bucket that holds its middle. Pure.
+# Each bucket of the C core is counted entirely in the exponential bucket that contains its middle. Pure.
 
 
 SCALE_MAX = 5  # 32 buckets per power of two, as many as the C core has
-BUCKETS_MAX = 160  # of one point, as the SDK's own aggregation has it
+BUCKETS_MAX = 160  # per point, as in the SDK's own aggregation
 
 
 def make_exponential(
     counted: Counted, seconds_per_tick: float, attributes: Attributes, span: Span, exemplars: Sequence[Exemplar]
 ) -> ExponentialHistogramDataPoint:
-    """The point of a distribution of ticks, in seconds."""
+    """Returns the point of a distribution of ticks, in seconds."""
     zeros = counted.uppers == 0
     uppers, counts = counted.uppers[~zeros], counted.counts[~zeros]
     scale, offset, buckets = _spread(uppers, counts, seconds_per_tick)
@@ -137,11 +137,11 @@ def make_exponential(
 def _spread(
     uppers: NDArray[np.uint64], counts: NDArray[np.uint64], seconds_per_tick: float
 ) -> tuple[int, int, list[int]]:
-    """Scale, index of the first bucket and the counts of all, from the first to the last that is not empty."""
+    """Returns the scale, the index of the first bucket and all counts, from the first to the last non-empty bucket."""
     if not len(uppers):
         return SCALE_MAX, 0, []
     middles = (lowers_of(uppers).astype(np.float64) + uppers.astype(np.float64)) / 2
-    # Bucket i holds values above base^i, up to base^(i + 1), where base is 2^(2^-scale).
+    # Bucket i contains values above base^i, up to base^(i + 1), where base is 2^(2^-scale).
     indices = np.ceil(np.log2(middles * seconds_per_tick) * 2**SCALE_MAX).astype(np.int64) - 1
     scale = SCALE_MAX
     while indices[-1] - indices[0] >= BUCKETS_MAX:

@@ -51,12 +51,12 @@ class _Page(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Family]:
-        """What prometheus_client writes."""
+        """Returns the families for prometheus_client to write."""
         yield from self._families
 
 
 def write_page(data: MetricsData, openmetrics: bool) -> bytes:
-    """The page. Only OpenMetrics has exemplars.
+    """Returns the page. Only OpenMetrics has exemplars.
 
     Args:
         data: cumulative; durations with explicit bounds.
@@ -69,16 +69,16 @@ def write_page(data: MetricsData, openmetrics: bool) -> bytes:
         for scope in resource.scope_metrics:
             families += [_make_family(metric) for metric in scope.metrics]
     write = cast(Callable[[Collector], bytes], write_openmetrics if openmetrics else write_plain)
-    return write(_Page(families))  # the library's annotation asks for a registry; what it calls is collect()
+    return write(_Page(families))  # the library is annotated with a registry, but only calls collect()
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether a scraper's Accept header names it."""
+    """Returns whether a scraper's Accept header lists it."""
     return "application/openmetrics-text" in accept
 
 
 def name_of(metric: Metric) -> str:
-    """As Prometheus calls it, without `_total`, `_bucket`, ..."""
+    """Returns the Prometheus name, without `_total`, `_bucket`, ..."""
     name = re.sub(r"\W", "_", metric.name)
     unit = _UNITS.get(metric.unit or "", "")
     if isinstance(metric.data, Gauge) and metric.unit == "1":
@@ -114,7 +114,7 @@ def _add_histogram(family: Family, labels: Labels, point: HistogramDataPoint) ->
 
 
 def _place(exemplars: Sequence[Exemplar], bounds: Sequence[float]) -> dict[float, SampleExemplar]:
-    """One of each bucket: the largest."""
+    """Returns one exemplar per bucket: the largest."""
     found: dict[float, SampleExemplar] = {}
     for exemplar in sorted(exemplars, key=lambda item: item.value):
         bound = next(bound for bound in bounds if exemplar.value <= bound)

@@ -33,32 +33,32 @@ _AND, _ALWAYS, _EQUAL, _ANY_BIT = 0x50, 0x00, 0x10, 0x40
 _FROM_INDEX = 0x08
 _TO_ACCUMULATOR = 0x80
 
-# What the accumulator holds; PLAIN can be used in any way.
+# What the accumulator holds; PLAIN may be used in any way.
 _PLAIN, _FIRST, _VERSION, _PROTOCOL, _FRAGMENT, _OFFSET = range(6)
 _VERSION_BITS, _OFFSET_BITS = 0xF0, 0x1FFF
 _WITH_PORTS = frozenset((6, 17, 33, 132, 136))
 _TYPE_AND_CODE = frozenset((1, 58))
-_FRAGMENT_HEADER = 44  # of IPv6: headers like it are looked through, so no packet ends in one
+_FRAGMENT_HEADER = 44  # of IPv6: such headers are skipped, so no packet ends in one
 _KNOWN = {4: ((4, 6), (12, 20)), 6: ((8, 40),)}
 _PROTOCOL_AT = {4: 9, 6: 6}
 _IPV6_BYTES = 40
 
 
 class UnknownBytesError(Exception):
-    """The program reads what is not kept of a packet; the text names it."""
+    """The program reads bytes of a packet that are not kept; the text names them."""
 
 
 @dataclass(frozen=True)
 class _State:
     at: int = 0
-    version: int = 0  # of IP, where it was compared
-    protocol: int = -1  # the same
+    version: int = 0  # of IP, once compared
+    protocol: int = -1  # of IP, once compared
     holds: int = _PLAIN
     index_is_header: bool = False
 
 
 def check_reads(program: Sequence[Instruction]) -> None:
-    """Returns when the program reads only what is kept of a packet.
+    """Returns if the program reads only bytes of a packet that are kept.
 
     Raises:
         UnknownBytesError: it reads something else.
@@ -90,7 +90,7 @@ def _step(instruction: Instruction, state: _State) -> Iterator[_State]:
             raise UnknownBytesError("the length of the IP header")
         yield replace(after, holds=_PLAIN)
     else:
-        _refuse_parts(state)  # it is kept for later, where nobody knows what it is
+        _refuse_parts(state)  # it is stored, after which its meaning is unknown
         yield replace(after, index_is_header=False) if kind == _MISCELLANEOUS else after
 
 
@@ -100,7 +100,7 @@ def _load(instruction: Instruction, state: _State) -> int:
         return _load_header(at, size, state)
     if mode == _INDIRECT:
         if not state.index_is_header:
-            raise UnknownBytesError("bytes at a place that is calculated")
+            raise UnknownBytesError("bytes at a computed offset")
         _check_transport(at, size, state)
     return _PLAIN
 
@@ -124,7 +124,7 @@ def _load_header(at: int, size: int, state: _State) -> int:
 def _check_transport(at: int, size: int, state: _State) -> None:
     known = 4 if state.protocol in _WITH_PORTS else 2 if state.protocol in _TYPE_AND_CODE else 0
     if at + size > known and not (state.version == 6 and state.protocol == _FRAGMENT_HEADER):
-        raise UnknownBytesError(f"byte {at} behind the IP header")
+        raise UnknownBytesError(f"byte {at} after the IP header")
 
 
 def _calculate(instruction: Instruction, state: _State) -> int:
@@ -158,7 +158,7 @@ def _jump(instruction: Instruction, after: _State) -> Iterator[_State]:
     yield replace(after, at=after.at + instruction.jump_false)
 
 
-# Of these bytes only a part is known.
+# Only a part of these bytes is known.
 def _refuse_parts(state: _State) -> None:
     if state.holds == _FIRST:
         raise UnknownBytesError("the length of the IP header")

@@ -56,30 +56,30 @@ from otel_nfprobe.target.target import Target
 
 
 PLT_STUB = "PLT stub"
-# Not functions: pieces of one, or the linker's. They are neither listed nor counted.
+# Not functions: parts of one, or the linker's. They are neither listed nor counted.
 PART_REASONS = frozenset((NO_ENTRY, PLT_STUB))
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionPlan:
-    """What will be done to one function, or why nothing.
+    """How one function will be probed, or why not.
 
     Attributes:
         function: which one.
         strategy: one of the values of STRATEGIES, or None when it is refused.
-        reason: why it is refused, or why the strategy is not the first one; else "".
+        reason: why it is refused, or why the strategy is not the first one; otherwise "".
         site: address in the process of the first changed byte: code, or one GOT slot.
-        site_bytes: what stands there before.
-        displaced: the instructions that the trampoline takes over; without padding.
-        displaced_offsets: from the site to each displaced instruction and, when flow goes on behind them, to
-            the first byte behind them.
-        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it
-            differs from the one before; rsp + 8 at first.
+        site_bytes: the original bytes.
+        displaced: the instructions moved to the trampoline; without padding.
+        displaced_offsets: from the site to each displaced instruction and, if control flow continues after them, to the
+            first byte after them.
+        displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it differs
+            from the previous one; rsp + 8 initially.
         single: exactly one instruction is displaced, so the site can be changed while threads run.
-        island: address in the process of padding that holds the jump for which the site has no room, or 0.
-        island_bytes: what stands there before.
-        argument_words: of the caller's stack that are pushed again.
-        has_frame_pointer: the function makes rbp its frame pointer first of all, so that rbp is no argument of it.
+        island: address in the process of padding that contains the jump for which the site has no room, or 0.
+        island_bytes: its original bytes.
+        argument_words: number of words of the caller's stack that are pushed again.
+        has_frame_pointer: the function sets up rbp as its frame pointer first, so rbp is not an argument.
     """
 
     function: Function
@@ -108,7 +108,7 @@ class FunctionPlan:
 
     @property
     def size(self) -> int:
-        """The function's bytes."""
+        """The function's size in bytes."""
         return self.function.size
 
     @property
@@ -123,12 +123,12 @@ class FunctionPlan:
 
     @property
     def name_source(self) -> str:
-        """Where the name is from."""
+        """Source of the name."""
         return self.function.name_source
 
     @property
     def is_part(self) -> bool:
-        """Whether it is no function but a piece of one, or a PLT stub."""
+        """Whether it is not a function but a part of one, or a PLT stub."""
         return self.strategy is None and self.reason in PART_REASONS
 
     @property
@@ -146,29 +146,29 @@ class FunctionPlan:
 # that was harmless, to any other that is. A module without a build id is found by its content.
 
 
-FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans are read
-FRESH_MIN = 250  # plans that are worth writing the module's anew ...
-FRESH_S = 0.1  # ... or fewer that took so long: the first one may need all code of the module
+FUNCTIONS_MIN = 1000  # a smaller module is judged as fast as its plans can be read
+FRESH_MIN = 250  # new plans that justify rewriting the module's file ...
+FRESH_S = 0.1  # ... or fewer that took this long: the first one may need all code of the module
 KIND = "plan"
-SLOTS_MAX = 64  # that one plan depends on
+SLOTS_MAX = 64  # per plan
 _WORDS = (None, *STRATEGIES.values())
 
 
 class KeptPlans:
-    """The plans that are known of all modules that somebody asks about.
+    """The known plans of all modules asked for.
 
     Attributes:
-        tail_calls: judges where jumps of functions lead that have no plan yet.
+        tail_calls: judges the jump destinations of functions without a plan so far.
     """
 
     def __init__(self, target: Target | None) -> None:
         self._modules: dict[int, _ModulePlans] = {}
         self.tail_calls = TailCalls(target)
-        # Apart from the other: a verdict may depend on which functions were judged before.
+        # Separate from `tail_calls`: a verdict may depend on which functions were judged before.
         self._conditions = TailCalls(target, self._clean_unless)
 
     def find(self, function: Function) -> FunctionPlan | None:
-        """The plan that an earlier analysis made by all strategies in turn, where it holds; else None."""
+        """Returns the plan of an earlier analysis with all strategies in turn, if it is valid; otherwise None."""
         known = self._of(function.module)
         row = known.row(function)
         if row is not None and all(self._behind(function.module, slot) == behind for slot, behind in row[2]):
@@ -177,10 +177,10 @@ class KeptPlans:
         return None
 
     def keep(self, plan: FunctionPlan, took_s: float) -> FunctionPlan:
-        """Takes over a new plan, that of the function which was last looked for.
+        """Adds a new plan, that of the function last looked up.
 
         Args:
-            took_s: processor time that it took.
+            took_s: its CPU time.
         """
         module, consulted = plan.module, self.tail_calls.consulted
         if not consulted:
@@ -188,7 +188,7 @@ class KeptPlans:
             return plan
         own = [slot for owner, slot in consulted if owner == id(module)]
         slots = [[slot, self._behind(module, slot)] for slot in sorted(own)[: SLOTS_MAX + 1]]
-        # Behind a harmful function there may be anything; what is not found through other modules' slots is known.
+        # Behind a harmful function there may be anything; what is not reached through other modules' slots is certain.
         is_certain = len(own) == len(consulted) or not any(behind for _, behind in slots)
         if len(own) <= SLOTS_MAX and is_certain:
             self._of(module).keep(plan, slots, took_s)
@@ -201,13 +201,13 @@ class KeptPlans:
         return known
 
     def _behind(self, module: Module, slot: int) -> str:
-        """What is behind a slot: "" for nothing harmful, else which function of which file."""
+        """Returns what a slot leads to: "" for nothing harmful, otherwise which function of which file."""
         node = self._conditions.harm_behind(module, slot)
         return "" if node is None else f"{self._of(node[0]).file_digest} {node[1]}"
 
     def _clean_unless(self, module: Module, index: int) -> Sequence[int] | None:
-        """What TailCalls wants to know."""
-        if "names" not in module.cache:  # nobody looks at its functions: their names may take long to read
+        """Returns the conditions for TailCalls."""
+        if "names" not in module.cache:  # its functions are not examined: reading their names may take long
             return None
         known = self._of(module)
         row = known.row(function_of(module, index)) if known.rows else None
@@ -216,37 +216,37 @@ class KeptPlans:
         return [slot for slot, _ in row[2]]
 
     def store(self) -> None:
-        """Writes what is new to disk where it is worth it."""
+        """Writes new plans to disk where worthwhile."""
         for known in self._modules.values():
             known.store()
 
 
 class _ModulePlans:
-    """The plans that are known of one module."""
+    """The known plans of one module."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._fresh, self._fresh_s = 0, 0.0
-        # The first two are refused by the name of their file, which may change, the last for what happened just now.
+        # The first two are refused by the name of their file, which may change, the last for a transient reason.
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
             module.is_dynamic_linker or module.is_probe_library or module.image.unread
         )
 
     @cached_property
     def rows(self) -> dict[int, list[Any]]:
-        """By the function's offset."""
+        """Plans by the function's offset."""
         return self._load() if self._is_kept else {}
 
     @cached_property
     def file_digest(self) -> str:
-        """Of all of the file."""
+        """Digest of the whole file."""
         return self._module.image.content.digest
 
     @cached_property
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
         digest = hashlib.blake2b(f"{self.file_digest} {version('iced-x86')}".encode(), digest_size=20)
-        names = names_in(self._module)  # not those of slots, which are others in each process
+        names = names_in(self._module)  # without those of slots, which differ per process
         for start in self._module.image.frames.starts:
             if start in names and names[start][0].name in FORMATS:
                 digest.update(f"{start:x} {names[start][0].name}".encode())
@@ -284,7 +284,7 @@ _COLUMNS = (int, str, list, (str, type(None)), str, int, int, int, list, list, b
 
 
 def _row(plan: FunctionPlan, slots: list[list[Any]]) -> list[Any]:
-    """As JSON gives it back, but for its lists, which may be tuples here."""
+    """Returns the plan as decoded from JSON, except that its lists may be tuples here."""
     base = plan.module.base
     return [
         plan.offset,
@@ -327,7 +327,7 @@ def _plan(function: Function, row: list[Any]) -> FunctionPlan:
 
 
 def _is_sound(rows: Any) -> bool:
-    """Whether every column holds what it should. That the values are right is the checksum's business."""
+    """Returns whether every column has the right type. The checksum covers the values."""
     return isinstance(rows, list) and all(
         isinstance(row, list)
         and len(row) == len(_COLUMNS)
@@ -341,7 +341,7 @@ def _is_sound(rows: Any) -> bool:
 
 
 def _facts(function: Function) -> str:
-    """What is known of a function by its names: they tell what it does, and they are from other files, too."""
+    """Returns a digest of what a function's names tell about it; they come from other files as well."""
     source, names = function.found_names
     return "\0".join((source, str(function.exported), *names))
 

@@ -24,7 +24,7 @@ from otel_nfprobe.target.target import Mapping, Target
 # ---- table of the arena ---------------------------------------------------------------------------------------------
 # The table of arenas in a session's header, read once: the target may have changed what an earlier monitor wrote.
 #
-# From then on it is the monitor's own; the header is written for who comes after it.
+# From then on the monitor uses its own copy; the header is written for later monitors.
 
 
 ARENA_COUNT = 64
@@ -48,7 +48,7 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes that are given out, from its start."""
+        """Bytes allocated, from its start."""
         return self._used
 
     @used.setter
@@ -56,7 +56,7 @@ class Arena:
         self._used = self._entry.used = min(used_bytes, self.bytes)
 
     def is_mapped(self, session: Session, maps: Sequence[Mapping]) -> bool:
-        """Whether the target has it mapped executable where the table says, as the kernel says."""
+        """Returns whether the target has mapped it executable at this place, according to the kernel."""
         end = self.address + self.bytes
         for mapping in maps:
             if mapping.start <= self.address and end <= mapping.end and mapping.is_executable:
@@ -65,17 +65,17 @@ class Arena:
         return False
 
     def is_sound(self, given_bytes: int) -> bool:
-        """Whether it lies in what is given out of the memory file, in whole pages."""
+        """Returns whether it lies in the allocated part of the memory file, in whole pages."""
         in_file = not self.offset or ARENA_OFFSET <= self.offset <= ARENA_OFFSET + given_bytes - self.bytes
         whole = not any(number % PAGE_BYTES for number in (self.address, self.offset, self.bytes))
         return in_file and whole and self.bytes > 0 and 0 < self.address <= ADDRESS_END - self.bytes
 
 
 def read_arenas(session: Session) -> tuple[list[Arena], int]:
-    """The arenas of a session, and how many bytes of its memory file they take.
+    """Returns the arenas of a session, and the number of bytes they take in its memory file.
 
     Raises:
-        NfprobeError: they overlap, or lie where none can.
+        NfprobeError: they overlap, or lie at impossible places.
     """
     header = session.header
     count, given_bytes = int(header.arenas), int(header.arena_used)
@@ -91,7 +91,7 @@ def read_arenas(session: Session) -> tuple[list[Arena], int]:
 
 
 def add_arena(session: Session, index: int, address: int, offset: int, size_bytes: int, used_bytes: int) -> Arena:
-    """Writes the entry of a new arena, and that it is there."""
+    """Writes the entry of a new arena, and marks it as present."""
     entry = session.header.arena[index]
     entry.address, entry.offset, entry.bytes, entry.used = address, offset, size_bytes, used_bytes
     session.header.arenas = index + 1
@@ -99,7 +99,7 @@ def add_arena(session: Session, index: int, address: int, offset: int, size_byte
 
 
 def damaged(session: Session) -> NfprobeError:
-    """The error that says so."""
+    """Returns the error for a damaged table."""
     return NfprobeError(f"The arena table in process {session.pid} is damaged.", f"nfprobe doctor {session.pid}")
 
 

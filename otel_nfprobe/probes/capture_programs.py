@@ -32,7 +32,7 @@ def write_programs(session: Session, choice: Choice, identity: Identity) -> None
 # ---- what is wrong with them ----------------------------------------------------------------------------------------
 # What probes found wrong with functions that a person described (native/probe/validate.c), in sentences.
 #
-# A function that is switched off still runs through its probe, but nothing of it is counted or described any more.
+# A function that is switched off still runs through its probe, but it is no longer counted or described.
 
 
 _WRONG = {
@@ -46,7 +46,7 @@ _WRONG = {
 
 
 def find_verdicts(session: Session, roles: Sequence[RoleFunction]) -> Iterator[tuple[str, str]]:
-    """Functions that are switched off: name, and a sentence for a person."""
+    """Yields functions that are switched off: name, and a sentence for the user."""
     for index, role in enumerate(roles):
         program = session.program(index)
         wrong = _WRONG.get(int(program.verdict))

@@ -47,12 +47,12 @@ from otel_nfprobe.target.target import Target
 
 
 def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Judges them, a module with each step, that with most of them first; nothing for an adapter that foresees none.
+    """Judges them, one module per step, the one with the most first; nothing if the adapter foresees none.
 
-    What cannot be judged is refused when it runs, with its reason.
+    Functions that cannot be judged are refused when they run, with their reason.
 
     Args:
-        is_wanted: asked before each of them; nobody waits for them when a session ends.
+        is_wanted: checked before each of them; a session that is ending does not wait for them.
     """
     if not isinstance(choice.adapter, ForeseeingAdapter):
         return

@@ -342,25 +342,25 @@ class Texts:
         self._before: dict[int, tuple[Module, dict[str, str]]] = {}
 
     def keep(self, module: Module) -> None:
-        """Remembers a module's code; again and again does no harm.
+        """Stores the digest of a module's code; may be called repeatedly.
 
         Raises:
-            NfprobeError: it is not mapped any more.
+            NfprobeError: it is no longer mapped.
         """
         if id(module) not in self._before:
-            # A look at the memory map renews the ranges of a module: those that are compared must stay.
+            # Reading the memory map again replaces the ranges of a module; those that are compared must stay.
             same = replace(module, executable_ranges=list(module.executable_ranges))
             self._before[id(module)] = (same, text_digests(self._target, [same]))
 
     def adopt(self, parent: Texts) -> None:
-        """Takes over what is known of the process that this one was forked from: code here may be changed already."""
+        """Takes over the digests of the process that this one was forked from: code here may already be changed."""
         self._before.update(parent._before)
 
     def differing(self, modules: Iterable[Module]) -> list[str]:
-        """Places, as path@address, where the code of these modules is not what it was.
+        """Returns places, as path@address, where the code of these modules differs from the original.
 
         Raises:
-            NfprobeError: a module is not mapped any more.
+            NfprobeError: a module is no longer mapped.
         """
         found = []
         for module in modules:

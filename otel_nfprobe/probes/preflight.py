@@ -64,11 +64,11 @@ Program = tuple[Instruction, ...]
 
 @dataclass(frozen=True, slots=True)
 class FilterVerdict:
-    """What a thread's filters say to one system call.
+    """The result of a thread's filters for one system call.
 
     Attributes:
         action: the strongest of their actions.
-        error: errno that the caller gets, for ERRNO.
+        error: errno returned to the caller, for ERRNO.
     """
 
     action: int
@@ -80,7 +80,7 @@ class FilterVerdict:
         return self.action in (ALLOW, LOG)
 
     def forbids(self, call: Call) -> bool:
-        """Whether the probe library cannot live with that."""
+        """Returns whether this prevents the probe library from working."""
         if self.is_allowed:
             return False
         if self.action == ASK_USER:
@@ -90,14 +90,14 @@ class FilterVerdict:
         return call.need == Need.ESSENTIAL or (call.need == Need.OR_ENOSYS and self.error != errno.ENOSYS)
 
     def describe(self) -> str:
-        """What the filter does, followed by the call's name."""
+        """Returns what the filter does, to be followed by the call's name."""
         if self.action == ERRNO:
             return f"answers {errno.errorcode.get(self.error, f'error {self.error}')} to"
         return DEEDS.get(self.action, "forbids")
 
 
 def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
-    """What all filters of a thread together make of a system call: the kernel obeys the strongest action.
+    """Combines all filters of a thread for a system call: the kernel applies the strongest action.
 
     A malformed program counts as one that kills.
     """
@@ -110,7 +110,7 @@ def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
         if _strength(word) < _strength(strongest):
             strongest = word
     action, data = strongest & ACTION_MASK, strongest & 0xFFFF
-    if action == TRACE:  # no tracer asks to see it: the kernel answers ENOSYS
+    if action == TRACE:  # no tracer handles it: the kernel returns ENOSYS
         return FilterVerdict(ERRNO, errno.ENOSYS)
     if action not in (*DEEDS, ERRNO, LOG, ALLOW):
         return FilterVerdict(KILL_PROCESS)
@@ -118,7 +118,7 @@ def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
 
 
 def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple[Call, FilterVerdict] | None:
-    """The first of the calls that the filters forbid, or None."""
+    """Returns the first of the calls that the filters forbid, or None."""
     for call in calls:
         verdict = judge(programs, SystemCall(call.number, call.arguments))
         if verdict.forbids(call):
@@ -127,7 +127,7 @@ def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple
 
 
 def read_filters(tid: int) -> list[Program] | None:
-    """The seccomp filters of a thread, the oldest first; None when this user may not read them.
+    """Returns the seccomp filters of a thread, the oldest first; None if this user may not read them.
 
     Raises:
         ProcessLookupError: the thread has ended.
@@ -135,7 +135,7 @@ def read_filters(tid: int) -> list[Program] | None:
     room = ffi.new("struct nfp_instruction[]", INSTRUCTIONS_MAX)
     lengths = ffi.new("uint32_t[]", FILTERS_MAX)
     count = lib.nfp_read_filters(tid, room, INSTRUCTIONS_MAX, lengths, FILTERS_MAX)
-    if count in (-errno.ESRCH, -errno.EPERM):  # EPERM: it is ending; whether this user may was asked before
+    if count in (-errno.ESRCH, -errno.EPERM):  # EPERM: it is exiting; this user's permission was checked before
         raise ProcessLookupError(tid)
     if count < 0:
         return None
@@ -153,9 +153,9 @@ def read_filters(tid: int) -> list[Program] | None:
 
 
 def check_filters(target: Target, musl: bool) -> list[str]:
-    """Says whether the target's filters let the probe library work. Returns notes for a person.
+    """Checks whether the target's filters let the probe library work. Returns notes for the user.
 
-    Threads through which it cannot be loaded are put into `target.unfit_threads`.
+    Threads through which it cannot be loaded are added to `target.unfit_threads`.
 
     Raises:
         RefusedError: they do not; the sentence names the system call.
@@ -176,8 +176,8 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             target.may_check_memory = False
             target.counters_forbidden = "its seccomp filter cannot be read by this user and may forbid what they need"
             return [
-                f"Process {target.pid} has a seccomp filter that this user cannot read (that takes CAP_SYS_ADMIN, "
-                "and no filter on nfprobe itself); if it forbids a call that is needed, the library does not load."
+                f"Process {target.pid} has a seccomp filter that this user cannot read (that requires CAP_SYS_ADMIN "
+                "and no filter on nfprobe itself); if it forbids a required call, the library does not load."
             ]
         key = tuple(programs)
         if key not in known:
@@ -191,7 +191,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             unfit[tid] = forbidden
     _refuse_without_fit_thread(target, unfit)
     target.may_sync_cores = may_sync_cores
-    return [f"Process {target.pid} has a seccomp filter; it allows every system call that is needed."]
+    return [f"Process {target.pid} has a seccomp filter; it permits every required system call."]
 
 
 def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, FilterVerdict]]) -> None:
@@ -203,7 +203,7 @@ def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, Filt
 
 
 def _registers_rseq(target: Target) -> bool:
-    """Whether glibc has registered this program's first thread for restartable sequences."""
+    """Returns whether glibc has registered this program's first thread for restartable sequences."""
     for module in target.modules():
         symbol = module.image.exports.get(RSEQ_SYMBOL) if module.is_dynamic_linker else None
         if symbol is not None:
@@ -244,7 +244,7 @@ def _filtered_threads(target: Target) -> list[int]:
 
 
 def _strength(word: int) -> int:
-    """Actions as the kernel compares them: as signed numbers, the smallest is the strongest."""
+    """Returns the strength of an action as compared by the kernel: as signed numbers, the smallest is the strongest."""
     action = word & ACTION_MASK
     return action - (1 << 32) if action & 0x80000000 else action
 

@@ -41,9 +41,9 @@ from otel_nfprobe.target.target import Target
 # function's whole frame program, replayed at the addresses of the copy.
 
 
-FRAME_ROOM_BYTES = 512  # for one trampoline that is not a relocated body
+FRAME_ROOM_BYTES = 512  # per trampoline that is not a relocated body
 RETURN_ADDRESS = 16
-SEQUENCES_MAX = 1 << 14  # of displaced instructions: many functions begin alike
+SEQUENCES_MAX = 1 << 14  # of displaced instructions: many functions start alike
 _ADVANCE_4 = 0x04
 _PRESERVED = {  # registers that a function restores for its caller, with their DWARF numbers
     Register.RBX: 3,
@@ -62,7 +62,7 @@ class Frames:
         self._room = ffi.new("uint8_t[]", FRAME_ROOM_BYTES)
         self._rows = bytearray(self._take(lib.nfp_frame_common_write(self._room, FRAME_ROOM_BYTES)))
         self._empty = True
-        self.function = ""  # raw name of the function that is described next
+        self.function = ""  # raw name of the function described next
         self.parts: list[CodePart] = []
         self._commons: dict[tuple[int, bytes], int] = {}
 
@@ -77,7 +77,7 @@ class Frames:
         plan: FunctionPlan | None = None,
         moves: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """A template at `address` and the `behind_bytes` of displaced instructions behind it.
+        """Adds a template at `address` and the `behind_bytes` of displaced instructions after it.
 
         Args:
             plan: whose displaced instructions those are; None for an instruction that leaves the function.
@@ -98,7 +98,7 @@ class Frames:
         self._empty = False
 
     def add_body(self, address: int, body: Body) -> None:
-        """A relocated body at `address`."""
+        """Adds a relocated body at `address`."""
         sources = sorted(body.places)
         for frame, offset, size_bytes in body.parts:
             common = self._common(frame.common)
@@ -112,7 +112,7 @@ class Frames:
             self._empty = False
 
     def _common(self, common: CommonEntry) -> int:
-        """Where the rows hold a common entry that says the same as this one of the file."""
+        """Returns the offset of a common entry (CIE) equivalent to this one of the file; adds it if missing."""
         key = (common.data_alignment, common.instructions)
         if key not in self._commons:
             self._commons[key] = len(self._rows)
@@ -122,12 +122,12 @@ class Frames:
         return self._commons[key]
 
     def encode(self) -> bytes:
-        """The rows with their end mark; empty when there is nothing to register."""
+        """Returns the rows with their terminator; empty if there is nothing to register."""
         return b"" if self._empty else bytes(self._rows) + b"\0\0\0\0"
 
 
 def body_room_bytes(frames: Sequence[Frame]) -> int:
-    """Bytes that the rows of a relocated body take at most."""
+    """Returns the maximum size of the rows of a relocated body."""
     return sum(128 + 6 * len(frame.instructions) + len(frame.common.instructions) for frame in frames)
 
 
@@ -147,7 +147,7 @@ def _describe(
 
 
 def _entry(body: bytes) -> bytes:
-    """With its length in front, padded to eight bytes by operations that do nothing."""
+    """Returns the entry with its length in front, padded to eight bytes by no-operations."""
     padding = -(4 + len(body)) % 8
     return struct.pack("<I", len(body) + padding) + body + b"\0" * padding
 
@@ -173,9 +173,9 @@ def _displaced_rows(plan: FunctionPlan, start: int, moves: Iterable[tuple[int, i
 
 @lru_cache(maxsize=SEQUENCES_MAX)
 def _pushes(code: bytes) -> Mapping[int, int]:
-    """DWARF numbers of the preserved registers that instructions push, by the offset behind the instruction.
+    """Returns DWARF numbers of the preserved registers that instructions push, by the offset after the instruction.
 
-    An exception may pass through a call among the displaced instructions: callers want these registers back.
+    An exception may pass through a call among the displaced instructions: callers need these registers restored.
     """
     return {
         int(instruction.next_ip): _PRESERVED[instruction.op0_register]

@@ -318,7 +318,7 @@ class GroupOpener:
         """The best group that can be had for a thread.
 
         Args:
-            tid: as the monitor sees it.
+            tid: in the monitor's PID namespace.
 
         Raises:
             OSError: none; ProcessLookupError: the thread has ended.
@@ -446,7 +446,7 @@ class Profiler:
     Args:
         clock: of the session; for its rate.
         hertz: samples in each second that a thread runs.
-        is_ours: whether a number is that of a thread of the target at this moment.
+        is_ours: whether a thread ID belongs to the target at this moment.
         find_counted: what the session counts at this moment.
         say: tells a person, once, what samples hold.
         open_one: opens the event that samples; tests put another one here.
@@ -484,7 +484,7 @@ class Profiler:
             tids: as the monitor sees them.
 
         Raises:
-            NfprobeError: the kernel does not allow it.
+            NfprobeError: the kernel does not permit it.
         """
         counted = self._find_counted()
         for tid in tids:
@@ -497,7 +497,7 @@ class Profiler:
             self._begin(tid, wanted)
 
     def end_gone(self) -> None:
-        """Ends with the threads that are gone; one that has got the number of such a thread is another one."""
+        """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
         ended = set(find_ended([group.sampling for group in self._groups.values()]))
         for tid in [tid for tid, group in self._groups.items() if group.sampling in ended]:
             self._end(tid)
@@ -537,7 +537,7 @@ class Profiler:
         ]
 
     def close(self) -> None:
-        """Ends with all threads."""
+        """Stops recording all threads."""
         for tid in list(self._groups):
             self._end(tid)
 
@@ -549,7 +549,7 @@ class Profiler:
         except OSError as error:
             reason = error.strerror or "unknown error"
             raise NfprobeError(f"There is no profile: perf_event_open says {reason}.", "nfprobe doctor") from None
-        if not self._is_ours(tid):  # it has ended, and another process has its number
+        if not self._is_ours(tid):  # it has ended, and its thread ID was reused by another process
             self._end(tid)
             return
         self.source = group.source

@@ -24,7 +24,7 @@ from otel_nfprobe.linux.perfring import HEADER, event_attributes, map_ring, open
 from otel_nfprobe.target.target import Target
 
 WANTED_REGISTERS = 1 << 7 | 1 << 8  # stack pointer and program counter
-FREQUENCY_HZ = 997  # in step with nothing
+FREQUENCY_HZ = 997  # not in step with any periodic work
 STACK_BYTES = 4096
 BUFFER_PAGES = 32
 LOOK_S = 0.01
@@ -105,7 +105,7 @@ class _Watch:
         self.stacks: list[bytes] = []
         try:
             self._fd = _open_event(tid, 0)
-        except PermissionError:  # an ordinary user sees its own code only
+        except PermissionError:  # unprivileged users may sample user mode only
             self._fd = _open_event(tid, lib.NFP_EVENT_EXCLUDE_KERNEL)
         try:
             self._memory = map_ring(self._fd, BUFFER_PAGES)

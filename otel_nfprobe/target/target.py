@@ -18,7 +18,7 @@ from otel_nfprobe.elf.elf import PAGE_BYTES, ElfImage, UnreadableError, read_ima
 from otel_nfprobe.elf.modules import Module, without_copies
 from otel_nfprobe.linux.memory import Memory
 
-COMPARED_BYTES = PAGE_BYTES  # of a file's first page, when device and inode do not tell that it is the mapped one
+COMPARED_BYTES = PAGE_BYTES  # of a file's first page, where device and inode do not identify the mapped file
 POLICIES = {0: "other", 1: "fifo", 2: "round robin", 3: "batch", 5: "idle", 6: "deadline"}
 MAP_FILES_NEED = "; reading it through the process requires CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."
 SKIPPED_PATHS = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/[aio]")
