@@ -37,11 +37,11 @@ class Strangers:
     """Says which processes were left alone for their user.
 
     Args:
-        say: one sentence for the log.
+        notify: one sentence for the log.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
         self._known: set[tuple[int, int, str]] = set()
         self._since = 0.0
         self._told = 0
@@ -60,9 +60,9 @@ class Strangers:
             self._known.add(identity)
             self._told += 1
             if self._told <= TOLD_MAX:
-                self._say(_describe(rule, found[identity]))
+                self._notify(_describe(rule, found[identity]))
             elif self._told == TOLD_MAX + 1:
-                self._say("more processes of other users match; they are not attached to either, and no more is said.")
+                self._notify("more processes of other users match; they are not attached to either, and not reported.")
 
 
 def _refusing(rules: Sequence[Rule], process: Process) -> Rule | None:
@@ -104,12 +104,12 @@ class Attached:
         summary: its summary object once it has ended with one, else None.
     """
 
-    def __init__(self, process: Process, rule: Rule, say: Callable[[str], None]) -> None:
+    def __init__(self, process: Process, rule: Rule, notify: Callable[[str], None]) -> None:
         self.process, self.rule = process, rule
         self.started_at = time.monotonic()
         self.summary: dict[str, Any] | None = None
         self._prefix = f"{rule.name}: {process.shown_name} {process.pid}"
-        self._say = say
+        self._notify = notify
         words = [sys.executable, "-m", "otel_nfprobe", "attach", str(process.pid), *rule.options, "--json"]
         self._child = subprocess.Popen(
             words,
@@ -172,7 +172,7 @@ class Attached:
     def _read_words(self, output: IO[str]) -> None:
         for line in output:
             if words := line.strip():
-                self._say(f"{self._prefix}: {words.removeprefix('nfprobe: ')}")
+                self._notify(f"{self._prefix}: {words.removeprefix('nfprobe: ')}")
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ class Agent:
 
     Attributes:
         configuration: its rules.
-        say: one sentence for the log.
+        notify: one sentence for the log.
         stopping: set it to end.
     """
 
     configuration: Configuration
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     stopping: threading.Event = field(default_factory=threading.Event)
     _attached: dict[Identity, Attached] = field(default_factory=dict)
     _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class Agent:
     _looked_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self._strangers = Strangers(self.say)
+        self._strangers = Strangers(self.notify)
 
     def run(self, reload: Callable[[], Configuration | None]) -> None:
         """Until `stopping` is set.
@@ -271,7 +271,7 @@ class Agent:
             if self._has_room(now):
                 self._starts.append((now, process.users))
                 self._count("started", rule)
-                self._attached[identity] = Attached(process, rule, self.say)
+                self._attached[identity] = Attached(process, rule, self.notify)
             else:
                 waiting.append((process, rule))
         self._give_way(waiting)
@@ -321,7 +321,7 @@ class Agent:
                 running[least.rule.name, least.process.users] -= 1
                 self._leaving[least.process.identity] = time.monotonic() + END_S
                 least.end()
-                self.say(
+                self.notify(
                     f"{least.rule.name}: the session on {least.process.shown_name} {least.process.pid} ends, so that"
                     f" {process.shown_name} {process.pid} ({rule.name}) has one (max-sessions)."
                 )
@@ -350,7 +350,7 @@ class Agent:
     def _tell_waiting(self, waiting: dict[str, int]) -> None:
         if waiting and not self._waiting:
             bounds = self.configuration
-            self.say(
+            self.notify(
                 f"{sum(waiting.values())} processes wait: {bounds.sessions_max} sessions may run at a time"
                 f" (max-sessions), and {bounds.starts_per_minute} begin in a minute (starts-per-minute)."
             )
@@ -417,7 +417,7 @@ class Agent:
         changed = [attached for attached in self._attached.values() if self._rule_of(attached.process) != attached.rule]
         self._end(changed)
         self._trouble.clear()
-        self.say(f"configuration read: {len(fresh.rules)} rules, {len(changed)} sessions ended for it.")
+        self.notify(f"configuration read: {len(fresh.rules)} rules, {len(changed)} sessions ended for it.")
 
     def _end(self, ending: list[Attached]) -> None:
         for attached in ending:
@@ -427,7 +427,7 @@ class Agent:
             while attached.status is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             if attached.status is None:
-                self.say(f"{attached.rule.name}: the session on {attached.process.pid} did not end and was killed.")
+                self.notify(f"{attached.rule.name}: the session on {attached.process.pid} did not end and was killed.")
                 attached.kill()
             self._attached.pop(attached.process.identity, None)
             self._leaving.pop(attached.process.identity, None)

@@ -1,2 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared basics: errors and their exit statuses, the columns of records, calls, batches and packets, the clock."""
+
+__all__ = [
+    "clock",
+    "columns",
+    "environment_variables",
+    "errors",
+    "gc_tuning",
+    "holdrows",
+    "layouts",
+    "numbernames",
+    "printable",
+    "recording_pb2",
+    "strategies",
+    "timedreader",
+]

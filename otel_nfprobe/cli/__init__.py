@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: one file per verb. Nothing imports from here."""
+
+__all__ = ["main"]

@@ -13,7 +13,7 @@ from otel_nfprobe.agent.page import Page, tell_systemd
 from otel_nfprobe.agent.rules import Configuration, read_configuration
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import EXIT_DONE, parse
-from otel_nfprobe.cli.notices import print_line, say
+from otel_nfprobe.cli.notices import notify, print_line
 from otel_nfprobe.cli.session_options import check_session_options
 
 
@@ -32,14 +32,14 @@ class AgentCommand:
         if arguments.check:
             print_line(f"{arguments.config}: {len(configuration.rules)} rules.")
             return EXIT_DONE
-        agent = Agent(configuration, say)
+        agent = Agent(configuration, notify)
         hangup = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stopping.set())
         signal.signal(signal.SIGHUP, lambda *_: hangup.set())
         page = Page(agent, *configuration.listen) if configuration.listen else None
         if page is not None:
-            say(f"health, readiness and metrics are at port {page.port}.")
+            notify(f"health, readiness and metrics are at port {page.port}.")
         tell_systemd("READY=1")
         try:
             agent.run(lambda: _reload(arguments.config, hangup))
@@ -57,7 +57,7 @@ def _reload(path: str, hangup: threading.Event) -> Configuration | None:
     try:
         return read_configuration(path, check_attach_words)
     except NfprobeError as error:
-        say(f"{error.sentence} The rules stay as they were.", error.next_command)
+        notify(f"{error.sentence} The rules stay as they were.", error.next_command)
         return None
 
 

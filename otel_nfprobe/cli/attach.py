@@ -14,7 +14,7 @@ from typing import Any
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.notices import say
+from otel_nfprobe.cli.notices import notify
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
@@ -64,7 +64,7 @@ class AttachCommand:
             if arguments.flight_recorder is not None:
                 signals.on_user_signal(measurement.ask_recorder)
             measurement.start()
-            say(_describe_start(monitor))
+            notify(_describe_start(monitor))
             measurement.run(measurement.progress())
             summary = measurement.finish()
         if not arguments.json:

@@ -11,7 +11,7 @@ from typing import TextIO
 from otel_nfprobe.base.printable import printable
 
 
-def say(sentence: str, next_command: str = "") -> None:
+def notify(sentence: str, next_command: str = "") -> None:
     """Tells a person what happens, on standard error."""
     print_line(f"nfprobe: {printable(sentence)}" + (f"\nnext: {printable(next_command)}" if next_command else ""))
 

@@ -23,7 +23,7 @@ from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import tell_error
-from otel_nfprobe.cli.notices import print_line, say
+from otel_nfprobe.cli.notices import notify, print_line
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
@@ -110,7 +110,7 @@ class _Run:
         adapter = choose_adapter(self.arguments.adapter, self.target, self.arguments.batch_function)
         if adapter is not None and not _roles_of(adapter, self.target):
             if (self.arguments.functions or self.arguments.capture) and self.arguments.adapter == "auto":
-                say(f"adapter {adapter.name} finds no receive function yet: only --functions are probed.")
+                notify(f"adapter {adapter.name} finds no receive function yet: only --functions are probed.")
                 adapter = None
             elif not self._wait_for_roles(adapter):
                 return None
@@ -118,7 +118,7 @@ class _Run:
 
     def _wait_for_roles(self, adapter: Adapter) -> bool:
         """Lets the program run until the adapter finds what it looks for; False when it ends before that."""
-        say(f"{self.target.name} runs; probes follow when adapter {adapter.name} finds its receive functions.")
+        notify(f"{self.target.name} runs; probes follow when adapter {adapter.name} finds its receive functions.")
         self.launch.release()
         found: list[int] = []
         since = started = time.monotonic()
@@ -131,7 +131,7 @@ class _Run:
                 return True
             time.sleep(ROLES_LOOK_S if time.monotonic() - started < ROLES_SOON_S else ROLES_LATER_LOOK_S)
         next_command = f"nfprobe functions {self.launch.path}"
-        say(f"Nothing was measured: adapter {adapter.name} found no receive function.", next_command)
+        notify(f"Nothing was measured: adapter {adapter.name} found no receive function.", next_command)
         return False
 
     def _measure(self, adapter: Adapter | None) -> dict[str, Any]:
@@ -147,10 +147,10 @@ class _Run:
             except BaseException:
                 measurement.abandon()
                 raise
-        say(f"started {self.launch.pid}: {describe_probes(monitor, self.launch.path)}.")
+        notify(f"started {self.launch.pid}: {describe_probes(monitor, self.launch.path)}.")
         measurement.run(lambda: None)
         if not monitor.attachment.has_gone:
-            say(f"Measured for {monitor.seconds:.1f} s; the program runs on, nfprobe ends when it does.")
+            notify(f"Measured for {monitor.seconds:.1f} s; the program runs on, nfprobe ends when it does.")
         return measurement.finish()
 
 

@@ -76,7 +76,7 @@ class SessionMetrics:
         self._due_at = now + self._settings.interval_s
         self._give(self._taker, self._sender.send)
 
-    def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
+    def finish(self, notify: Callable[[str], None]) -> dict[str, Any]:
         """Sends the last metrics, after the spans. Returns what the summary says of them."""
         if self._listener is not None:
             self._listener.close()
@@ -86,7 +86,7 @@ class SessionMetrics:
         sent = self._sender.close(CLOSE_SOON_S if self._counters().is_failing else CLOSE_S)
         if sent.failed and not sent.is_refused:
             total = sent.delivered + sent.failed
-            say(f"{sent.failed} of {total} exports of metrics were not delivered: {sent.error.rstrip('.')}.")
+            notify(f"{sent.failed} of {total} exports of metrics were not delivered: {sent.error.rstrip('.')}.")
         return {"delivered": sent.delivered, "failed": sent.failed, "error": sent.error}
 
     def abandon(self) -> None:

@@ -28,7 +28,7 @@ from otel_nfprobe.target.target import Target
 if TYPE_CHECKING:
     pass
 
-from otel_nfprobe.cli.notices import say
+from otel_nfprobe.cli.notices import notify
 
 
 def plan(
@@ -41,17 +41,17 @@ def plan(
     limit_heap()
     find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
     if complaint := find_complaint(os.environ):
-        say(complaint)
+        notify(complaint)
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
         adapter = _if_it_finds_roles(adapter, target)
     choice = _choose(arguments, target, adapter, arguments.functions)
     if adapter is not None and arguments.adapter == "auto":
-        say(f"adapter {adapter.name}: {adapter.recognise(target)}.")
+        notify(f"adapter {adapter.name}: {adapter.recognise(target)}.")
     for sentence in describe_unreadable(target):
-        say(sentence)
+        notify(sentence)
     identity, policy = find_identity(arguments), _choose_policy(arguments)
     detail = Detail(arguments.slower_than, policy.slowest) if arguments.detail == AUTO else None
-    attachment = Attachment(target, choice, arguments.ring_size, say, stopping, identity)
+    attachment = Attachment(target, choice, arguments.ring_size, notify, stopping, identity)
     monitor = Monitor(attachment, arguments.packets, policy=policy, detail=detail)
     check_counting(target, arguments.counter_choice)
     monitor.counters = arguments.counter_choice.hardware
@@ -75,7 +75,7 @@ def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
     try:
         adapter.roles(target)
     except RefusedError as error:
-        say(f"{error.sentence} Only --functions are probed.")
+        notify(f"{error.sentence} Only --functions are probed.")
         return None
     return adapter
 
@@ -118,9 +118,9 @@ def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: fl
     except NfprobeError as error:
         if stopping.is_set() or not target.is_alive():
             raise
-        say(f"trial: {error.sentence} Only the adapter's functions are probed.")
+        notify(f"trial: {error.sentence} Only the adapter's functions are probed.")
         return
-    describe(found, target.pid, say)
+    describe(found, target.pid, notify)
     if found.chosen:
         monitor.attachment.choice = _choose(arguments, target, adapter, found.globs())
 

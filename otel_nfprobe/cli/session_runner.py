@@ -16,7 +16,7 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
-from otel_nfprobe.cli.notices import has_room, print_line, say
+from otel_nfprobe.cli.notices import has_room, notify, print_line
 from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_time_scale
 from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
@@ -116,12 +116,12 @@ class Measurement:
         self._resource = resource
         self._destination = destination
         self._forks: Forks | None = None
-        self._budget = Budget(arguments.max_share_of_core, say) if arguments.max_share_of_core else None
+        self._budget = Budget(arguments.max_share_of_core, notify) if arguments.max_share_of_core else None
         self._metrics = _open_metrics(arguments, resource, destination)
         self._session_id = uuid.uuid4().int & 0xFFFFFFFFFFFFFFFF
         self._clock = Clock.start()
         self._recording = self._open_recording()
-        self._exporter = open_exporter(arguments, destination, say) if destination else None
+        self._exporter = open_exporter(arguments, destination, notify) if destination else None
 
     def start(self) -> None:
         """Puts the probes in place and opens the gates. When it fails the target is as it was.
@@ -144,7 +144,7 @@ class Measurement:
                 scale, linked = find_time_scale(self.arguments), self.arguments.spans == LINKS
                 encoder = kind(self._resource, names, self._session_id, self._clock, state, window_ns, scale, linked)
                 if sentence := describe_time_scale(scale, self._resource["service.name"]):
-                    say(sentence)
+                    notify(sentence)
                 spans = SpanPath(self._sampler(), encoder, self._exporter, self._limiter())
             self.monitor.start(self._clock, self._recording, spans)
             if self._metrics is not None:
@@ -167,7 +167,7 @@ class Measurement:
     def run(self, progress: Callable[[], None]) -> None:
         """Drains until the time is over, someone stops it, or the target ends; then detaches."""
         if self.arguments.follow_forks:
-            self._forks = Forks(self.monitor, self._measure_child, say)
+            self._forks = Forks(self.monitor, self._measure_child, notify)
             self._forks.start()
         try:
             self.monitor.run(self.arguments.seconds, lambda: self._step(progress))
@@ -198,16 +198,16 @@ class Measurement:
         """Closes what is open. Returns the summary object."""
         attachment = self.monitor.attachment
         for sentence in attachment.not_restored:
-            say(f"{sentence}.", f"nfprobe detach {attachment.target.pid}")
+            notify(f"{sentence}.", f"nfprobe detach {attachment.target.pid}")
         summary: dict[str, Any] = summarise(self.monitor)
         if version := self._resource.get("service.version"):
             summary["version"] = version
-        summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, say)
-        summary["spans"]["dropped_traces"] = describe_unwritten(self.monitor.drain.spans, say)
+        summary["spans"] = close_exporter(self._exporter, self.arguments, self._again, notify)
+        summary["spans"]["dropped_traces"] = describe_unwritten(self.monitor.drain.spans, notify)
         if self._budget is not None:
             summary["budget"] = {"thinned": self._budget.thinned, "exceeded": self._budget.exceeded}
         if self._metrics is not None:
-            summary["metrics"] = self._metrics.finish(say)
+            summary["metrics"] = self._metrics.finish(notify)
         if self._forks is not None:
             summary |= {"children": self._forks.summaries, "children_missed": self._forks.missed}
             for child in self._forks.summaries:
@@ -224,7 +224,7 @@ class Measurement:
         drain.write(lambda writer: writer.complete())
         summary["recording"], sentences = describe_recording(recording)
         for sentence in sentences:
-            say(sentence)
+            notify(sentence)
         error = drain.recording_error
         try:
             recording.finish(summary)
@@ -232,7 +232,7 @@ class Measurement:
             error = drain.recording_error = error or failed
         if error is not None:
             summary["recording"]["error"] = error.sentence
-            say(error.sentence, error.next_command)
+            notify(error.sentence, error.next_command)
 
     def _measure_child(self, monitor: Monitor) -> Measurement:
         """A session on a forked child: everything as here, the recording in a file of its own."""
@@ -310,5 +310,5 @@ def _open_metrics(
 
     metrics = SessionMetrics(settings, arguments.metrics_listen, resource)
     if metrics.port is not None:
-        say(f"metrics are shown at port {metrics.port}, /metrics.")
+        notify(f"metrics are shown at port {metrics.port}, /metrics.")
     return metrics

@@ -83,7 +83,7 @@ CLOSE_S = 10.0
 Say = Callable[[str, str], None]
 
 
-def open_exporter(arguments: argparse.Namespace, destination: Destination, say: Say) -> Exporter:
+def open_exporter(arguments: argparse.Namespace, destination: Destination, notify: Say) -> Exporter:
     """Sends to an endpoint, through the spool that the options name; or to an exporter of the SDK, without one.
 
     Raises:
@@ -93,11 +93,11 @@ def open_exporter(arguments: argparse.Namespace, destination: Destination, say: 
         return Exporter(open_destination(destination))
     spool, complaint = open_spool(arguments, destination)
     if complaint:
-        say(complaint, "nfprobe attach PID --spool DIR")
+        notify(complaint, "nfprobe attach PID --spool DIR")
     return Exporter(destination, spool=spool)
 
 
-def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, again: str, say: Say) -> dict[str, Any]:
+def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, again: str, notify: Say) -> dict[str, Any]:
     """Sends the rest and tells what was not delivered. Returns what the summary says of spans.
 
     Args:
@@ -108,25 +108,25 @@ def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, aga
     counters = exporter.close(CLOSE_S)
     endpoint = f" --endpoint {arguments.endpoint}" if arguments.endpoint else ""
     for sentence in counters.sentences:
-        say(sentence, "")
+        notify(sentence, "")
     if dropped := sum(counters.dropped_spans.values()):
         reason = counters.last_error or ", ".join(counters.dropped_spans)
         again = f"nfprobe export {arguments.record}{endpoint}" if arguments.record else again
-        say(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
+        notify(f"{dropped:,} spans were dropped: {reason.rstrip('.')}.", again)
     if waiting := counters.spooled_spans + (counters.recovered.spooled_spans if counters.recovered else 0):
         settings = find_spool(arguments)
         where = f" --spool {settings.directory}" if arguments.spool and settings else ""
         why = counters.last_error or "there was no time to send them"
-        say(f"{waiting:,} spans are spooled for later: {why.rstrip('.')}.", f"nfprobe export{endpoint}{where}")
+        notify(f"{waiting:,} spans are spooled for later: {why.rstrip('.')}.", f"nfprobe export{endpoint}{where}")
     return describe_counters(counters)
 
 
-def describe_unwritten(spans: SpanPath | None, say: Say) -> dict[str, int]:
+def describe_unwritten(spans: SpanPath | None, notify: Say) -> dict[str, int]:
     """Traces that were selected and not written, by reason; those that nobody asked to drop are told of."""
     dropped = spans.limits.dropped if spans else {}
     if behind := sum(dropped.get(reason, 0) for reason in (SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND)):
         sentence = f"{behind:,} traces were not written, because nfprobe or the receiver was behind."
-        say(sentence, "nfprobe attach PID --sample 0.0001 --max-traces-per-second 1000")
+        notify(sentence, "nfprobe attach PID --sample 0.0001 --max-traces-per-second 1000")
     return dict(dropped)
 
 

@@ -17,7 +17,7 @@ from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.cli.attach import StopSignals
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
-from otel_nfprobe.cli.notices import say
+from otel_nfprobe.cli.notices import notify
 from otel_nfprobe.cli.options import parse_bytes, parse_seconds
 from otel_nfprobe.cli.session_options import RING_BYTES, add_counter_options, check_counting, find_counters
 from otel_nfprobe.kernel.kernelprobe import KernelCost, KernelProbe, find_whose, measure_cost
@@ -78,13 +78,13 @@ class StatsCommand:
             refuse_second(target)
             check_counting(target, chosen)
             choice = choose_one(arguments, target)
-            monitor = Monitor(Attachment(target, choice, arguments.ring_size, say, signals.stopping), NONE)
+            monitor = Monitor(Attachment(target, choice, arguments.ring_size, notify, signals.stopping), NONE)
             monitor.counters, monitor.software_counters = chosen.hardware, chosen.software
             signals.at_once = False
             calls = measure(monitor, arguments.seconds)
         _show(arguments, describe(monitor, calls), calls.durations, 1e9 / monitor.drain.clock.ticks_per_second)
         for sentence in monitor.attachment.not_restored:
-            say(f"{sentence}.", f"nfprobe detach {target.pid}")
+            notify(f"{sentence}.", f"nfprobe detach {target.pid}")
         return EXIT_NOT_DONE if monitor.attachment.not_restored else EXIT_DONE
 
 
@@ -239,12 +239,12 @@ def measure_kernel(arguments: argparse.Namespace, stopping: threading.Event) -> 
     probe = KernelProbe(name, whose, arguments.ring_size)
     try:
         if probe.refusal:
-            say(f"{probe.refusal} As a system call it is measured by tracepoints.")
+            notify(f"{probe.refusal} As a system call it is measured by tracepoints.")
         cost = measure_cost(probe.strategy)
         durations = _Taken(probe, cost)
         started_at = time.monotonic()
         of = "all processes" if target is None else f"process {target.pid}"
-        say(f"{arguments.function} is measured in {of}. Ctrl-C ends that.")
+        notify(f"{arguments.function} is measured in {of}. Ctrl-C ends that.")
         until = started_at + arguments.seconds
         while not stopping.is_set() and time.monotonic() < until and (target is None or target.is_alive()):
             durations.take()

@@ -29,11 +29,11 @@ class SoftwareCounters:
 
     Attributes:
         counters: what is counted.
-        say: tells a person, once for each reason.
+        notify: tells a person, once for each reason.
     """
 
     counters: tuple[Counter, ...]
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     kernel: Kernel = field(default_factory=Kernel)
     _threads: dict[int, _Thread] = field(default_factory=dict)  # by thread ID
     _totals: dict[int, list[int]] = field(default_factory=dict)  # including ended threads
@@ -126,7 +126,7 @@ class SoftwareCounters:
     def _tell(self, reason: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
-            self.say(f"{reason}.")
+            self.notify(f"{reason}.")
 
     def _end(self, tid: int) -> None:
         self._close(self._threads.pop(tid))

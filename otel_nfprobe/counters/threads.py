@@ -49,7 +49,7 @@ class ThreadCounters:
 
     Attributes:
         counters: what is counted, in the order of the readings.
-        say: reports to the user, once per reason.
+        notify: reports to the user, once per reason.
         forbidden: why the target's seccomp filter prevents counting, or "".
         refused: threads without counters, by reason.
         relieve: removes from a group that does not count any events added by others; returns whether there were any.
@@ -58,7 +58,7 @@ class ThreadCounters:
 
     session: Session
     counters: tuple[Counter, ...]
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     forbidden: str = ""
     kernel: Kernel = field(default_factory=Kernel)
     around: Surroundings = field(default_factory=Surroundings)
@@ -83,7 +83,7 @@ class ThreadCounters:
             self._channel = socket.socket(fileno=take_channel(self.session.pid, descriptor))
         except (OSError, NfprobeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.sentence.rstrip(".")
-            self.say(f"The counters cannot be passed to process {self.session.pid}: {reason}. Times only.")
+            self.notify(f"The counters cannot be passed to process {self.session.pid}: {reason}. Times only.")
             return False
         return True
 
@@ -109,7 +109,7 @@ class ThreadCounters:
             return calibrate_counters(self.session, arenas, module, len(self.counters), meanwhile=meanwhile)
         except (OSError, NfprobeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.sentence
-            self.say(f"The counts of the probes themselves are not subtracted: {reason}.")
+            self.notify(f"The counts of the probes themselves are not subtracted: {reason}.")
             return Compensation()
         finally:
             self._withdraw(HELPER, group)
@@ -196,7 +196,7 @@ class ThreadCounters:
     def _refuse(self, reason: str) -> None:
         if reason not in self._said:
             self._said.add(reason)
-            self.say(f"A thread is not counted: {reason}.")
+            self.notify(f"A thread is not counted: {reason}.")
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _release_all(self) -> None:

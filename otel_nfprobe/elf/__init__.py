@@ -3,3 +3,18 @@
 
 Parsed in a process of its own (elfworker.py), as files come from targets; kept on disk by build id (cache.py).
 """
+
+__all__ = [
+    "cache",
+    "cursor",
+    "ehframe",
+    "elf",
+    "elftables",
+    "filecontent",
+    "modules",
+    "names.demangle",
+    "names.dwarf",
+    "names.inlined",
+    "pattern",
+    "symbols",
+]

@@ -30,7 +30,7 @@ from otel_nfprobe.elf.elftables import (
     read_symbols,
 )
 from otel_nfprobe.elf.filecontent import Content, FileContent
-from otel_nfprobe.elf.names.objectfile import FILE_BYTES_MAX, MACHINE_X86_64
+from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX, MACHINE_X86_64
 
 CACHE_ENTRIES = 256
 PAGE_BYTES = 4096

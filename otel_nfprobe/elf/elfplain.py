@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS
 from otel_nfprobe.elf.elftables import SYMBOLS_MAX
 from otel_nfprobe.elf.filecontent import Content
-from otel_nfprobe.elf.names.objectfile import MACHINE_X86_64
+from otel_nfprobe.elf.objectfile import MACHINE_X86_64
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 # An ELF file as linkers write them: headers, the dynamic section, tables of strings and symbols, by NumPy.

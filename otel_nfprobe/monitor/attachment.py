@@ -46,7 +46,7 @@ class Attachment:
         target: checked.
         choice: what to probe.
         ring_bytes: size of each thread's ring.
-        say: reports a sentence to the user.
+        notify: reports a sentence to the user.
         stopping: set: the session ends, or does not start.
         identity: how packets are identified.
         probes: every probe that ever was in place; a function id keeps its meaning when its module is closed.
@@ -60,7 +60,7 @@ class Attachment:
     target: Target
     choice: Choice
     ring_bytes: int
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     stopping: threading.Event = field(default_factory=threading.Event)
     identity: Identity = field(default_factory=Identity)
     probes: list[Probe] = field(default_factory=list)
@@ -127,9 +127,9 @@ class Attachment:
         remove_inherited(self.session, self.target, self.patcher)
         leftover = self.patcher.disarm()
         if leftover:
-            self.say(f"{len(leftover)} probes of a killed monitor had already been removed.")
+            self.notify(f"{len(leftover)} probes of a killed monitor had already been removed.")
         for sentence in self.patcher.tell_left():
-            self.say(sentence)
+            self.notify(sentence)
         requests = self.choice.requests()
         for request in requests:
             self.texts.keep(request.plan.module)
@@ -153,9 +153,9 @@ class Attachment:
             )
         self._count_uncovered()
         if unprobed := self.choice.tell_unprobed(self.choice.plans):
-            self.say(unprobed)
+            self.notify(unprobed)
         for glob in self.choice.request.waiting:
-            self.say(f"{glob}: no such module is loaded; its functions will be probed once it is.")
+            self.notify(f"{glob}: no such module is loaded; its functions will be probed once it is.")
         self.make_follower(trampolines)
 
     def make_follower(self, trampolines: Trampolines) -> None:
@@ -169,7 +169,7 @@ class Attachment:
             trampolines,
             _introduce_to_nobody,
             self.texts.keep,
-            self.say,
+            self.notify,
             write_programs=self.write_programs,
         )
         self.follower.place(self.probes)
@@ -191,7 +191,7 @@ class Attachment:
         by_slot = [probe.request.plan.function for probe in self.probes if probe.request.plan.is_slot]
         if by_slot:
             self.uncovered = count_stored_pointers(self.target, by_slot)
-            self.say(
+            self.notify(
                 f"Functions probed by GOT slots are only seen when called through a slot: {self.uncovered} stored"
                 " pointers bypass the slot, and pointers from dlsym cannot be counted."
             )
@@ -233,7 +233,7 @@ class Attachment:
         if not self.has_gone and self.presence.is_gone:
             self.has_gone = True
             if self.presence.is_replaced:
-                self.say(replaced(self.target.pid))
+                self.notify(replaced(self.target.pid))
         return self.has_gone
 
     def disarm(self) -> None:
@@ -259,7 +259,7 @@ class Attachment:
         try:
             self.patcher.disarm()
         except NfprobeError as error:
-            self.say(error.sentence)
+            self.notify(error.sentence)
         if not self.presence.is_gone:
             self.session.leave()
         self.close()

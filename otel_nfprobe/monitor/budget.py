@@ -33,7 +33,7 @@ class Budget:
     """
 
     share: float
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     thinned: int = 0
     exceeded: bool = False
     _calls: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -68,11 +68,11 @@ class Budget:
         before = f"Probes took {spent.sum():.1%} of a core, more than {self.share:.1%}"
         if len(order) == 0 or left[len(chosen) - 1] > self.share:
             self.exceeded = True
-            self.say(f"{before}, and those that must stay exceed it alone: the session ends.")
+            self.notify(f"{before}, and those that must stay exceed it alone: the session ends.")
             attachment.stopping.set()
             return
         attachment.follower.take_out(chosen.tolist())
         self.thinned += len(chosen)
         names = attachment.names_by_id()
         listed = ", ".join(names[index] for index in chosen[:NAMES_MAX]) + (", ..." if len(chosen) > NAMES_MAX else "")
-        self.say(f"{before}: {len(chosen)} functions are no longer probed ({listed}).")
+        self.notify(f"{before}: {len(chosen)} functions are no longer probed ({listed}).")

@@ -79,7 +79,7 @@ class ChildAttachment(Attachment):
             refused={},
             _anchors={},
         )
-        super().__init__(target, choice, source.ring_bytes, source.say, identity=source.identity)
+        super().__init__(target, choice, source.ring_bytes, source.notify, identity=source.identity)
         self._source = source
         self._turn = turn
         self.costs = source.costs
@@ -174,7 +174,7 @@ class Forks:
     Args:
         parent: a running session.
         measure: creates the session with its outputs for a child's monitor.
-        say: reports a sentence to the user.
+        notify: reports a sentence to the user.
 
     Attributes:
         summaries: of the children whose sessions have ended.
@@ -182,10 +182,10 @@ class Forks:
     """
 
     def __init__(
-        self, parent: Monitor, measure: Callable[[ChildMonitor], Measured], say: Callable[[str], None]
+        self, parent: Monitor, measure: Callable[[ChildMonitor], Measured], notify: Callable[[str], None]
     ) -> None:
         self._measure = measure
-        self._say = say
+        self._notify = notify
         self._parent = parent
         self._family = Family(parent)
         self._search = Search(self._family)
@@ -229,7 +229,9 @@ class Forks:
         self.missed += len(self._found)
         self._found.clear()
         if self.missed:
-            self._say(f"{self.missed} forked children were not measured: they ended too soon, or could not be probed.")
+            self._notify(
+                f"{self.missed} forked children were not measured: they ended too soon or could not be probed."
+            )
 
     # ---- searching -----------------------------------------------------------------------------------------
 
@@ -253,7 +255,7 @@ class Forks:
             return
         if len(self._at_work) >= CHILDREN_MAX:
             if not self._is_full:
-                self._say(f"{CHILDREN_MAX} forked children are measured; others wait until one of them ends.")
+                self._notify(f"{CHILDREN_MAX} forked children are measured; others wait until one of them ends.")
             self._is_full = True
             return
         source = self._family.source_of(pid)
@@ -325,7 +327,7 @@ class Forks:
     def _report_some(self, sentence: str) -> None:
         self._said += 1
         if self._said <= SAID_MAX:
-            self._say(sentence)
+            self._notify(sentence)
 
 
 def _describe_error(error: Exception) -> str:

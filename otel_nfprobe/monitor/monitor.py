@@ -74,7 +74,7 @@ class Monitor:
     switched_off: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.say = self.attachment.say
+        self.notify = self.attachment.notify
         self.seconds = 0.0  # duration, once the session has ended
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
@@ -101,9 +101,9 @@ class Monitor:
         self._start_counting()
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.switches = self._watch_switches(clock)
-        self.software = SoftwareCounters(self.software_counters, self.say)
+        self.software = SoftwareCounters(self.software_counters, self.notify)
         self.profile = Profile(
-            self.drain, attachment.target, self.profile_hertz, self.say, self.counting, self.software
+            self.drain, attachment.target, self.profile_hertz, self.notify, self.counting, self.software
         )
         self.drain.learn_functions(attachment.describe(attachment.probes, self.compensation))
         self._update_names()
@@ -142,7 +142,7 @@ class Monitor:
 
     def _start_counting(self) -> None:
         session, forbidden = self.attachment.session, self.attachment.target.counters_forbidden
-        self.counting = ThreadCounters(session, self.counters, self.say, forbidden)
+        self.counting = ThreadCounters(session, self.counters, self.notify, forbidden)
         if self.counting.begin():
             self.compensation = self.calibrate_counters()
             session.leave_out_polls(self.compensation.of_empty_polls(self.attachment.probes))
@@ -173,17 +173,17 @@ class Monitor:
 
         def tell(sentence: str) -> None:
             said.append(sentence)
-            self.say(sentence)
+            self.notify(sentence)
 
         turn = self.attachment.follower.turn
         while not turn.acquire(timeout=TURN_S):
             self.drain.round()
         try:
-            self.counting.say = self.software.say = tell
+            self.counting.notify = self.software.notify = tell
             self._replace_counters(choice)
             self.counting.follow()
         finally:
-            self.counting.say = self.software.say = self.say
+            self.counting.notify = self.software.notify = self.notify
             turn.release()
         return said
 
@@ -210,7 +210,7 @@ class Monitor:
                 watch.watch(thread.tid)
         except NfprobeError as error:
             watch.close()
-            self.say(error.sentence)
+            self.notify(error.sentence)
             return None
         return watch
 
@@ -237,7 +237,7 @@ class Monitor:
                 return
             self._count()
             if not self.attachment.session.helper_is_there:
-                self.say("The target closed the session's memory file, or another monitor took over.")
+                self.notify("The target closed the session's memory file, or another monitor took over.")
                 return
 
     def _count(self) -> None:
@@ -251,7 +251,7 @@ class Monitor:
         for name, sentence in find_verdicts(self.attachment.session, self.attachment.choice.readers()):
             if name not in self.switched_off:
                 self.switched_off[name] = sentence
-                self.say(sentence)
+                self.notify(sentence)
 
     def _update_names(self) -> None:
         adapter = self.attachment.choice.adapter
@@ -261,7 +261,7 @@ class Monitor:
     def _report_copying(self) -> None:
         if self.drain.late is not None:
             for sentence in (*self.drain.late.find_copying(), *self.drain.late.find_handed_over()):
-                self.say(sentence)
+                self.notify(sentence)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Monitor:
                 attachment.session.close_gates()
         except NfprobeError as error:
             if not attachment.has_ended():
-                self.say(error.sentence)
+                self.notify(error.sentence)
                 attachment.not_restored.append(error.sentence)
         if attachment.has_ended():
             attachment.not_restored.clear()

@@ -28,7 +28,7 @@ class Profile:
         drain: receives the samples.
         target: whose threads are sampled.
         hertz: samples per second of a thread's running time; 0: no profile.
-        say: reports to the user, once, that there is no profile, and which counters samples contain.
+        notify: reports to the user, once, that there is no profile, and which counters samples contain.
         counting, software: the counters of the session, which may change while it runs.
     """
 
@@ -37,7 +37,7 @@ class Profile:
         drain: Drain,
         target: Target,
         hertz: int,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         counting: ThreadCounters,
         software: SoftwareCounters,
     ) -> None:
@@ -51,12 +51,12 @@ class Profile:
         from otel_nfprobe.profiling.profiler import Counted, Profiler  # slow to import, and few sessions have a profile
 
         self._counted = Counted
-        profiler = Profiler(drain.clock, hertz, drain.session.holds_thread, self._find_counted, say)
+        profiler = Profiler(drain.clock, hertz, drain.session.holds_thread, self._find_counted, notify)
         try:
             profiler.watch(thread.tid for thread in target.threads())
         except NfprobeError as error:
             profiler.close()
-            say(error.sentence)
+            notify(error.sentence)
             return
         self._profiler = drain.profiler = profiler
         counting.relieve = profiler.relieve

@@ -287,16 +287,16 @@ def _discard(_sentence: str) -> None:
     pass
 
 
-def describe(found: Found, pid: int, say: Callable[..., None]) -> None:
+def describe(found: Found, pid: int, notify: Callable[..., None]) -> None:
     """Reports what was chosen and its cost, in a sentence or two."""
     if not found.candidates:
-        say(
+        notify(
             "trial: this program is large, and the kernel does not show which of its functions run: only the"
             " adapter's functions are probed.",
             f"nfprobe attach {pid} --functions GLOB",
         )
     elif not found.batches:
-        say(
+        notify(
             "trial: no packets arrived, so the functions that process them are unknown: only the adapter's are probed.",
             f"nfprobe attach {pid} --trial 30s",
         )
@@ -305,8 +305,8 @@ def describe(found: Found, pid: int, say: Callable[..., None]) -> None:
         ran = f"trial: {found.batches:,} batches of {found.batch_ns / 1000:.1f} us, {found.candidates} functions tried"
         left = f" Left out: {left}." if left else ""
         if not found.chosen:
-            say(f"{ran}; none is worth a probe beside the adapter's.{left}")
+            notify(f"{ran}; none is worth a probe beside the adapter's.{left}")
             return
         names = ", ".join(function.label for function in found.chosen)
         cost = f"{found.calls:.1f} calls and about {found.cost_ns:.0f} ns a batch"
-        say(f"{ran}; probed beside the adapter's: {names}: {cost}.{left}")
+        notify(f"{ran}; probed beside the adapter's: {names}: {cost}.{left}")

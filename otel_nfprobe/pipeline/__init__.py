@@ -2,3 +2,19 @@
 """From records to calls, batches and packets: the way of the data after the ring, in the C core, with what is counted
 on it.
 """
+
+__all__ = [
+    "capturefile",
+    "context_switches",
+    "dropreasons",
+    "durations",
+    "flow",
+    "flowfilter",
+    "histogram_buckets",
+    "identity",
+    "pipeline",
+    "repeats",
+    "sampling",
+    "statistics",
+    "values",
+]

@@ -107,7 +107,7 @@ class Follower:
     trampolines: Trampolines
     introduce: Callable[[Sequence[Probe]], bool]
     protect: Callable[[Module], None]
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     placed: dict[int, Probe] = field(default_factory=dict)
     loaded: int = 0
     closed: int = 0
@@ -189,7 +189,7 @@ class Follower:
     def _report_once(self, sentence: str) -> None:
         if sentence not in self._said and not self.presence.is_gone:
             self._said.add(sentence)
-            self.say(sentence)
+            self.notify(sentence)
 
     def between_looks(self, work: Callable[[], None]) -> None:
         """Runs work that needs the helper thread, unless a check is using it."""
@@ -269,7 +269,7 @@ class Follower:
             fresh = self.choice.add_roles(self.target)
             self._later += self.choice.requests(fresh)
             if unprobed := self.choice.tell_unprobed(fresh):
-                self.say(unprobed)
+                self.notify(unprobed)
             pause_s = ROLES_PAUSE_RATIO * (time.thread_time() - before_s)
             # Where one was found others follow: packets on another path reach several new functions. There are not
             # many.
@@ -282,7 +282,7 @@ class Follower:
             self._later = []
         if placed:
             names = ", ".join(probe.request.plan.function.label for probe in placed)
-            self.say(f"{len(placed)} more functions receive or transmit now and are probed: {names}.")
+            self.notify(f"{len(placed)} more functions receive or transmit now and are probed: {names}.")
 
     def _arm_if_possible(self, requests: Sequence[ProbeRequest]) -> list[Probe] | None:
         try:

@@ -303,13 +303,13 @@ class GroupOpener:
         hertz: samples in each second that a thread runs.
         open_one: opens the event that samples.
         kernel: opens counters.
-        say: tells a person, once for each sentence.
+        notify: tells a person, once for each sentence.
     """
 
     hertz: int
     open_one: Open = open_source
     kernel: Kernel = field(default_factory=Kernel)
-    say: Callable[[str], None] = lambda sentence: None
+    notify: Callable[[str], None] = lambda sentence: None
     _sources: dict[Way, tuple[Source, ...]] = field(default_factory=dict)  # from the first that was taken on
     _refusal: dict[Way, str] = field(default_factory=dict)  # the last one
     _said: set[str] = field(default_factory=set)
@@ -412,7 +412,7 @@ class GroupOpener:
             return
         if sentence not in self._said:
             self._said.add(sentence)
-            self.say(sentence)
+            self.notify(sentence)
 
 
 def _is_of_use(way: Way, wanted: Wanted) -> bool:
@@ -448,7 +448,7 @@ class Profiler:
         hertz: samples in each second that a thread runs.
         is_ours: whether a thread ID belongs to the target at this moment.
         find_counted: what the session counts at this moment.
-        say: tells a person, once, what samples hold.
+        notify: tells a person, once, what samples hold.
         open_one: opens the event that samples; tests put another one here.
         kernel: opens counters; the same.
 
@@ -465,7 +465,7 @@ class Profiler:
         hertz: int,
         is_ours: Callable[[int], bool],
         find_counted: Callable[[], Counted] = Counted,
-        say: Callable[[str], None] = lambda sentence: None,
+        notify: Callable[[str], None] = lambda sentence: None,
         open_one: Open = open_source,
         kernel: Kernel | None = None,
     ) -> None:
@@ -474,7 +474,7 @@ class Profiler:
         self.source: Source | None = None
         self._clock = RawClock(clock)
         self._find_counted, self._is_ours = find_counted, is_ours
-        self._opener = GroupOpener(hertz, open_one, kernel or Kernel(), say)
+        self._opener = GroupOpener(hertz, open_one, kernel or Kernel(), notify)
         self._groups: dict[int, SampleGroup] = {}
 
     def watch(self, tids: Iterable[int]) -> None:

@@ -83,7 +83,7 @@ class Changing(KeptCalls):
     def prepare(self) -> None:
         """See KeptCalls."""
         if self.has_own_counters:
-            counting = OwnCounters(self.monitor.attachment.session, (), self.monitor.say, kernel=NoKernel())
+            counting = OwnCounters(self.monitor.attachment.session, (), self.monitor.notify, kernel=NoKernel())
             counting.pages = int(self.talker.ask("where 0"), 16)
             self.monitor.counting = counting
 

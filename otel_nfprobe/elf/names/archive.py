@@ -22,7 +22,7 @@ from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.debugfile import FileReader, roots_of
-from otel_nfprobe.elf.names.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
+from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
 
 MAGIC = b"!<arch>\n"
 THIN_MAGIC = b"!<thin>\n"

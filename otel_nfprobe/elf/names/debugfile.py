@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.elf.names.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
+from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
 
 DEBUG_FOLDER = "/usr/lib/debug"
 CHUNK_BYTES = 1 << 20

@@ -43,7 +43,7 @@ from otel_nfprobe.elf.names.dwarfunits import (
     Value,
     integer,
 )
-from otel_nfprobe.elf.names.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.elf.objectfile import ObjectError, ObjectFile
 
 # ---- shared debug files ---------------------------------------------------------------------------------------------
 # The file that several debug files share (dwz): what `.gnu_debugaltlink` names.

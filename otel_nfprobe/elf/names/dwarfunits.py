@@ -14,7 +14,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from otel_nfprobe.elf.names.objectfile import ObjectFile, text_at
+from otel_nfprobe.elf.objectfile import ObjectFile, text_at
 
 SECTION_NAMES = ("info", "abbrev", "str", "line_str", "str_offsets", "addr", "aranges")
 COMPILE_UNITS = (1, 3, 4, 5)  # compile, partial, skeleton, split compile

@@ -17,7 +17,7 @@ from otel_nfprobe.elf.elftables import Symbol, rank_of, split_version
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.archive import archive_names, known_archives
 from otel_nfprobe.elf.names.debugfile import debug_file_of, mini_debug_of
-from otel_nfprobe.elf.names.objectfile import ObjectError, ObjectFile
+from otel_nfprobe.elf.objectfile import ObjectError, ObjectFile
 
 FUNCTION_KINDS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 DEBUG_FILE, MINI_DEBUG, DWARF, ARCHIVE, SLOT = "debug file", "debugdata", "dwarf", "archive", "slot"
