@@ -131,7 +131,8 @@ def read_rest(session: Session, target: Target) -> None:
     json.dumps(_states(target.pid))
     roles = [cast(Any, SimpleNamespace(name="function", label="receive"))] * 64
     assert all(sentence.endswith(".") for _, sentence in find_verdicts(session, roles))
-    _runs_on_memory_of(cast(Any, SimpleNamespace(session=session)), target.pid)
+    source = SimpleNamespace(attachment=SimpleNamespace(session=session))
+    _runs_on_memory_of(cast(Any, source), target.pid)
     assert session.helper_is_there in (True, False)
 
 
