@@ -89,7 +89,6 @@
 // the sum of both counters' lock words, which is another one when the kernel has changed anything in between; its lowest bit
 // says that one was not counting.
 #define NFP_COUNTERS 32 // low halves of two counters           as ENTRY or EXIT
-#define NFP_COUNTERS_LAST 34
 #define NFP_COUNTERS_OFF 1 // in the check
 // Its upper bits say which counters were read: how many times they had been changed in this session.
 #define NFP_COUNTERS_CHANGE_SHIFT 18
@@ -115,6 +114,11 @@
 #include <stdint.h>
 
 // cdef begin
+enum {
+	NFP_COUNTER_SLOTS = 6, // counters that a probe reads, at most 8 ...
+	NFP_COUNTER_PAIRS = 3, // ... and records with their readings: half as many, rounded up
+};
+
 struct nfp_record {
 	uint64_t value;
 	uint32_t tag;
@@ -122,6 +126,9 @@ struct nfp_record {
 };
 // cdef end
 
+#define NFP_COUNTERS_LAST (NFP_COUNTERS + NFP_COUNTER_PAIRS - 1)
+
+_Static_assert(NFP_COUNTER_PAIRS == (NFP_COUNTER_SLOTS + 1) / 2, "two counters share a record");
 _Static_assert(sizeof(struct nfp_record) == NFP_RECORD_BYTES, "a record is 16 bytes");
 _Static_assert(offsetof(struct nfp_record, value) == NFP_RECORD_VALUE, "template.S stores the value here");
 _Static_assert(offsetof(struct nfp_record, tag) == NFP_RECORD_TAG, "template.S stores the tag here");

@@ -172,11 +172,11 @@ struct nfp_session_header {
 	// readings of their probes.
 	uint32_t counted_calls;
 	uint32_t counted_reserved;
-	uint64_t counted_in_all[6];
-	uint64_t counted_between[6];
+	uint64_t counted_in_all[NFP_COUNTER_SLOTS];
+	uint64_t counted_between[NFP_COUNTER_SLOTS];
 	// What each counter counts in the probe of a poll that returned nothing: left out of the readings of threads that are
 	// given counters from now on.
-	int32_t counted_polls[6];
+	int32_t counted_polls[NFP_COUNTER_SLOTS];
 	// A bit for each thread table entry: 1: nobody has it. The target clears bits, the monitor sets them. Only the target
 	// reads them.
 	uint64_t free_threads[16]; // NFP_THREAD_COUNT / 64

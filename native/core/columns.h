@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The columns: calls, batches, packets as arrays of plain structures, the form in which data goes from the
-// C core to NumPy and to the OTLP encoder. otel_nfprobe/base/columns.py has the same dtypes; tests compare them.
+// C core to NumPy and to the OTLP encoder. otel_nfprobe/base/columns.py reads the dtypes from what cffi knows of them.
 // All times are ticks of the time stamp counter.
 #ifndef NFPROBE_COLUMNS_H
 #define NFPROBE_COLUMNS_H
+#include "abi/record.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,8 +46,8 @@ struct nfp_cost {
 
 // What one probed call counts by itself, by the number of the counter.
 struct nfp_counter_cost {
-	int32_t inside[6]; // between its two readings, less what calls and returns count
-	int32_t whole[6];
+	int32_t inside[NFP_COUNTER_SLOTS]; // between its two readings, less what calls and returns count
+	int32_t whole[NFP_COUNTER_SLOTS];
 };
 
 enum nfp_batch_flags {
@@ -176,8 +177,8 @@ struct nfp_hold {
 struct nfp_call_counters {
 	uint32_t call; // index in the calls array
 	uint32_t flags; // enum nfp_counters_flags
-	uint64_t inclusive[6]; // without what the probes count, where that is known
-	uint64_t self[6]; // without the calls inside it
+	uint64_t inclusive[NFP_COUNTER_SLOTS]; // without what the probes count, where that is known
+	uint64_t self[NFP_COUNTER_SLOTS]; // without the calls inside it
 	uint32_t inside; // counted calls in it, at any depth, whose probes it contains
 	uint32_t set; // which counters these are: how often they had been changed
 };
@@ -214,14 +215,14 @@ struct nfp_columns {
 
 #define NFP_PACKET_MARKS_BIT 4 // NFP_FACTS_* << 4 are NFP_PACKET_FRAGMENT and those that follow
 
-_Static_assert(sizeof(struct nfp_call) == 56, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_batch) == 88, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_packet) == 112, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_handover) == 16, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_hold) == 120, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_topic) == 96, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_call_counters) == 112, "columns.py has the same layout");
-_Static_assert(sizeof(struct nfp_counter_cost) == 48, "columns.py has the same layout");
+_Static_assert(sizeof(struct nfp_call) == 56, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_batch) == 88, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_packet) == 112, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_handover) == 16, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_hold) == 120, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_topic) == 96, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_call_counters) == 112, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_counter_cost) == 48, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_message) <= sizeof(((struct nfp_packet *)0)->source), "it stands there");
 _Static_assert(sizeof(((struct nfp_topic *)0)->text) == NFP_TOPIC_TEXT_BYTES, "the array's length");
 #endif

@@ -114,7 +114,7 @@ static const struct nfp_counter_cost *cost_of(const struct nfp_counted_calls *ca
 static void charge(struct nfp_counted *outer, const struct nfp_counter_cost *cost,
                    const struct nfp_counted *counted)
 {
-	for (uint32_t i = 0; i < NFP_COUNTED_COUNTERS; i++)
+	for (uint32_t i = 0; i < NFP_COUNTER_SLOTS; i++)
 		outer->probes[i] += cost->whole[i] + (counted ? counted->probes[i] : 0);
 }
 
@@ -135,7 +135,7 @@ static void contain(struct nfp_counted *outer, const struct nfp_counter_cost *co
 	outer->torn |= !valid || counted->torn;
 	outer->inside += 1 + (counted ? counted->inside : 0);
 	charge(outer, cost, counted);
-	for (uint32_t i = 0; valid && i < NFP_COUNTED_COUNTERS; i++)
+	for (uint32_t i = 0; valid && i < NFP_COUNTER_SLOTS; i++)
 		outer->inner[i] += counted->inclusive[i];
 }
 
@@ -145,14 +145,14 @@ void nfp_counted_leave(struct nfp_counted_calls *calls, struct nfp_readings *rea
 	const struct nfp_call *call = &log->items[row];
 	struct nfp_counted *counted = find(calls, call->thread), *outer = around(calls, log, row);
 	const struct nfp_counter_cost *cost = cost_of(calls, call->function);
-	uint32_t difference[NFP_COUNTED_COUNTERS] = {0};
+	uint32_t difference[NFP_COUNTER_SLOTS] = {0};
 	int valid =
 	    counted && readings->sp == sp && are_present(calls, readings) && counted->set == calls->set &&
 	    nfp_readings_judge(&counted->entry, readings, call->end_ticks - call->start_ticks, difference);
 	readings->pairs = 0;
 	if (valid)
 		counted->flags = NFP_COUNTERS_VALID | (counted->torn ? 0 : NFP_COUNTERS_SELF_VALID);
-	for (uint32_t i = 0; valid && i < NFP_COUNTED_COUNTERS; i++) {
+	for (uint32_t i = 0; valid && i < NFP_COUNTER_SLOTS; i++) {
 		int64_t net = (int64_t)difference[i] - cost->inside[i] - counted->probes[i];
 		counted->inclusive[i] = net > 0 ? (uint64_t)net : 0;
 	}
@@ -199,7 +199,7 @@ void nfp_counted_deliver(struct nfp_counted_calls *calls, const struct nfp_call 
 	struct nfp_call_counters *given = &calls->given.items[calls->given.count++];
 	*given = (struct nfp_call_counters){
 	    .call = index, .flags = counted->flags, .inside = counted->inside, .set = counted->set};
-	for (uint32_t i = 0; counted->flags && i < NFP_COUNTED_COUNTERS; i++) {
+	for (uint32_t i = 0; counted->flags && i < NFP_COUNTER_SLOTS; i++) {
 		uint64_t whole = counted->inclusive[i], inner = counted->inner[i];
 		given->inclusive[i] = whole;
 		given->self[i] =

@@ -14,8 +14,6 @@
 
 // cdef begin
 enum {
-	NFP_COUNTER_PAIRS = 3,
-	NFP_COUNTED_COUNTERS = 6,
 	NFP_COUNTED_CALLS = 1 << 18, // counted calls that may be open or undelivered
 	// No counter rises more often than this in a tick of the time stamp counter, so that a call of up to
 	// 2^32 / NFP_COUNTS_PER_TICK ticks has a difference below 2^32.
@@ -24,8 +22,8 @@ enum {
 
 // The readings before one record.
 struct nfp_readings {
-	uint32_t low[6]; // low halves
-	uint32_t check[3]; // sum of the locks of each pair; its lowest bit: not counting
+	uint32_t low[NFP_COUNTER_SLOTS]; // low halves
+	uint32_t check[NFP_COUNTER_PAIRS]; // sum of the locks of each pair; its lowest bit: not counting
 	uint32_t pairs;
 	uint32_t sp; // of the entry or exit that they belong to
 	uint32_t change; // which counters they are, of the last NFP_COUNTERS_CHANGES
@@ -44,9 +42,9 @@ struct nfp_counted {
 	uint32_t inside;
 	uint32_t set;
 	uint32_t torn; // a call inside it was not counted
-	uint64_t inclusive[NFP_COUNTED_COUNTERS]; // without its probe and those inside it
-	uint64_t inner[NFP_COUNTED_COUNTERS]; // the same of the calls directly inside it
-	int64_t probes[NFP_COUNTED_COUNTERS]; // of all calls inside it, counted by their probes
+	uint64_t inclusive[NFP_COUNTER_SLOTS]; // without its probe and those inside it
+	uint64_t inner[NFP_COUNTER_SLOTS]; // the same of the calls directly inside it
+	int64_t probes[NFP_COUNTER_SLOTS]; // of all calls inside it, counted by their probes
 };
 
 struct nfp_counted_calls {

@@ -10,15 +10,15 @@
 #include "counter.h"
 #include <errno.h>
 
-enum { CALLS = 16, ROUNDS_MAX = 32, PAIRS_MAX = NFP_COUNTERS_MAX / 2 };
+enum { CALLS = 16, ROUNDS_MAX = 32 };
 
 struct reading {
-	uint32_t low[NFP_COUNTERS_MAX];
-	uint32_t check[PAIRS_MAX]; // as in counter.c
+	uint32_t low[NFP_COUNTER_SLOTS];
+	uint32_t check[NFP_COUNTER_PAIRS]; // as in counter.c
 };
 struct round {
-	uint64_t in_all[NFP_COUNTERS_MAX];
-	uint64_t between[NFP_COUNTERS_MAX]; // readings of entries and of their exits
+	uint64_t in_all[NFP_COUNTER_SLOTS];
+	uint64_t between[NFP_COUNTER_SLOTS]; // readings of entries and of their exits
 };
 
 static void take(struct reading *reading, const struct nfp_record *record)
@@ -31,7 +31,7 @@ static void take(struct reading *reading, const struct nfp_record *record)
 
 static int is_comparable(const struct reading *first, const struct reading *second)
 {
-	for (int pair = 0; pair < PAIRS_MAX; pair++)
+	for (int pair = 0; pair < NFP_COUNTER_PAIRS; pair++)
 		if (first->check[pair] != second->check[pair] || first->check[pair] & NFP_COUNTERS_OFF)
 			return 0;
 	return 1;
@@ -39,7 +39,7 @@ static int is_comparable(const struct reading *first, const struct reading *seco
 
 static void add(uint64_t *sums, const struct reading *first, const struct reading *second)
 {
-	for (int i = 0; i < NFP_COUNTERS_MAX; i++)
+	for (int i = 0; i < NFP_COUNTER_SLOTS; i++)
 		sums[i] += (uint32_t)(second->low[i] - first->low[i]);
 }
 
@@ -52,7 +52,7 @@ static int sum_up(const struct nfp_thread *thread, struct round *round)
 	for (uint64_t at = thread->base; at < thread->cursor; at += NFP_RECORD_BYTES) {
 		struct nfp_record record = nfp_calibrated_record((const void *)(uintptr_t)at);
 		uint32_t kind = nfp_record_kind(&record);
-		if (kind >= NFP_COUNTERS && kind < NFP_COUNTERS + PAIRS_MAX) {
+		if (kind >= NFP_COUNTERS && kind < NFP_COUNTERS + NFP_COUNTER_PAIRS) {
 			take(&now, &record);
 			readings++;
 		} else if (readings && !is_comparable(&first, &now)) {
@@ -98,7 +98,7 @@ long nfp_calibrate_counters(uint64_t function, uint64_t wanted)
 	if (!valid)
 		return -EAGAIN;
 	header->counted_calls = CALLS;
-	for (int counter = 0; counter < NFP_COUNTERS_MAX; counter++) {
+	for (int counter = 0; counter < NFP_COUNTER_SLOTS; counter++) {
 		for (int i = 0; i < valid; i++)
 			values[i] = rounds[i].in_all[counter];
 		header->counted_in_all[counter] = nfp_median(values, valid);

@@ -86,14 +86,16 @@ static inline __attribute__((always_inline)) void keep_all(const struct nfp_thre
 	readings->pairs = PAIRS(count);
 }
 
+// The same for each number of counters; none is larger than there are slots.
+#define OF(count) ((count) < NFP_COUNTER_SLOTS ? (count) : NFP_COUNTER_SLOTS)
 #define WRITER(count)                                                                                        \
 	static void write_##count(struct nfp_thread *thread, uint32_t sp)                                    \
 	{                                                                                                    \
-		write_all(thread, count, sp);                                                                \
+		write_all(thread, OF(count), sp);                                                            \
 	}                                                                                                    \
 	static void keep_##count(struct nfp_thread *thread, struct nfp_kept_readings *readings)              \
 	{                                                                                                    \
-		keep_all(thread, count, readings);                                                           \
+		keep_all(thread, OF(count), readings);                                                       \
 	}
 WRITER(1)
 WRITER(2)
@@ -101,6 +103,8 @@ WRITER(3)
 WRITER(4)
 WRITER(5)
 WRITER(6)
+WRITER(7)
+WRITER(8)
 
 #define CHOICE(count) {write_##count, keep_##count}
 
@@ -109,7 +113,9 @@ void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count)
 	static const struct {
 		void (*write)(struct nfp_thread *thread, uint32_t sp);
 		void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings);
-	} made[] = {CHOICE(1), CHOICE(2), CHOICE(3), CHOICE(4), CHOICE(5), CHOICE(6)};
+	} made[] = {CHOICE(1), CHOICE(2), CHOICE(3), CHOICE(4), CHOICE(5), CHOICE(6), CHOICE(7), CHOICE(8)};
+	_Static_assert(NFP_COUNTER_SLOTS <= sizeof(made) / sizeof(made[0]),
+	               "each number of counters is here");
 	counters->write = made[count - 1].write;
 	counters->keep = made[count - 1].keep;
 }

@@ -3,9 +3,8 @@
 // the target. Shared by counter.c, which reads them, and counter_pages.c, which maps them.
 #ifndef NFPROBE_COUNTER_H
 #define NFPROBE_COUNTER_H
+#include "abi/record.h"
 #include <stdint.h>
-
-#define NFP_COUNTERS_MAX 6
 
 struct nfp_thread;
 
@@ -19,24 +18,24 @@ struct nfp_counter_page {
 
 // The readings of a receive call's entry, kept until it is known that it returned something, and of its exit.
 struct nfp_kept_readings {
-	uint64_t lows[NFP_COUNTERS_MAX / 2]; // two low halves each
-	uint32_t check[NFP_COUNTERS_MAX / 2];
+	uint64_t lows[NFP_COUNTER_PAIRS]; // two low halves each
+	uint32_t check[NFP_COUNTER_PAIRS];
 	uint32_t pairs; // 0: there are none
 	uint64_t epoch; // of the session
 };
 
 struct nfp_counter_pages {
-	const volatile struct nfp_counter_page *pages[NFP_COUNTERS_MAX]; // never a null pointer once used
+	const volatile struct nfp_counter_page *pages[NFP_COUNTER_SLOTS]; // never a null pointer once used
 	void (*write)(struct nfp_thread *thread, uint32_t sp); // made for their number
 	void (*keep)(struct nfp_thread *thread, struct nfp_kept_readings *readings); // the same
-	uint32_t polls[NFP_COUNTERS_MAX]; // what each counts in the probe of an empty poll
+	uint32_t polls[NFP_COUNTER_SLOTS]; // what each counts in the probe of an empty poll
 	uint32_t change; // which counters they are, as it stands in the check
 	int mapped; // by us
 };
 
 extern struct nfp_counter_pages nfp_counter_pages[]; // by thread table index
 
-// What writes the readings of `count` counters, 1 to NFP_COUNTERS_MAX, and what keeps them.
+// What writes the readings of `count` counters, 1 to NFP_COUNTER_SLOTS, and what keeps them.
 void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count);
 
 // Reads the counters of a thread that may have none any more.

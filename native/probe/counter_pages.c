@@ -53,7 +53,7 @@ long nfp_counters_begin(void)
 // The descriptors of the next message, at most `room`. Returns their number or -errno.
 static long receive(int *descriptors, uint32_t room)
 {
-	char control[CMSG_SPACE(NFP_COUNTERS_MAX * sizeof(int))] __attribute__((aligned(8)));
+	char control[CMSG_SPACE(NFP_COUNTER_SLOTS * sizeof(int))] __attribute__((aligned(8)));
 	char byte;
 	struct iovec vector = {&byte, 1};
 	struct msghdr message = {
@@ -85,8 +85,8 @@ static void drop_page(const volatile struct nfp_counter_page *page)
 // Maps the pages of `count` counters. Returns 0 or -errno; then nothing is mapped.
 static long map_pages(uint32_t count, const void **pages)
 {
-	int descriptors[NFP_COUNTERS_MAX];
-	long found = receive(descriptors, NFP_COUNTERS_MAX), error = found == count ? 0 : -EBADMSG;
+	int descriptors[NFP_COUNTER_SLOTS];
+	long found = receive(descriptors, NFP_COUNTER_SLOTS), error = found == count ? 0 : -EBADMSG;
 	uint32_t mapped = 0;
 	for (; error == 0 && mapped < count; mapped++) {
 		pages[mapped] = mmap(NULL, PAGE_BYTES, PROT_READ, MAP_SHARED, descriptors[mapped], 0);
@@ -120,7 +120,7 @@ static void stop(uint32_t index)
 	__atomic_store_n(&thread->slow, (void *)nfp_slow_thunk, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, thread->shared ? 1 : 0,
 	                 __ATOMIC_SEQ_CST); // partner: set_limit in ring_space.c
-	for (uint32_t i = 0; i < NFP_COUNTERS_MAX; i++) {
+	for (uint32_t i = 0; i < NFP_COUNTER_SLOTS; i++) {
 		const volatile struct nfp_counter_page *page = counters->pages[i];
 		__atomic_store_n(&counters->pages[i], &not_counting, __ATOMIC_SEQ_CST);
 		if (counters->mapped)
@@ -131,8 +131,8 @@ static void stop(uint32_t index)
 
 long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t change)
 {
-	const void *pages[NFP_COUNTERS_MAX];
-	if (index > NFP_THREAD_COUNT || count > NFP_COUNTERS_MAX)
+	const void *pages[NFP_COUNTER_SLOTS];
+	if (index > NFP_THREAD_COUNT || count > NFP_COUNTER_SLOTS)
 		return -EINVAL;
 	forget_parent();
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];

@@ -212,7 +212,7 @@ static uint64_t check_counters(const struct nfp_columns *columns)
 		CHECK(row->call < columns->call_count && row->flags <= 3);
 		CHECK(i == 0 || columns->counters[i - 1].call < row->call);
 		CHECK(row->flags != NFP_COUNTERS_SELF_VALID);
-		for (int j = 0; j < NFP_COUNTED_COUNTERS; j++)
+		for (int j = 0; j < NFP_COUNTER_SLOTS; j++)
 			CHECK(row->inclusive[j] <= UINT32_MAX && row->self[j] <= row->inclusive[j]);
 		if (columns->calls[row->call].flags & NFP_CALL_RECEIVE)
 			received += row->flags & NFP_COUNTERS_VALID;
@@ -224,7 +224,7 @@ static void give_costs(struct nfp_pipeline *pipeline, unsigned long *state)
 {
 	struct nfp_counter_cost costs[FUNCTIONS];
 	for (int i = 0; i < FUNCTIONS; i++)
-		for (int j = 0; j < NFP_COUNTED_COUNTERS; j++) {
+		for (int j = 0; j < NFP_COUNTER_SLOTS; j++) {
 			costs[i].inside[j] = (int32_t)(next_random(state) % 100);
 			costs[i].whole[j] = costs[i].inside[j] + (int32_t)(next_random(state) % 100);
 		}

@@ -199,7 +199,7 @@ static void prepare(void)
 	                             .cursor = nfp_library.rings[0],
 	                             .ring_bytes = RING_BYTES,
 	                             .counter_pages = &counters};
-	for (int i = 0; i < NFP_COUNTERS_MAX; i++)
+	for (int i = 0; i < NFP_COUNTER_SLOTS; i++)
 		counters.pages[i] = &not_counting;
 	nfp_counters_choose(&counters, 1);
 	struct sigaction action = {.sa_sigaction = stepped, .sa_flags = SA_SIGINFO};

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
 from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
 
-COUNTERS_MAX = 6  # maximum per probe
+COUNTERS_MAX = lib.NFP_COUNTER_SLOTS  # maximum per probe
 AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
 CPUINFO = Path("/proc/cpuinfo")
