@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,9 @@ def firewall(start_firewall: Callable[..., Firewall]) -> Firewall:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """So small that a busy machine records as much, too, before the session ends."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "nfprobe-test", str(folder)]
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "nfprobe-test", str(folder)]
     if subprocess.run(words, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     yield folder
@@ -51,12 +51,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk(nfprobe: Any, start_firewall: Callable[..., Firewall], small_disk: Path) -> None:
     firewall = start_firewall(500_000)
     recording = small_disk / "full.nfprobe"
-    done = nfprobe.run("attach", firewall.pid, "--adapter", DESCRIPTION, "--for", "3s", "--record", recording, "--json")
-    assert done.returncode == 1, done.stderr
-    assert f"nfprobe: The recording {recording} ends after" in done.stderr
-    assert f"next: nfprobe report {recording}" in done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["seconds"] >= 3
+    monitor = nfprobe.start("attach", firewall.pid, "--adapter", DESCRIPTION, "--record", recording, "--json")
+    said = list(takewhile(lambda line: "NOT RECORDED any more" not in line, monitor.stderr))  # a line a second says so
+    full_at = time.monotonic()
+    assert wait_until(lambda: time.monotonic() > full_at + 1)  # the session goes on
+    monitor.send_signal(signal.SIGINT)
+    errors, output = "".join(said) + monitor.stderr.read(), monitor.stdout.read()
+    assert monitor.wait(timeout=120) == 1, errors
+    assert f"nfprobe: The recording {recording} ends after" in errors
+    assert f"next: nfprobe report {recording}" in errors
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["seconds"] >= 1
     assert "No space left" in summary["recording"]["error"]
     assert summary["not_restored"] == []
     firewall.assert_restored()
