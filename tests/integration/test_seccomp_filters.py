@@ -43,7 +43,7 @@ def test_a_containers_profile(where: Path, spawn: Spawn, tmp_path: Path, nfprobe
     room = Room(spawn, [where, container_profile(tmp_path / "filter")])
     room.measure()
     notes = nfprobe.json("doctor", room.pid, status=2)["target"]["notes"]
-    assert any("seccomp filter; it allows every system call that is needed" in note for note in notes)
+    assert any("seccomp filter; it permits every required system call" in note for note in notes)
 
 
 @pytest.mark.parametrize("musl", [False, True], ids=["glibc", "musl"])
