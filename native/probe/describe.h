@@ -73,6 +73,19 @@ static inline int nfp_numbered_has_next(const struct nfp_program *program, const
 	return flags >> (program->next_bit & 31) & 1;
 }
 
+// Whether the buffer bears an arrival stamp, which goes to `stamp`; 0 there where the program knows no place for one.
+static inline int nfp_read_stamp(const struct nfp_program *program, const uint8_t *buffer, uint64_t *stamp)
+{
+	uint64_t flags = UINT64_MAX;
+	*stamp = 0;
+	if (program->arrival == NFP_NO_OFFSET)
+		return 0;
+	if (program->arrival_flags != NFP_NO_OFFSET)
+		__builtin_memcpy(&flags, buffer + program->arrival_flags, 8);
+	__builtin_memcpy(stamp, buffer + program->arrival, 8);
+	return (int)(flags >> (program->arrival_bit & 63) & 1);
+}
+
 static inline void nfp_view_read(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
 {
 	if (program->number_shift) {
@@ -91,16 +104,8 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	view->length = nfp_load_length(bytes, program->length, program->length_width);
 	view->readable = nfp_smaller(nfp_load_length(bytes, program->segment_length, program->segment_width),
 	                             view->length);
-	uint64_t flags = UINT64_MAX;
-	view->arrival = 0;
 	view->numbers = view->next = 0;
-	view->stamped = 0;
-	if (program->arrival == NFP_NO_OFFSET)
-		return;
-	if (program->arrival_flags != NFP_NO_OFFSET)
-		__builtin_memcpy(&flags, bytes + program->arrival_flags, 8);
-	view->stamped = flags >> (program->arrival_bit & 63) & 1;
-	__builtin_memcpy(&view->arrival, bytes + program->arrival, 8);
+	view->stamped = nfp_read_stamp(program, bytes, &view->arrival);
 }
 
 // Stamps older than that are not believed where nothing says in which clock they are.
@@ -111,16 +116,13 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 static inline uint64_t nfp_arrival_ticks(const struct nfp_program *program, uint64_t buffer,
                                          uint64_t received_ticks)
 {
-	const uint8_t *bytes = (const uint8_t *)(uintptr_t)buffer;
-	uint64_t flags = UINT64_MAX, stamp;
-	if (program->arrival == 0xffff || program->number_shift || !buffer ||
-	    program->arrival_unit == NFP_ARRIVAL_UNIX_NS)
+	uint64_t stamp;
+	if (program->number_shift || !buffer || program->arrival_unit == NFP_ARRIVAL_UNIX_NS)
 		return 0;
-	if (program->arrival_flags != 0xffff)
-		__builtin_memcpy(&flags, bytes + program->arrival_flags, 8);
-	__builtin_memcpy(&stamp, bytes + program->arrival, 8);
-	int is_stamped = flags >> (program->arrival_bit & 63) & 1;
-	return is_stamped && received_ticks - stamp < NFP_STAMP_AGE_MAX_TICKS ? stamp : 0;
+	return nfp_read_stamp(program, (const uint8_t *)(uintptr_t)buffer, &stamp) &&
+	               received_ticks - stamp < NFP_STAMP_AGE_MAX_TICKS
+	           ? stamp
+		   : 0;
 }
 
 // Writes the packet's records, all of them or none. `index` is its position in the burst of this call; `origin` may be

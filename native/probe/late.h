@@ -271,7 +271,8 @@ static inline uint64_t nfp_late_first_arrival(const struct nfp_thread *thread,
                                               const struct nfp_program *program, struct nfp_burst burst,
                                               uint64_t start_ticks)
 {
-	if (program->arrival == 0xffff || !(thread->gate & NFP_GATE_LATE) || !burst.pointers || !burst.count)
+	if (program->arrival == NFP_NO_OFFSET || !(thread->gate & NFP_GATE_LATE) || !burst.pointers ||
+	    !burst.count)
 		return 0;
 	uint64_t first = burst.single ? burst.pointers : *(const uint64_t *)(uintptr_t)burst.pointers;
 	return nfp_arrival_ticks(program, first, start_ticks);

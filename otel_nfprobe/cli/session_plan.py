@@ -8,10 +8,10 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from otel_nfprobe.adapters.base import FREE, Adapter
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.cli.notices import notify
 from otel_nfprobe.cli.options import find_identity
 from otel_nfprobe.cli.session_options import check_counting
 from otel_nfprobe.export.destination import find_complaint
@@ -24,11 +24,6 @@ from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.preflight import describe_unreadable
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
-
-if TYPE_CHECKING:
-    pass
-
-from otel_nfprobe.cli.notices import notify
 
 
 def plan(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.probes.calibration import costs_by_id
 
 LOOK_S = 1.0
 ROOM = 0.8  # target share of the budget, so that the next second does not exceed it again
@@ -48,12 +49,13 @@ class Budget:
         self._looked_at = now
         if elapsed_s < LOOK_S / 2:
             return
-        session = monitor.snapshot()
-        fresh, costs = session.call_counts.copy(), session.call_costs["whole_ticks"]
+        calls = monitor.drain.statistics.call_counts().astype(np.float64)
+        fresh = calls.copy()
         fresh[: len(self._calls)] -= self._calls
-        self._calls = session.call_counts
+        self._calls = calls
+        costs = costs_by_id(monitor.attachment.probes, monitor.attachment.costs)["whole_ticks"]
         count = min(len(fresh), len(costs))
-        spent = fresh[:count] * costs[:count] / (elapsed_s * session.ticks_per_second)
+        spent = fresh[:count] * costs[:count] / (elapsed_s * monitor.drain.clock.ticks_per_second)
         if spent.sum() > self.share:
             self._thin(monitor, spent)
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot: the state of a session at one moment. The summary, metrics, the budget and the progress line read it, and
-nothing else of a running session.
-"""
+"""Snapshot: the state of a session at one moment. The summary, metrics and the progress line read it."""
 
 from __future__ import annotations
 
@@ -9,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.base import RECEIVE, NumberingAdapter
-from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.drain import Drain
 from otel_nfprobe.pipeline.pipeline import PipelineCounts
-from otel_nfprobe.probes.calibration import Cost, costs_by_id, ticks_per_call
+from otel_nfprobe.probes.calibration import Cost, ticks_per_call
 from otel_nfprobe.shm.session import LOST_CLASSES
 from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
 
@@ -35,8 +31,6 @@ class SessionSnapshot:
         lost: records by class, including torn and mistimed ones.
         placed: armed probes.
         costs: of a probed call, by strategy.
-        call_counts: calls by function ID.
-        call_costs: of a call by function ID (dtype COST).
         counts_calls: batches and packets are derived from calls: the threads have not counted them.
         may_generate: the network function can send packets that it has not received, and each one was checked.
     """
@@ -50,8 +44,6 @@ class SessionSnapshot:
     lost: Mapping[str, int]
     placed: int
     costs: Mapping[str, Cost]
-    call_counts: NDArray[np.float64]
-    call_costs: Rows
     counts_calls: bool
     may_generate: bool
 
@@ -72,8 +64,6 @@ class SessionSnapshot:
             lost=lost,
             placed=len(attachment.follower.placed),
             costs=attachment.costs,
-            call_counts=drain.statistics.call_counts().astype(np.float64),
-            call_costs=costs_by_id(attachment.probes, attachment.costs),
             counts_calls=not any(role.role == RECEIVE for role in choice.roles),
             may_generate=isinstance(choice.adapter, NumberingAdapter) and not any(lost.values()),
         )
