@@ -297,3 +297,31 @@ void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets,
 		ids[2 * (size_t)i + 1] = id.low;
 	}
 }
+
+void nfp_otlp_packet_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                           uint64_t *links)
+{
+	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
+	for (uint32_t i = 0; i < count; i++, links += 3) {
+		links[0] = links[1] = links[2] = 0;
+		const struct nfp_packet *packet =
+		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
+		if (!packet || packet->batch >= job->batch_count)
+			continue;
+		uint64_t batch_id = job->batches[packet->batch].id;
+		struct nfp_trace_id trace, unique;
+		nfp_id_trace(job, packet, batch_id, &clock, &trace);
+		nfp_id_unique(job->session_id, packet, batch_id, &unique);
+		links[0] = trace.high;
+		links[1] = trace.low;
+		links[2] = nfp_id_span(&unique, NFP_SPAN_PACKET);
+	}
+}
+
+void nfp_otlp_scale_links(const struct nfp_otlp_job *job, uint32_t count, uint64_t *links)
+{
+	for (uint32_t i = 0; i < count; i++, links += 3) {
+		links[0] = nfp_scale_id(job, links[0]);
+		links[2] = nfp_scale_id(job, links[2]);
+	}
+}

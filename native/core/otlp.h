@@ -175,6 +175,13 @@ void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets,
 void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packets, const uint32_t *numbers,
                           uint32_t count, uint64_t *links);
 
+// The packet's own span of each of `count` packets, as nfp_otlp_batch_links.
+void nfp_otlp_packet_links(const struct nfp_otlp_job *job, const uint32_t *packets, uint32_t count,
+                           uint64_t *links);
+
+// Replaces `count` links by what is written for them at the job's time_scale.
+void nfp_otlp_scale_links(const struct nfp_otlp_job *job, uint32_t count, uint64_t *links);
+
 // cdef end
 
 _Static_assert(sizeof(struct nfp_tail) == 80, "span.py has the same layout");

@@ -248,6 +248,8 @@ static uint64_t fuzz(unsigned long seed)
 		numbers[i] = next_random(&state) % 4;
 	nfp_otlp_trace_ids(&job, made.selected, SELECTED, ids);
 	nfp_otlp_batch_links(&job, made.selected, numbers, SELECTED, links);
+	nfp_otlp_packet_links(&job, made.selected, SELECTED, links);
+	nfp_otlp_scale_links(&job, SELECTED, links);
 	noise_deinit(&made);
 	return spans;
 }

@@ -83,6 +83,8 @@ class SpanEncoder:
     Attributes:
         dropped_spans: calls left out because their packet's trace alone is larger than a request.
         bad_packets: packets without spans, because their indices point outside of the columns.
+        clock: of the session.
+        function_names: as given, or as set since.
     """
 
     def __init__(
@@ -98,8 +100,8 @@ class SpanEncoder:
     ) -> None:
         self.dropped_spans = 0
         self.bad_packets = 0
-        self._clock = clock
-        self._names = list(function_names)
+        self.clock = clock
+        self.function_names = list(function_names)
         self._threads: list[tuple[int, str]] = []
         self._numbers = NumberNames()
         self._scale = time_scale
@@ -123,7 +125,7 @@ class SpanEncoder:
     @property
     def ticks_per_second(self) -> float:
         """Of the session's clock."""
-        return self._clock.ticks_per_second
+        return self.clock.ticks_per_second
 
     def set_trace_state(self, trace_state: str) -> None:
         """Sets the trace state of packets drawn for the sample; empty: that of the session."""
@@ -135,8 +137,8 @@ class SpanEncoder:
 
     def set_functions(self, function_names: Sequence[str]) -> None:
         """Replaces the function names, when probes were added."""
-        if list(function_names) != self._names:
-            self._names = list(function_names)
+        if list(function_names) != self.function_names:
+            self.function_names = list(function_names)
             self._prepare()
 
     def set_threads(self, threads: Sequence[tuple[int, str]]) -> None:
@@ -225,6 +227,21 @@ class SpanEncoder:
         lib.nfp_otlp_batch_links(self._job, *pointers, len(packets), _pointer("uint64_t", links))
         return links
 
+    def find_packet_links(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """The span of each packet itself: shape (n, 3), trace id and span id."""
+        self._set_columns(columns)
+        packets = np.ascontiguousarray(packets, dtype=np.uint32)
+        links = np.zeros((len(packets), 3), dtype=np.uint64)
+        lib.nfp_otlp_packet_links(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", links))
+        return links
+
+    def scale_links(self, links: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Links as the first pass of the time scale writes them: true ids, or those of the stretched copy."""
+        self._job.time_scale = self._scale.passes[0]
+        scaled = np.array(links, dtype=np.uint64, order="C")
+        lib.nfp_otlp_scale_links(self._job, len(scaled), _pointer("uint64_t", scaled))
+        return scaled
+
     def _encode_all(self, count: int, is_copy: bool) -> Iterator[EncodedRequest]:
         result = ffi.new("struct nfp_otlp_result *")
         first = 0
@@ -252,8 +269,8 @@ class SpanEncoder:
         self._job.hold_count = len(columns.holds)
         self._point("handovers", "struct nfp_handover", np.ascontiguousarray(columns.handovers, HANDOVER))
         self._job.handover_count = len(columns.handovers)
-        self._point("anchors", "struct nfp_anchor", self._clock.anchors)
-        self._job.anchor_count = len(self._clock.anchors)
+        self._point("anchors", "struct nfp_anchor", self.clock.anchors)
+        self._job.anchor_count = len(self.clock.anchors)
 
     def _point(self, field: str, kind: str, array: npt.NDArray[Any] | None) -> None:
         # C keeps the address only: the array must live as long.
@@ -262,7 +279,7 @@ class SpanEncoder:
 
     def _prepare(self) -> None:
         text = SpanText()
-        functions, threads = text.add_functions(self._names), text.add_threads(self._threads, self._numbers)
+        functions, threads = text.add_functions(self.function_names), text.add_threads(self._threads, self._numbers)
         counters, sets = text.add_counters(self._counters)
         self._point_numbers(text)
         scope_end = ScopeSpans(schema_url=SCHEMA_URL).SerializeToString()
