@@ -26,6 +26,17 @@ class _FFI:
     def unpack(self, cdata: Any, length: int) -> Any: ...
 
 class _Lib:
+    NFP_ABSENCE_DEPTH: int
+    NFP_ABSENCE_HELD: int
+    NFP_ABSENCE_INCOMPLETE: int
+    NFP_ABSENCE_IRQ: int
+    NFP_ABSENCE_NAME_BYTES: int
+    NFP_ABSENCE_NMI: int
+    NFP_ABSENCE_PREEMPTED: int
+    NFP_ABSENCE_SOFTIRQ: int
+    NFP_ABSENCE_STEAL: int
+    NFP_ABSENCE_SWITCH: int
+    NFP_ABSENCE_VECTOR: int
     NFP_ABSENT: int
     NFP_ABSORBED: int
     NFP_ARENA_BYTES: int
@@ -329,9 +340,6 @@ class _Lib:
     NFP_STATE_NEW: int
     NFP_STATE_READY: int
     NFP_STATE_SILENT: int
-    NFP_SWITCH_HELD: int
-    NFP_SWITCH_INCOMPLETE: int
-    NFP_SWITCH_PREEMPTED: int
     NFP_SYNC_CORES: int
     NFP_SYNC_IGNORE_TRAP: int
     NFP_SYNC_KEEP_TRAP: int
@@ -368,6 +376,14 @@ class _Lib:
     NFP_TOPIC_READ_BYTES: int
     NFP_TOPIC_RECORDS: int
     NFP_TOPIC_TEXT_BYTES: int
+    NFP_TRACEPOINTS_MAX: int
+    NFP_TRACEPOINT_BEGIN: int
+    NFP_TRACEPOINT_DURATION: int
+    NFP_TRACEPOINT_END: int
+    NFP_TRACEPOINT_NO_FIELD: int
+    NFP_TRACEPOINT_RUN_TIME: int
+    NFP_TRACEPOINT_SWITCH: int
+    NFP_TRACEPOINT_UNKNOWN: int
     NFP_TRANSMITTED: int
     NFP_TUNNELS_MAX: int
     NFP_TYPE_ETHERNET: int
@@ -397,6 +413,7 @@ class _Lib:
     PERF_EVENT_IOC_DISABLE: int
     PERF_EVENT_IOC_ENABLE: int
     PERF_EVENT_IOC_ID: int
+    PERF_EVENT_IOC_SET_OUTPUT: int
     PERF_FORMAT_GROUP: int
     PERF_FORMAT_ID: int
     PERF_FORMAT_TOTAL_TIME_ENABLED: int
@@ -410,6 +427,7 @@ class _Lib:
     PERF_SAMPLE_CPU: int
     PERF_SAMPLE_IP: int
     PERF_SAMPLE_PERIOD: int
+    PERF_SAMPLE_RAW: int
     PERF_SAMPLE_READ: int
     PERF_SAMPLE_REGS_USER: int
     PERF_SAMPLE_STACK_USER: int
@@ -417,6 +435,8 @@ class _Lib:
     PERF_SAMPLE_TIME: int
     PERF_TYPE_HARDWARE: int
     PERF_TYPE_SOFTWARE: int
+    PERF_TYPE_TRACEPOINT: int
+    def nfp_absences_take(self, _0: Any, _1: Any, _2: _Int) -> int: ...
     def nfp_address_format(self, _0: Any, _1: _Int, _2: Any) -> int: ...
     def nfp_calibrate_call(self) -> float: ...
     def nfp_change_live(self, _0: Any, _1: Any, _2: Any, _3: _Int) -> int: ...
@@ -495,7 +515,6 @@ class _Lib:
     def nfp_sweep_begin(self, _0: Any, _1: _Int, _2: _Int) -> None: ...
     def nfp_sweep_begin_last(self, _0: Any, _1: Any, _2: _Int, _3: _Int) -> None: ...
     def nfp_sweep_take(self, _0: Any, _1: Any, _2: _Int, _3: Any) -> int: ...
-    def nfp_switches_take(self, _0: Any, _1: _Int, _2: Any, _3: Any, _4: _Int, _5: Any) -> int: ...
     def nfp_threads_free(self, _0: Any, _1: Any, _2: Any, _3: _Int) -> None: ...
     def nfp_threads_gone(self, _0: _Int, _1: Any, _2: _Int, _3: Any) -> None: ...
     def nfp_ticks_now(self) -> int: ...

@@ -37,16 +37,16 @@ class CauseTally:
     Args:
         threshold_ticks: packets with at least this latency are late.
         typical: the baseline of the recording.
-        switches: of the whole recording, dtype SWITCH.
+        absences: of the whole recording, dtype ABSENCE.
         flow: counts only packets of these flows; None: all.
     """
 
-    def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows, flow: FlowFilter | None = None) -> None:
+    def __init__(self, threshold_ticks: int, typical: Typical, absences: Rows, flow: FlowFilter | None = None) -> None:
         self.judged = 0
         self._flow = flow
         self._threshold = threshold_ticks
         self._typical = typical
-        self._switches = switches
+        self._absences = absences
         self._before = Columns()
         self._found: list[Rows] = []
 
@@ -60,7 +60,7 @@ class CauseTally:
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)
-            self._found.append(find_causes(both, packets, self._typical, self._switches))
+            self._found.append(find_causes(both, packets, self._typical, self._absences))
             self.judged += len(late)
         self._before = columns
 

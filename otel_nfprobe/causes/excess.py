@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
 from otel_nfprobe.causes.baseline import Typical
-from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
+from otel_nfprobe.pipeline.absences import Absences, overlap_ticks
 
 FUNCTIONS_NAMED = 4  # per batch: those with the largest excess
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import Columns, Rows
 from otel_nfprobe.base.printable import printable
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switches
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, no_absences
 
 
 def describe_hold(hold: Any) -> str:
@@ -23,7 +23,7 @@ def describe_hold(hold: Any) -> str:
 
 
 def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Rows:
-    """Returns the intervals in which a thread stood still during these holds: rows of dtype SWITCH, in order.
+    """Returns the intervals in which a thread stood still during these holds: rows of dtype ABSENCE, in order.
 
     Args:
         holds: sorted by end.
@@ -31,7 +31,7 @@ def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDAr
         starts, ends: of its batches, in order.
     """
     holds = holds[holds["thread"] != thread]
-    rows = np.zeros(len(holds), SWITCH)
+    rows = np.zeros(len(holds), ABSENCE)
     if not len(holds):
         return rows
     began, held, ended = (holds[name].astype(np.int64) for name in ("start_ticks", "held_ticks", "end_ticks"))
@@ -43,24 +43,24 @@ def hold_threads(holds: Rows, thread: int, starts: NDArray[np.int64], ends: NDAr
     until[1:] = np.maximum(until[1:], until[:-1])
     since[1:] = np.maximum(since[1:], until[:-1])
     rows["out_ticks"], rows["in_ticks"] = since, np.maximum(until, since)
-    rows["thread"], rows["flags"] = thread, SwitchFlag.PREEMPTED | SwitchFlag.HELD
+    rows["thread"], rows["flags"] = thread, AbsenceFlag.PREEMPTED | AbsenceFlag.HELD
     return rows
 
 
-def add_held(switches: Rows, held: Rows) -> Rows:
+def add_held(absences: Rows, held: Rows) -> Rows:
     """Merges the intervals in which threads were held into their context switches; overlapping time counts once."""
     if not len(held):
-        return switches
-    parts = [switches[~np.isin(switches["thread"], held["thread"])]]
+        return absences
+    parts = [absences[~np.isin(absences["thread"], held["thread"])]]
     for thread in np.unique(held["thread"]).tolist():
-        own = switches[switches["thread"] == thread]
+        own = absences[absences["thread"] == thread]
         parts.append(_add_held(own[np.argsort(own["out_ticks"])], held[held["thread"] == thread]))
     return np.concatenate(parts)
 
 
-def _add_held(switches: Rows, held: Rows) -> Rows:
+def _add_held(absences: Rows, held: Rows) -> Rows:
     # For one thread; both sorted by time.
-    out, back = switches["out_ticks"].copy(), switches["in_ticks"].copy()
+    out, back = absences["out_ticks"].copy(), absences["in_ticks"].copy()
     place = np.searchsorted(held["in_ticks"], out, side="right")
     inside = place < len(held)
     at = held[np.minimum(place, len(held) - 1)]
@@ -70,17 +70,17 @@ def _add_held(switches: Rows, held: Rows) -> Rows:
     out[begins_in] = np.minimum(at["in_ticks"][begins_in], back[begins_in])
     reaches = overlaps & ~begins_in
     back[reaches] = at["out_ticks"][reaches]
-    kept = switches.copy()
+    kept = absences.copy()
     kept["out_ticks"], kept["in_ticks"] = out, back
     return np.concatenate((kept[kept["in_ticks"] > kept["out_ticks"]], held))
 
 
 def find_held(columns: Columns) -> Rows:
-    """Returns the intervals in which each thread with batches stood still: rows of dtype SWITCH."""
+    """Returns the intervals in which each thread with batches stood still: rows of dtype ABSENCE."""
     if not len(columns.holds):
-        return no_switches()
+        return no_absences()
     batches = columns.batches[np.lexsort((columns.batches["start_ticks"], columns.batches["thread"]))]
-    found = [no_switches()]
+    found = [no_absences()]
     for thread in np.unique(batches["thread"]).tolist():
         own = batches[batches["thread"] == thread]
         starts, ends = own["start_ticks"].astype(np.int64), own["end_ticks"].astype(np.int64)

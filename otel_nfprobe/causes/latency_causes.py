@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency causes: what made a packet late. Pure: columns, switches and the baseline in, one row per packet out.
+"""Latency causes: what made a packet late. Pure: columns, absences and the baseline in, one row per packet out.
 
 A packet's life runs from its arrival (the entry of its receive call when the arrival is unknown) to the end of the call
 that transmitted or dropped it. Its excess is its latency minus the median. Its wait is examined over its queuing period
@@ -36,7 +36,7 @@ from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import add_held, find_held, find_longest
 from otel_nfprobe.causes.period import Period, Timeline, make_timelines
-from otel_nfprobe.pipeline.context_switches import Absences, no_switches
+from otel_nfprobe.pipeline.absences import Absences, no_absences
 
 SUBSTANTIAL_SHARE = 0.5
 LARGE_BATCH = 2
@@ -111,14 +111,14 @@ class _Charges:
             self.stood = (ticks, batch)
 
 
-def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, switches: Rows | None = None) -> Rows:
+def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, absences: Rows | None = None) -> Rows:
     """Finds what made each packet late.
 
     Args:
         columns: of one drain, or of several by `columns.concatenate`: earlier batches must be included.
         packets: indices in columns.packets.
         typical: the baseline of the session.
-        switches: when the threads did not run, dtype SWITCH; None: not recorded.
+        absences: when the threads did not run, dtype ABSENCE; None: not recorded.
 
     Returns:
         array of dtype CAUSE, in the order of `packets`.
@@ -130,7 +130,7 @@ def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical
     if not len(packets) or not typical.is_known:
         return causes
     held = find_held(columns)
-    away = Absences(add_held(no_switches() if switches is None else switches, held))
+    away = Absences(add_held(no_absences() if absences is None else absences, held))
     judge = _Judge(columns, typical, away, Absences(held))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)

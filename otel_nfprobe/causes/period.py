@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import BatchFlag, Columns, PacketFlag
 from otel_nfprobe.causes.baseline import Typical
-from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
+from otel_nfprobe.pipeline.absences import Absences, overlap_ticks
 
 
 class Period(NamedTuple):

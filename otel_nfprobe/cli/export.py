@@ -39,11 +39,11 @@ from otel_nfprobe.export.span import SpanEncoder, find_session_id
 from otel_nfprobe.export.spool import Spool
 from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.latecapture import SLOW
-from otel_nfprobe.pipeline.context_switches import SWITCH
+from otel_nfprobe.pipeline.absences import ABSENCE
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
 from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
-from otel_nfprobe.recording.recording import SUBMIT, SWITCHES, THREADS, Block, RecordingReader
+from otel_nfprobe.recording.recording import ABSENCES, SUBMIT, THREADS, Block, RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay_steps
 from otel_nfprobe.recording.sessionfacts import ThreadInfo
 
@@ -159,8 +159,8 @@ class _Export:
             return is_full
         if step.type == THREADS:
             self._name_threads(step.payload)
-        elif step.type == SWITCHES:
-            explainer.add_switches(step.array(SWITCH))
+        elif step.type == ABSENCES:
+            explainer.add_absences(step.array(ABSENCE))
         return step.type == SUBMIT
 
     def _name_threads(self, threads: list[ThreadInfo]) -> None:

@@ -32,7 +32,7 @@ from otel_nfprobe.causes.baseline import BatchSample, Typical
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
-from otel_nfprobe.pipeline.context_switches import SWITCHES_MAX, no_switches
+from otel_nfprobe.pipeline.absences import ABSENCES_MAX, no_absences
 from otel_nfprobe.pipeline.sampling import (
     FADE_S,
     RANDOMNESS,
@@ -96,7 +96,7 @@ class Explainer:
         self._waiting_packets = self._waiting_calls = 0
         self._kept: deque[_Take] = deque()
         self._fades_at_ticks = 0
-        self._switches: Rows = no_switches()
+        self._absences: Rows = no_absences()
         self._exported: dict[int, int] = {}  # batch id: position in its batch of a packet that was exported
 
     @property
@@ -138,10 +138,10 @@ class Explainer:
             self._fades_at_ticks = now_ticks + round(FADE_S * self._ticks_per_second)
             self._sampler.tracker.fade()
 
-    def add_switches(self, switches: Rows) -> None:
-        """Takes in when threads did not run (dtype SWITCH); before the packets that it made late are looked at."""
-        if len(switches) and self.looks_for_causes:
-            self._switches = np.concatenate((self._switches, switches))[-SWITCHES_MAX:]
+    def add_absences(self, absences: Rows) -> None:
+        """Takes in when threads did not run (dtype ABSENCE); before the packets that it made late are looked at."""
+        if len(absences) and self.looks_for_causes:
+            self._absences = np.concatenate((self._absences, absences))[-ABSENCES_MAX:]
 
     def requests(self) -> Iterator[EncodedRequest]:
         """Requests with all packets that are waiting; to be exhausted before anything else is done."""
@@ -205,13 +205,13 @@ class Explainer:
 
     def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
         if len(late) <= EXPLAINED_MAX:
-            return find_causes(columns, late, self._find_typical(), self._switches)
+            return find_causes(columns, late, self._find_typical(), self._absences)
         handovers, _ = place_handovers(columns)
         last = np.full(len(columns.packets), NONE, np.int64)
         last[handovers["packet"]] = handovers["batch"]  # of several, the last one stays
         ways = columns.packets["batch"][late].astype(np.int64) << 32 | last[late]
         _, chosen, whose = np.unique(ways, return_index=True, return_inverse=True)
-        return find_causes(columns, late[chosen], self._find_typical(), self._switches)[whose]
+        return find_causes(columns, late[chosen], self._find_typical(), self._absences)[whose]
 
     def _find_before(self, takes: list[_Take]) -> list[_Take]:
         """Kept takes in which the late packets waited, or their queues were last empty."""
@@ -319,5 +319,5 @@ class Explainer:
             gone = self._kept.popleft()
             packets -= len(gone.columns.packets)
             calls -= len(gone.columns.calls)
-        if len(self._switches):
-            self._switches = self._switches[self._switches["in_ticks"].astype(np.int64) >= oldest]
+        if len(self._absences):
+            self._absences = self._absences[self._absences["in_ticks"].astype(np.int64) >= oldest]

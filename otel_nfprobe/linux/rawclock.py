@@ -39,6 +39,11 @@ class RawClock:
         found: NDArray[np.uint64] = (ticks + elapsed).astype(np.uint64)
         return found
 
+    def duration_ticks(self, raw_ns: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Returns durations in ticks."""
+        found: NDArray[np.uint64] = np.rint(raw_ns * (self._clock.ticks_per_second / 1e9)).astype(np.uint64)
+        return found
+
 
 def _pair_clocks(ticks_per_second: float) -> tuple[int, int]:
     """Returns ticks and CLOCK_MONOTONIC_RAW ns of one moment, through CLOCK_REALTIME, to some 100 ns."""

@@ -23,7 +23,7 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.numbernames import NumberNames
-from otel_nfprobe.causes.preemption import SwitchWatch
+from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.otlp import Exporter
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 HOUSEKEEPING_S = 1.0
 SAMPLES_S = 0.05  # interval of draining the profiler's buffers
 DELIVERIES = 2  # pipeline drains after the last records: the two ends of a packet may come from two rings in two rounds
-SWITCHES_S = 0.05  # interval of draining the context-switch buffers
+ABSENCES_S = 0.05  # interval of draining the context-switch buffers
 EXPLAIN_S = 0.1  # interval of analyzing packets together for the causes of late ones
 SHORTEST_PAUSE_S = 0.002  # between rounds
 LONGEST_PAUSE_S = 0.01
@@ -153,7 +153,7 @@ class Drain:
     spans: SpanPath | None = None
     thread_names: dict[int, str] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
-    switches: SwitchWatch | None = None
+    absences: AbsenceWatch | None = None
     profiler: Profiler | None = None
     note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
@@ -178,7 +178,7 @@ class Drain:
     def __post_init__(self) -> None:
         self._ended = EndedThreads(self.session)
         self._new: SimpleQueue[NewFunctions] = SimpleQueue()
-        self._submit_at = self._sample_at = self._switch_at = 0.0
+        self._submit_at = self._sample_at = self._absences_at = 0.0
         if self.spans is not None:
             self.spans.prepare = self._prepare_spans
             self.spans.note_submit = self._note_submit
@@ -247,8 +247,8 @@ class Drain:
         if self.spans is not None:
             self.spans.submit()
         self._do_housekeeping()
-        if self.switches is not None:
-            self.switches.close()
+        if self.absences is not None:
+            self.absences.close()
         if self.profiler is not None:
             self._take_samples()
             self.profiler.close()
@@ -343,34 +343,34 @@ class Drain:
             self.slow_batches.add(columns)
         if self.counter_sums is not None:
             self.counter_sums.add(columns)
-        if time.monotonic() >= self._switch_at:
-            self._take_switches()
+        if time.monotonic() >= self._absences_at:
+            self._take_absences()
         if self.spans is not None:
             self.spans.take(columns)
         elif time.monotonic() >= self._submit_at:
             self._submit_at = time.monotonic() + EXPLAIN_S
-            self._take_switches()
+            self._take_absences()
             self._note_submit()
 
     def _prepare_spans(self) -> None:
-        self._take_switches()
+        self._take_absences()
         self._name_threads()
 
     def _note_submit(self) -> None:
         # So that an export of the recording analyzes the same packets together and yields the same spans.
         self.write(lambda recording: recording.submit())
 
-    def _take_switches(self) -> None:
+    def _take_absences(self) -> None:
         # After the rings: whatever kept a thread from running before it wrote the drained records is known by now.
-        self._switch_at = time.monotonic() + SWITCHES_S
-        if self.switches is None:
+        self._absences_at = time.monotonic() + ABSENCES_S
+        if self.absences is None:
             return
-        rows = self.switches.read(self.session.threads_by_tid)
+        rows = self.absences.read(self.session.threads_by_tid)
         if not len(rows):
             return
-        self.write(lambda recording: recording.switches(rows))
+        self.write(lambda recording: recording.absences(rows))
         if self.spans is not None:
-            self.spans.explainer.add_switches(rows)
+            self.spans.explainer.add_absences(rows)
 
     def _take_samples(self) -> None:
         assert self.profiler is not None
@@ -383,13 +383,13 @@ class Drain:
             self.profiler.watch(claim.tid for claim in self.session.living_threads())
 
     def _watch_threads(self) -> None:
-        if self.switches is None:
+        if self.absences is None:
             return
-        self._take_switches()  # their buffers are small, and they may not have been drained for long
+        self._take_absences()  # their buffers are small, and they may not have been drained for long
         try:
-            self.switches.end_gone()
+            self.absences.end_gone()
             for claim in self.session.living_threads():
-                self.switches.watch(claim.tid)
+                self.absences.watch(claim.tid)
         except (NfprobeError, OSError):
             return  # reported when the session started, or the target has ended
 

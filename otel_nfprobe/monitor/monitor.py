@@ -16,7 +16,7 @@ from otel_nfprobe.adapters.base import NamingAdapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.causes.preemption import SwitchWatch
+from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.counters.choice import Counter, CounterChoice, name_counters
 from otel_nfprobe.counters.compensation import Compensation, costs_of
 from otel_nfprobe.counters.sets import CounterSet
@@ -100,7 +100,7 @@ class Monitor:
         self.drain = Drain(session, clock, pipeline, statistics, recording, spans, names)
         self._start_counting()
         self.drain.repeats = attachment.identity.make_repeats()
-        self.drain.switches = self._watch_switches(clock)
+        self.drain.absences = self._watch_absences(clock)
         self.software = SoftwareCounters(self.software_counters, self.notify)
         self.profile = Profile(
             self.drain, attachment.target, self.profile_hertz, self.notify, self.counting, self.software
@@ -135,7 +135,7 @@ class Monitor:
         elapsed_s = self.seconds or time.monotonic() - self.started_at
         return SessionSnapshot.take(self.attachment, self.drain, elapsed_s)
 
-    # ---- counters and switches --------------------------------------------------------------------------------------
+    # ---- counters and absences --------------------------------------------------------------------------------------
 
     def _find_counts(self) -> Rows:
         return costs_of(list(self.attachment.probes), self.compensation)
@@ -201,10 +201,10 @@ class Monitor:
             self.drain.round()
             self.drain.set_counter_set(CounterSet(counting.change, name_counters(self.counters), self._find_counts()))
 
-    def _watch_switches(self, clock: Clock) -> SwitchWatch | None:
+    def _watch_absences(self, clock: Clock) -> AbsenceWatch | None:
         if self.purpose:
             return None
-        watch = SwitchWatch(clock, self.attachment.session.holds_thread)
+        watch = AbsenceWatch(clock, self.attachment.session.holds_thread)
         try:
             for thread in self.attachment.target.threads():
                 watch.watch(thread.tid)

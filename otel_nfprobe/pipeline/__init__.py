@@ -4,8 +4,8 @@ on it.
 """
 
 __all__ = [
+    "absences",
     "capturefile",
-    "context_switches",
     "dropreasons",
     "durations",
     "flow",

@@ -61,13 +61,13 @@ from otel_nfprobe.recording.sessionfacts import (
     encode_threads,
 )
 
-RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, SWITCHES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
+RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, ABSENCES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT, PART = 9, 10, 13
 SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES = 11, 12, 14, 15, 16
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-SWITCH_BYTES = 32
+ABSENCE_BYTES, SAMPLE_BYTES = 64, 32
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
@@ -94,8 +94,9 @@ class RecordingHeader:
 class Block:
     """One whole block. `payload` is, by type:
 
-    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; SWITCHES, SAMPLES: bytes, 32 per row; THREADS,
-    FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a CounterSet;
+    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 64 per row; SAMPLES: bytes, 32 per row;
+    THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a
+    CounterSet;
     NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
     """
@@ -105,7 +106,7 @@ class Block:
     payload: Any
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The payload of a RECORDS, CLOCK, SWITCHES or SAMPLES block as a read-only array of dtype."""
+        """The payload of a RECORDS, CLOCK, ABSENCES or SAMPLES block as a read-only array of dtype."""
         return np.frombuffer(self.payload, dtype=dtype)
 
 
@@ -185,10 +186,10 @@ class RecordingWriter:
         if len(anchors):
             self._block(CLOCK, np.ascontiguousarray(anchors).view(np.uint8).data)
 
-    def switches(self, switches: npt.NDArray[Any]) -> None:
-        """Appends switches (32 bytes each, context_switches.py): when threads did not run."""
-        if len(switches) and not self._sink.is_full:
-            self._block(SWITCHES, np.ascontiguousarray(switches).view(np.uint8).data)
+    def absences(self, absences: npt.NDArray[Any]) -> None:
+        """Appends absences (64 bytes each, absences.py): when threads did not run their own code."""
+        if len(absences) and not self._sink.is_full:
+            self._block(ABSENCES, np.ascontiguousarray(absences).view(np.uint8).data)
 
     def samples(self, samples: npt.NDArray[Any], counted: SampleCounts | None = None) -> None:
         """Appends samples (32 bytes each, samples.py), where threads were seen, and what they had counted there."""
@@ -373,7 +374,7 @@ def _decode_end(payload: bytes) -> Any:
     return summary
 
 
-_ROW_BYTES = {CLOCK: ANCHOR_BYTES, SWITCHES: SWITCH_BYTES, SAMPLES: SWITCH_BYTES}
+_ROW_BYTES = {CLOCK: ANCHOR_BYTES, ABSENCES: ABSENCE_BYTES, SAMPLES: SAMPLE_BYTES}
 _DECODERS: dict[int, Callable[[bytes], Any]] = {
     PLACES: decode_places,
     SAMPLE_COUNTS: decode_counts,

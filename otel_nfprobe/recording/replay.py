@@ -20,7 +20,7 @@ from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.causes.arrivals import Matches
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.counters.sets import CounterSet
-from otel_nfprobe.pipeline.context_switches import SWITCH, SWITCHES_MAX, no_switches
+from otel_nfprobe.pipeline.absences import ABSENCE, ABSENCES_MAX, no_absences
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, CountColumns, Words, no_samples
@@ -48,7 +48,7 @@ class RecordingFacts:
     threads: dict[int, ThreadInfo] = field(default_factory=dict)
     counters: dict[int, ThreadTotals] = field(default_factory=dict)
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
-    switches: Rows = field(default_factory=no_switches)
+    absences: Rows = field(default_factory=no_absences)
     samples: Rows = field(default_factory=no_samples)
     sample_counts: dict[str, Words] = field(default_factory=dict)
     places: list[AddressRange] = field(default_factory=list)
@@ -122,7 +122,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     """Reads the recording once, its records not looked at."""
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
-    switches: list[Rows] = []
+    absences: list[Rows] = []
     samples: list[Rows] = []
     counts = CountColumns()
     for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
@@ -134,8 +134,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             facts.counters.update({item.index: item for item in block.payload})
         elif block.type == recording.CLOCK:
             anchors.append(block.array(ANCHOR))
-        elif block.type == recording.SWITCHES:
-            switches.append(block.array(SWITCH))
+        elif block.type == recording.ABSENCES:
+            absences.append(block.array(ABSENCE))
         elif block.type == recording.SAMPLES:
             samples.append(block.array(SAMPLE))
             counts.add_samples(len(samples[-1]))
@@ -151,8 +151,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
         facts.samples, facts.sample_counts = np.concatenate(samples)[:SAMPLES_MAX], counts.finish()
     if anchors:
         facts.anchors = np.concatenate(anchors)
-    if switches:
-        facts.switches = np.concatenate(switches)[:SWITCHES_MAX]
+    if absences:
+        facts.absences = np.concatenate(absences)[:ABSENCES_MAX]
     facts.summary, facts.complete, facts.damage = reader.summary, reader.complete, reader.damage
     return facts
 
@@ -177,7 +177,7 @@ def replay_steps(
     repeats: Repeats | None = None,
     round_records: int = 0,
 ) -> Iterator[Columns | Block]:
-    """The same, and between the columns the THREADS, SWITCHES and SUBMIT blocks where the session wrote them.
+    """The same, and between the columns the THREADS, ABSENCES and SUBMIT blocks where the session wrote them.
 
     Args:
         round_records: columns of so many records are taken together; 0: as the session took them.
@@ -192,7 +192,7 @@ def replay_steps(
             yield from rounds.take_noted(is_part=True)
         elif block.type == recording.COUNTING:
             pipeline.set_counter_set(block.payload.number, block.payload.costs)
-        elif block.type in (recording.THREADS, recording.SWITCHES, recording.SUBMIT):
+        elif block.type in (recording.THREADS, recording.ABSENCES, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)
             yield block

@@ -466,7 +466,7 @@ class _Late:
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)
-            causes = find_causes(both, packets, self._typical, self._facts.switches)
+            causes = find_causes(both, packets, self._typical, self._facts.absences)
             files.add("causes", maker.causes(both, packets, causes))
             self._judged += len(late)
         self._before = columns

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import CallFlag, Columns, Rows
 from otel_nfprobe.base.errors import UsageError
-from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
+from otel_nfprobe.pipeline.absences import Absences, overlap_ticks
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
@@ -44,7 +44,7 @@ class TimeSlices:
 
     Args:
         costs: what a probed call of each function costs by itself (dtype COST), by function id.
-        switches: of the whole recording, dtype SWITCH.
+        absences: of the whole recording, dtype ABSENCE.
 
     Attributes:
         calls, own_ticks, total_ticks: of each function, shape (functions, SLICES_MAX).
@@ -52,10 +52,10 @@ class TimeSlices:
         width_ticks: of a slice.
     """
 
-    def __init__(self, costs: Rows, switches: Rows) -> None:
+    def __init__(self, costs: Rows, absences: Rows) -> None:
         self._inside = costs["inside_ticks"].astype(np.float64)
         self._around = np.maximum(costs["whole_ticks"].astype(np.float64) - self._inside, 0)
-        self._away = Absences(switches)
+        self._away = Absences(absences)
         self._begin: int | None = None
         self.width_ticks = FIRST_WIDTH_TICKS
         self.calls, self.own_ticks, self.total_ticks = (np.zeros((len(costs), SLICES_MAX)) for _ in range(3))
@@ -198,7 +198,7 @@ class _Reading:
         reader = RecordingReader(path)
         self._report = build_report(reader)
         facts = read_facts(reader)
-        self._slices = TimeSlices(facts.costs, facts.switches)
+        self._slices = TimeSlices(facts.costs, facts.absences)
         with Pipeline(facts.roles) as pipeline:
             pipeline.set_costs(facts.costs)
             for columns in replay(reader, facts, pipeline):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
-from otel_nfprobe.pipeline.context_switches import SwitchFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.profiling.samples import AddressNames, Words, addresses_of, find_calls, is_known
 from otel_nfprobe.recording.recording import RecordingReader
@@ -181,7 +181,7 @@ class _Stacks:
         known = np.ones(len(order), np.uint64) if counts is None else np.where(is_known(counts), counts, np.uint64(0))
         self._amounts = known[order]
         self._placed = np.zeros(len(self._samples), bool)
-        self._preempted = facts.switches[(facts.switches["flags"] & SwitchFlag.PREEMPTED) != 0]
+        self._preempted = facts.absences[(facts.absences["flags"] & AbsenceFlag.PREEMPTED) != 0]
         self._places = AddressNames(facts.places)
         self._leaves: dict[tuple[int, bool], str] = {}
 

@@ -125,5 +125,5 @@ def test_victims_of_a_slow_batch_are_seen(measured: Measured) -> None:
     assert (causes["batch"] == blamed).mean() > 0.9  # a busy machine can hold up another one for longer
     function = measured.facts.function_names.index("nf_work")
     assert (causes["function"] == function).mean() > 0.5
-    told = find_causes(columns, packets, sample.typical(), measured.facts.switches)
+    told = find_causes(columns, packets, sample.typical(), measured.facts.absences)
     assert set(told["kind"]) <= {CauseKind.QUEUE, CauseKind.PREEMPTION, CauseKind.UNKNOWN}

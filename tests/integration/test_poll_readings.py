@@ -61,7 +61,7 @@ def test_a_switch_at_every_point(talker: Talker, truth: Path) -> None:
     assert valid[0] or counted.rows("take")[2][0]
 
 
-def test_random_switches(talker: Talker, truth: Path) -> None:
+def test_random_absences(talker: Talker, truth: Path) -> None:
     with CountedPolls(talker, 5) as counted:
         talker.ask("chance 10")
         talker.ask("poll 8000")

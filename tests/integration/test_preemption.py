@@ -20,10 +20,10 @@ import pytest
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.causes import preemption
-from otel_nfprobe.causes.preemption import SwitchWatch
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
-from otel_nfprobe.recording.recording import SWITCHES, RecordingHeader, RecordingReader, RecordingWriter
+from otel_nfprobe.causes import absence_watch
+from otel_nfprobe.causes.absence_watch import AbsenceWatch
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
+from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from tests.support.probed import wait_until
 
@@ -53,7 +53,7 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
     for process in (first, second):
         os.sched_setaffinity(process.pid, {cpu})
     stop(first.pid)
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(first.pid)
     watch.watch(first.pid)
     before, start = read_counts(first.pid), sample_pair().ticks
@@ -69,7 +69,7 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
     rows.append(watch.read(lambda: {first.pid: 7}))
     found, end, after = np.concatenate(rows), sample_pair().ticks, read_counts(first.pid)
     watch.close()
-    preempted = (found["flags"] & SwitchFlag.PREEMPTED) != 0
+    preempted = (found["flags"] & AbsenceFlag.PREEMPTED) != 0
     assert watch.lost == 0
     assert preempted.sum() == after["nonvoluntary_ctxt_switches"] - before["nonvoluntary_ctxt_switches"]
     # The last stop has not ended: it is no row yet.
@@ -85,7 +85,7 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
 
 def test_a_thread_that_is_gone_is_not_watched() -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(int(done.stdout))
     assert len(watch.read(dict)) == 0
     watch.close()
@@ -95,9 +95,9 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(preemption, "_open_event", refuse)
+    monkeypatch.setattr(absence_watch, "_open_event", refuse)
     with pytest.raises(NfprobeError) as error:
-        SwitchWatch(Clock.start(), lambda tid: True).watch(os.getpid())
+        AbsenceWatch(Clock.start(), lambda tid: True).watch(os.getpid())
     assert "perf_event_paranoid is" in error.value.sentence
     assert error.value.sentence.endswith(".")
     assert "\n" not in error.value.sentence
@@ -110,13 +110,13 @@ LOST = struct.pack("<IHH", 2, 0, 48) + bytes(40)  # PERF_RECORD_LOST
 class FakeRing:
     """A thread's buffer, into which a test writes what the kernel would."""
 
-    def __init__(self, watch: SwitchWatch, tid: int) -> None:
+    def __init__(self, watch: AbsenceWatch, tid: int) -> None:
         self._buffer = mmap.mmap(-1, 3 * mmap.PAGESIZE)
         self._head = 0
         watch._add(tid, os.open("/dev/null", os.O_RDONLY), self._buffer)
 
     def put(self, *records: bytes | tuple[int, int]) -> None:
-        """Records as they are, or switches: misc, time in ns."""
+        """Records as they are, or absences: misc, time in ns."""
         for record in records:
             if isinstance(record, tuple):
                 record = struct.pack("<IHHIIQII", 14, record[0], 32, 0, 0, record[1], 3, 0)
@@ -128,7 +128,7 @@ class FakeRing:
 
 def test_threads_that_are_read_together() -> None:
     """What was away at the end of one look belongs to what comes back in the next, of the same thread only."""
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     rings = {tid: FakeRing(watch, tid) for tid in (11, 12, 13, 14)}
     indexes = {11: 1, 12: 2, 13: 3}
 
@@ -148,7 +148,7 @@ def test_threads_that_are_read_together() -> None:
     # The kernel has lost records of 13: what was away does not belong to what comes back, and the next is incomplete.
     rings[11].put((0, 8_000_000))
     rings[13].put(LOST, (0, 9_000_000), (OUT, 10_000_000), (0, 11_000_000))
-    assert look() == [(1, SwitchFlag.PREEMPTED), (3, SwitchFlag.INCOMPLETE)]
+    assert look() == [(1, AbsenceFlag.PREEMPTED), (3, AbsenceFlag.INCOMPLETE)]
     assert watch.lost == 1
     # What 14 did before it had an entry is its own.
     indexes[14] = 4
@@ -159,11 +159,11 @@ def test_threads_that_are_read_together() -> None:
 
 def test_lost_records_of_the_kernel_are_counted() -> None:
     """What went before them does not belong to what comes back after them, in one look or two."""
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     ring = FakeRing(watch, 11)
     ring.put((OUT, 1_000_000), LOST, (0, 2_000_000), LOST, (PREEMPTED, 3_000_000), (0, 4_000_000), (OUT, 5_000_000))
     rows = watch.read(lambda: {11: 1})
-    assert rows["flags"].tolist() == [SwitchFlag.PREEMPTED | SwitchFlag.INCOMPLETE]
+    assert rows["flags"].tolist() == [AbsenceFlag.PREEMPTED | AbsenceFlag.INCOMPLETE]
     assert watch.lost == 2
     ring.put((0, 6_000_000))
     assert watch.read(lambda: {11: 1})["flags"].tolist() == [0]
@@ -174,7 +174,7 @@ def test_lost_records_of_the_kernel_are_counted() -> None:
 
 def test_records_that_go_on_at_the_beginning_of_a_buffer() -> None:
     """More than one buffer's worth, in pieces that end anywhere, of several threads."""
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     rings, times = [FakeRing(watch, tid) for tid in range(40)], []
     for turn in range(1, 120):
         for ring in rings:
@@ -190,7 +190,7 @@ def test_records_that_go_on_at_the_beginning_of_a_buffer() -> None:
 
 
 def test_a_thread_that_takes_the_place_of_another_one() -> None:
-    watch = SwitchWatch(Clock.start(), lambda tid: True)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
     FakeRing(watch, 11).put((OUT, 1_000_000))
     assert len(watch.read(lambda: {11: 1})) == 0
     watch._remove(11)
@@ -200,20 +200,20 @@ def test_a_thread_that_takes_the_place_of_another_one() -> None:
 
 
 def test_rows_are_those_of_the_core() -> None:
-    fields = dict(ffi.typeof("struct nfp_switch").fields or ())
+    fields = dict(ffi.typeof("struct nfp_absence").fields or ())
     offsets = [field.offset for field in fields.values()]
-    assert offsets == [SWITCH.fields[name][1] for name in SWITCH.names]  # type: ignore[index, union-attr]
-    assert ffi.sizeof("struct nfp_switch") == SWITCH.itemsize
-    assert (lib.NFP_SWITCH_PREEMPTED, lib.NFP_SWITCH_INCOMPLETE) == (SwitchFlag.PREEMPTED, SwitchFlag.INCOMPLETE)
+    assert offsets == [ABSENCE.fields[name][1] for name in ABSENCE.names]  # type: ignore[index, union-attr]
+    assert ffi.sizeof("struct nfp_absence") == ABSENCE.itemsize
+    assert (lib.NFP_ABSENCE_PREEMPTED, lib.NFP_ABSENCE_INCOMPLETE) == (AbsenceFlag.PREEMPTED, AbsenceFlag.INCOMPLETE)
 
 
 def test_recordings_keep_them(tmp_path: Path) -> None:
-    rows = np.zeros(3, SWITCH)
+    rows = np.zeros(3, ABSENCE)
     rows["out_ticks"], rows["in_ticks"], rows["thread"] = [5, 9, 20], [7, 11, 25], [0, 1, 0]
     writer = RecordingWriter(tmp_path / "r", RecordingHeader())
     for part in (rows[:2], rows[2:], rows[:0]):
-        writer.switches(part)
+        writer.absences(part)
     writer.finish({})
     reader = RecordingReader(tmp_path / "r")
-    assert [block.type for block in reader.blocks()].count(SWITCHES) == 2
-    assert read_facts(reader).switches.tolist() == rows.tolist()
+    assert [block.type for block in reader.blocks()].count(ABSENCES) == 2
+    assert read_facts(reader).absences.tolist() == rows.tolist()

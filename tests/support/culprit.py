@@ -253,7 +253,7 @@ class Found:
         if not settled.any():
             return Verdict(expected)
         late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
-        causes = find_causes(self.columns, late, self.typical, self.facts.switches)
+        causes = find_causes(self.columns, late, self.typical, self.facts.absences)
         verdict, names = Verdict(expected), self.facts.function_names
         for packet, cause in zip(late.tolist(), causes, strict=True):
             life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])

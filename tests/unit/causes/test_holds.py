@@ -11,7 +11,7 @@ from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, RECORD, Columns, Rows, concatenate
 from otel_nfprobe.base.holdrows import HOLD, join_holds
 from otel_nfprobe.causes.holds import add_held, describe_hold, find_longest, hold_threads
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 
 COMMAND, SYNC, RELEASE = 0, 1, 2
@@ -125,10 +125,10 @@ def make_holds(*rows: tuple[int, int, int]) -> Rows:
 
 
 def switch(*rows: tuple[int, int]) -> Rows:
-    switches = np.zeros(len(rows), SWITCH)
-    switches["out_ticks"], switches["in_ticks"] = zip(*rows, strict=True)
-    switches["thread"], switches["flags"] = 1, SwitchFlag.PREEMPTED
-    return switches
+    absences = np.zeros(len(rows), ABSENCE)
+    absences["out_ticks"], absences["in_ticks"] = zip(*rows, strict=True)
+    absences["thread"], absences["flags"] = 1, AbsenceFlag.PREEMPTED
+    return absences
 
 
 def spans(rows: Rows) -> list[tuple[int, int]]:

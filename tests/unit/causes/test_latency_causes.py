@@ -11,7 +11,7 @@ import pytest
 from otel_nfprobe.base.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
 from otel_nfprobe.causes.baseline import BatchSample, Typical
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switches
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, no_absences
 
 RX, WORK, TX = 0, 1, 2
 # Three functions of 100 ticks each, nothing outside of them.
@@ -32,7 +32,7 @@ class Story:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, int, int, int]] = []  # function, start, end, batch, thread
         self.batches: list[tuple[int, int, int, int, int]] = []  # start, end, size, thread, flags
-        self.switches: list[tuple[int, int, int]] = []  # out, in, flags
+        self.absences: list[tuple[int, int, int]] = []  # out, in, flags
         self.packets: list[tuple[int, int, int]] = []  # arrival, done, batch
         self.earliest: dict[int, int] = {}  # by batch: when its queue was seen empty, else 0
 
@@ -67,14 +67,14 @@ class Story:
         packets["flags"], packets["disposition"] = packets["arrival_ticks"] > 0, 1
         return Columns(calls, batches, packets)
 
-    def preempt(self, out: int, back: int, flags: int = SwitchFlag.PREEMPTED) -> None:
-        self.switches.append((out, back, flags))
+    def preempt(self, out: int, back: int, flags: int = AbsenceFlag.PREEMPTED) -> None:
+        self.absences.append((out, back, flags))
 
     def cause(self, packet: int, typical: Typical = TYPICAL) -> np.void:
-        switches = np.zeros(len(self.switches), SWITCH)
-        if self.switches:
-            _fill(switches, ("out_ticks", "in_ticks", "flags"), self.switches)
-        return find_causes(self.columns(), np.array([packet]), typical, switches)[0]
+        absences = np.zeros(len(self.absences), ABSENCE)
+        if self.absences:
+            _fill(absences, ("out_ticks", "in_ticks", "flags"), self.absences)
+        return find_causes(self.columns(), np.array([packet]), typical, absences)[0]
 
 
 def read(cause: np.void, *names: str) -> tuple[object, ...]:
@@ -162,7 +162,7 @@ def test_punctual_and_unfinished_packets_have_no_cause() -> None:
     assert story.cause(0)["kind"] == CauseKind.UNKNOWN
     columns = story.columns()
     columns.packets["done_ticks"], columns.packets["disposition"] = 0, 0
-    assert find_causes(columns, np.array([0]), TYPICAL, no_switches())["kind"][0] == CauseKind.UNKNOWN
+    assert find_causes(columns, np.array([0]), TYPICAL, no_absences())["kind"][0] == CauseKind.UNKNOWN
     assert len(find_causes(columns, np.array([], np.int64), TYPICAL)) == 0
 
 

@@ -14,7 +14,7 @@ from otel_nfprobe.base.clock import ANCHOR, Clock
 from otel_nfprobe.base.columns import RECORD
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.export.trace_builder import Explainer
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.sampling import Sampler
 from tests.unit.report.test_report import NAMES, ROLES, SLOW_TICKS, Simulation
@@ -23,14 +23,14 @@ SLOWER_THAN = SLOW_TICKS // 4
 TICKS_PER_SECOND = 2e9
 
 
-def explain(simulation: Simulation, chunk: int, patience: int, switches: np.ndarray | None = None) -> list[Span]:
+def explain(simulation: Simulation, chunk: int, patience: int, absences: np.ndarray | None = None) -> list[Span]:
     """All spans, when records come by `chunk` and are looked at after every `patience` takes."""
     clock = Clock.from_anchors(np.array([(0, 10**18, 1 << 31)], ANCHOR), 0)
     encoder = SpanEncoder({}, NAMES, 7, clock)
     explainer = Explainer(Sampler(slower_than_ticks=SLOWER_THAN), encoder, TICKS_PER_SECOND)
     records, requests = np.array(simulation.records, RECORD), []
-    if switches is not None:
-        explainer.add_switches(switches)
+    if absences is not None:
+        explainer.add_absences(absences)
     with Pipeline(np.array(ROLES, np.uint8)) as pipeline:
         for number, start in enumerate(range(0, len(records), chunk)):
             pipeline.feed(0, records[start : start + chunk])
@@ -85,9 +85,9 @@ def test_what_the_scheduler_did_is_known_while_packets_come() -> None:
         for entry, exit_ in zip(simulation.records, simulation.records[1:], strict=False)
         if exit_[0] - entry[0] == SLOW_TICKS
     ]
-    away = np.zeros(1, SWITCH)
+    away = np.zeros(1, ABSENCE)
     away["out_ticks"], away["in_ticks"] = slow[0] + 100, slow[1] - 100
-    away["flags"] = SwitchFlag.PREEMPTED
+    away["flags"] = AbsenceFlag.PREEMPTED
     roots = [span for span in explain(simulation, 1000, 3, away) if not span.parent_span_id]
     late = [span for span in roots if attributes_of(span)["nf.sampling.reason"] == "slow"]
     assert late

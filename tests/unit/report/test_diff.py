@@ -15,7 +15,7 @@ import pytest
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.columns import COST, Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts, replay
@@ -44,7 +44,7 @@ class Nf:
         self, seed: int, inner: int = 2000, slow: int = 0, away: int = 0, extra: bool = False, receives: bool = True
     ) -> None:
         self.rows: list[Row] = []
-        self.switches: list[tuple[int, ...]] = []
+        self.absences: list[tuple[int, ...]] = []
         self.own = 0
         self._receives = receives
         rng, at = random.Random(seed), 1_000_000
@@ -52,7 +52,7 @@ class Nf:
             work = round(rng.gauss(inner, inner / 10)) * (50 if slow and number % slow == slow - 1 else 1)
             self.own += work
             if away and number % away == away - 1:
-                self.switches.append((at + 700, at + 700 + GAP_TICKS, 0, SwitchFlag.PREEMPTED, 0, 0))
+                self.absences.append((at + 700, at + 700 + GAP_TICKS, 0, AbsenceFlag.PREEMPTED, 0, 0))
                 work += GAP_TICKS
             self.rows += self._batch(at, work, extra)
             at += work + GAP_TICKS
@@ -78,7 +78,7 @@ class Nf:
         writer.clock(np.array([(0, 10**18, (1 << 32) // 2)], dtype=ANCHOR))
         for part in range(4):
             writer.records(0, records(self.rows[len(self.rows) * part // 4 : len(self.rows) * (part + 1) // 4]))
-        writer.switches(np.array(self.switches, SWITCH))
+        writer.absences(np.array(self.absences, ABSENCE))
         writer.finish({})
         return str(path)
 
@@ -152,7 +152,7 @@ def test_slices_hold_all_of_it_however_long(tmp_path: Path) -> None:
     nf = Nf(3, slow=40)
     reader = RecordingReader(nf.write(tmp_path / "a.nfprobe"))
     facts = read_facts(reader)
-    slices = TimeSlices(np.zeros(len(NAMES), COST), facts.switches)
+    slices = TimeSlices(np.zeros(len(NAMES), COST), facts.absences)
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             for begin in range(0, len(columns.batches), 100):  # as many takes
@@ -171,7 +171,7 @@ def test_probe_costs_are_taken_off(tmp_path: Path) -> None:
     nf = Nf(3)
     reader = RecordingReader(nf.write(tmp_path / "a.nfprobe"))
     facts = read_facts(reader)
-    slices = TimeSlices(np.array([(10, 30)] * len(NAMES), COST), facts.switches)
+    slices = TimeSlices(np.array([(10, 30)] * len(NAMES), COST), facts.absences)
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             slices.add(columns)

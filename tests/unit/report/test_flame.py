@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
@@ -56,13 +56,13 @@ def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
     reader, facts = read(tmp_path / "r", [])
     before = fold(reader, facts, FlameRequest())
     at = batch_start(SLOW_BATCH)
-    facts.switches = np.array(
+    facts.absences = np.array(
         [
-            (at + 1000, at + 21_000, 0, SwitchFlag.PREEMPTED, 0, 0),  # inside nf_work
+            (at + 1000, at + 21_000, 0, AbsenceFlag.PREEMPTED, 0, 0),  # inside nf_work
             (at + 30_000, at + 31_000, 0, 0, 0, 0),  # it slept
-            (at + 32_000, at + 33_000, 1, SwitchFlag.PREEMPTED, 0, 0),  # another thread
+            (at + 32_000, at + 33_000, 1, AbsenceFlag.PREEMPTED, 0, 0),  # another thread
         ],
-        SWITCH,
+        ABSENCE,
     )
     after = fold(reader, facts, FlameRequest())
     assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absences: when a thread did not execute its own code, and what the CPU did instead, out of perf buffers. A buffer has,
+// for one thread, the scheduler's records (off a CPU, on a CPU) and samples of tracepoints that the kernel hits while this
+// thread is the current one: begin and end of interrupts, and each update of its run time. The kernel writes the buffers.
+#ifndef NFPROBE_ABSENCES_H
+#define NFPROBE_ABSENCES_H
+#include <stdint.h>
+
+// cdef begin
+enum nfp_absence_flag {
+	NFP_ABSENCE_PREEMPTED = 1, // it could have run on: so in every interrupt
+	NFP_ABSENCE_INCOMPLETE = 2, // records were lost before this row
+	NFP_ABSENCE_HELD = 4, // another thread of the target kept it from running: told by holds, set later
+};
+
+enum nfp_absence_kind {
+	NFP_ABSENCE_SWITCH, // the scheduler ran another task
+	NFP_ABSENCE_VECTOR, // an interrupt of the processor's own: timer, another CPU's call
+	NFP_ABSENCE_IRQ, // a device's interrupt
+	NFP_ABSENCE_SOFTIRQ,
+	NFP_ABSENCE_NMI,
+	NFP_ABSENCE_STEAL, // somewhere in this interval the hypervisor ran something else, for stolen_ns
+};
+
+#define NFP_ABSENCE_DEPTH 4 // NMI in IRQ in softirq, and one to spare
+#define NFP_ABSENCE_NAME_BYTES 16 // TASK_COMM_LEN
+
+struct nfp_absence {
+	uint64_t out_ns;
+	uint64_t in_ns;
+	uint64_t stolen_ns; // NFP_ABSENCE_STEAL only
+	uint32_t event; // index of the thread's event
+	uint32_t flags; // enum nfp_absence_flag
+	uint32_t from_cpu;
+	uint32_t to_cpu;
+	uint32_t kind; // enum nfp_absence_kind
+	uint32_t
+	    code; // number of the interrupt; of a switch, the thread ID of the task that ran first; 0: unknown
+	uint8_t name[NFP_ABSENCE_NAME_BYTES]; // of that task, or of a device's interrupt; padded with zeros
+};
+
+// What a tracepoint says, by the offsets in its format file (Documentation/trace/events.rst).
+enum nfp_tracepoint_role {
+	NFP_TRACEPOINT_UNKNOWN,
+	NFP_TRACEPOINT_BEGIN, // of an interrupt
+	NFP_TRACEPOINT_END,
+	NFP_TRACEPOINT_DURATION, // hit at an interrupt's end; `value` is how many ns it took
+	NFP_TRACEPOINT_SWITCH, // `code` is the next task, `name` its name
+	NFP_TRACEPOINT_RUN_TIME, // `code` is the task, `value` the ns that it ran since the last time
+};
+
+#define NFP_TRACEPOINTS_MAX 32
+#define NFP_TRACEPOINT_NO_FIELD 0xffff
+
+struct nfp_tracepoint {
+	uint32_t id; // perf_event_attr.config
+	uint16_t role; // enum nfp_tracepoint_role
+	uint16_t kind; // enum nfp_absence_kind
+	uint32_t code; // where there is no field for it
+	uint16_t code_at; // offset of 4 bytes, or NFP_TRACEPOINT_NO_FIELD; so the others
+	uint16_t value_at; // 8 bytes
+	uint16_t name_at; // NFP_ABSENCE_NAME_BYTES
+	uint16_t name_location_at; // 4 bytes: offset and length << 16 of the name (__data_loc)
+};
+
+struct nfp_open_interrupt {
+	uint32_t kind, code;
+	uint8_t name[NFP_ABSENCE_NAME_BYTES];
+};
+
+struct nfp_absence_event {
+	void *page; // struct perf_event_mmap_page; NULL: there is no event at this place
+	const uint8_t *ring; // behind it
+	uint64_t ring_bytes;
+	uint64_t out_ns; // since when its thread is away; 0: it is not, or that is not known
+	uint32_t out_cpu;
+	uint32_t flags; // of the row that is under way: enum nfp_absence_flag
+	uint64_t updated_ns; // when its run time was updated last; 0: it has been away since
+	uint64_t interrupted_ns; // spent in interrupts since then
+	uint64_t piece_ns; // since when the innermost of the interrupts below runs
+	uint32_t depth;
+	uint32_t next_code; // the task that runs next, and its name
+	uint8_t next_name[NFP_ABSENCE_NAME_BYTES];
+	struct nfp_open_interrupt open[NFP_ABSENCE_DEPTH];
+};
+
+struct nfp_absence_reader {
+	struct nfp_absence_event *events;
+	uint32_t count;
+	uint32_t next; // event that is taken next
+	uint64_t lost; // records that the kernel says it lost, or that make no sense
+	uint32_t tracepoint_count;
+	struct nfp_tracepoint tracepoints[NFP_TRACEPOINTS_MAX];
+};
+
+// Takes rows of the events from `next` on, those of one thread in order and, but for NFP_ABSENCE_STEAL, without overlap, as
+// long as there is room for all that a buffer can hold; `next` is then the event that comes next, or `count`. Of nested
+// interrupts each has the time in which it was the innermost. Returns the number of rows.
+uint32_t nfp_absences_take(struct nfp_absence_reader *reader, struct nfp_absence *rows, uint32_t room);
+// cdef end
+#endif

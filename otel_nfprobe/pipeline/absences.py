@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absences: when threads of the target did not execute their own code, as rows. Pure: arrays in, arrays out.
+
+One row of the kind SWITCH lasts from the moment when the scheduler took a thread off its CPU until it ran again. A
+thread that was *preempted* could have run on: its time is nobody's fault in the target. One that gave up its CPU (a
+lock, a sleep, a stop by a signal or debugger) spent the time where it was: that is time of the function that waited.
+Interrupts took the CPU from the thread that was running there, each row without those that interrupted it. A row of the
+kind STEAL says how long the hypervisor ran something else in its interval, not when: it overlaps with others.
+
+Written by absence_watch.py, kept in recordings (block ABSENCES), used by latency_causes.py.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_nfprobe._core import lib
+from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.layouts import dtype_of
+from otel_nfprobe.base.printable import printable
+
+_LAYOUT = dtype_of("nfp_absence")
+_NAMES = {"out_ns": "out_ticks", "in_ns": "in_ticks", "stolen_ns": "stolen_ticks", "event": "thread"}
+ABSENCE = np.dtype([(_NAMES.get(name, name), _LAYOUT[name]) for name in _LAYOUT.names or ()])
+"""struct nfp_absence in other units. thread: its index in the thread table; flags: AbsenceFlag; kind: AbsenceKind; the
+CPUs differ when the thread migrated.
+"""
+
+ABSENCES_MAX = 1 << 20  # kept of a whole recording
+
+
+class AbsenceFlag(IntFlag):
+    PREEMPTED = lib.NFP_ABSENCE_PREEMPTED
+    HELD = lib.NFP_ABSENCE_HELD  # another thread of the target kept it from running (holds.py)
+    INCOMPLETE = lib.NFP_ABSENCE_INCOMPLETE  # records of the kernel were lost before this row
+
+
+class AbsenceKind(IntEnum):
+    SWITCH = lib.NFP_ABSENCE_SWITCH
+    VECTOR = lib.NFP_ABSENCE_VECTOR
+    IRQ = lib.NFP_ABSENCE_IRQ
+    SOFTIRQ = lib.NFP_ABSENCE_SOFTIRQ
+    NMI = lib.NFP_ABSENCE_NMI
+    STEAL = lib.NFP_ABSENCE_STEAL
+
+
+SOFTIRQS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
+"""By number: linux/interrupt.h."""
+VECTORS = (
+    "local_timer",
+    "reschedule",
+    "call_function",
+    "call_function_single",
+    "thermal_apic",
+    "threshold_apic",
+    "deferred_error_apic",
+    "error_apic",
+    "spurious_apic",
+    "x86_platform_ipi",
+)
+"""Tracepoints irq_vectors:*_entry and *_exit; the code of a row is the position here. perf cannot sample irq_work."""
+
+
+def name_absence(row: np.void) -> str:
+    """Returns what the CPU did instead, such as `kworker/1:2 (tid 71)` or `softirq NET_RX`; empty: unknown."""
+    kind, code = int(row["kind"]), int(row["code"])
+    name = printable(bytes(row["name"]).split(b"\0", 1)[0].decode("utf-8", "replace"))
+    if kind == AbsenceKind.SWITCH:
+        if not name:
+            return ""
+        return f"{name} (tid {code})" if code else "the idle task"
+    if kind == AbsenceKind.VECTOR:
+        return f"interrupt {VECTORS[code]}" if code < len(VECTORS) else "interrupt"
+    if kind == AbsenceKind.IRQ:
+        return f"interrupt {code} {name}".rstrip()
+    if kind == AbsenceKind.SOFTIRQ:
+        return f"softirq {SOFTIRQS[code]}" if code < len(SOFTIRQS) else f"softirq {code}"
+    return "non-maskable interrupt" if kind == AbsenceKind.NMI else "the hypervisor"
+
+
+def no_absences() -> Rows:
+    """An empty array of rows."""
+    return np.empty(0, ABSENCE)
+
+
+class Absences:
+    """The rows of one drain or recording, asked for the time that a thread was away; steal time is left out.
+
+    Args:
+        absences: of dtype ABSENCE, in any order; those of one thread do not overlap, but for steal time.
+    """
+
+    def __init__(self, absences: Rows) -> None:
+        absences = absences[absences["kind"] != AbsenceKind.STEAL]
+        order = np.lexsort((absences["out_ticks"], absences["thread"]))
+        threads, first = np.unique(absences["thread"][order], return_index=True)
+        parts = np.split(absences[order], first[1:]) if len(absences) else []
+        self._by_thread = dict(zip(threads.tolist(), parts, strict=True))
+
+    def during(self, thread: int, start_ticks: int, end_ticks: int, preempted_only: bool = True) -> NDArray[np.int64]:
+        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it."""
+        rows = self.rows(thread, start_ticks, end_ticks)
+        if preempted_only:
+            rows = rows[(rows["flags"] & AbsenceFlag.PREEMPTED) != 0]
+        spans = np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
+        return spans.clip(start_ticks, end_ticks)
+
+    def rows(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
+        """Returns the rows of a thread that overlap with [start, end], in order, not cut to it."""
+        rows = self._by_thread.get(thread)
+        if rows is None or end_ticks <= start_ticks:
+            return no_absences()
+        first = int(np.searchsorted(rows["in_ticks"], np.uint64(start_ticks), side="right"))
+        last = int(np.searchsorted(rows["out_ticks"], np.uint64(end_ticks), side="left"))
+        overlapping: Rows = rows[first:last]
+        return overlapping
+
+
+def overlap_ticks(spans: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of each interval [start, end] lies in any of the spans, which are in order and do not overlap.
+
+    Args:
+        spans: shape (n, 2).
+        starts, ends: shape (m,).
+
+    Returns:
+        shape (m,).
+    """
+    if not len(spans):
+        return np.zeros(len(starts), np.int64)
+    before = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))
+
+    def covered(until: NDArray[np.int64]) -> NDArray[np.int64]:
+        index = np.searchsorted(spans[:, 0], until, side="right")
+        last = np.maximum(index - 1, 0)
+        partly = np.where(index > 0, np.minimum(until, spans[last, 1]) - spans[last, 0], 0)
+        total: NDArray[np.int64] = before[last] + np.maximum(partly, 0)
+        return total
+
+    inside: NDArray[np.int64] = np.maximum(covered(ends) - covered(starts), 0)
+    return inside
