@@ -348,6 +348,9 @@ class _Lib:
     NFP_TAIL_BARRIER: int
     NFP_TAIL_BATCHING: int
     NFP_TAIL_BURST: int
+    NFP_TAIL_BY_BYTES: int
+    NFP_TAIL_HOST: int
+    NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int
     NFP_TAIL_OWN: int
     NFP_TAIL_PREEMPTION: int

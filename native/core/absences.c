@@ -7,7 +7,7 @@
 #define SAMPLE_BYTES_MAX 256 // of what tracepoints say; the longest that is known has 64
 #define STOLEN_NS_MIN 20000 // less is the time between the scheduler's reading of its clock and perf's
 
-// With what preemption.py asks for: thread, time, CPU; of samples, raw data too.
+// With what absence_watch.py asks for: thread, time, CPU; of samples, raw data too.
 struct record {
 	struct perf_event_header header;
 	uint32_t pid, tid;

@@ -41,7 +41,11 @@ enum nfp_tail_kind {
 	NFP_TAIL_BURST = 5,
 	NFP_TAIL_PREEMPTION = 6,
 	NFP_TAIL_BARRIER = 7, // another thread of the target had this one stand still
+	NFP_TAIL_INTERRUPT = 8,
+	NFP_TAIL_HOST = 9, // the hypervisor ran something else
 };
+
+#define NFP_TAIL_BY_BYTES 40
 
 enum nfp_tail_flags {
 	NFP_TAIL_SATURATED = 1, // no poll before the packet had left its queue empty
@@ -63,6 +67,7 @@ struct nfp_tail {
 	double flow_share; // its part of the burst
 	uint32_t hold; // of a barrier, index in the job's holds, or NFP_NONE
 	uint32_t reserved;
+	char by[NFP_TAIL_BY_BYTES]; // what the CPU did instead of the thread, UTF-8; padded with zeros; empty: unknown
 };
 
 // Bytes at an offset of nfp_otlp_job.text, encoded beforehand.
@@ -184,7 +189,7 @@ void nfp_otlp_scale_links(const struct nfp_otlp_job *job, uint32_t count, uint64
 
 // cdef end
 
-_Static_assert(sizeof(struct nfp_tail) == 80, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail) == 120, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_function) == 32, "span.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,

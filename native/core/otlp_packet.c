@@ -6,6 +6,7 @@
 #include "otlp_address.h"
 #include "otlp_span.h"
 #include "otlp_wire.h"
+#include <string.h>
 
 // Writes when a packet came, and the span of its wait (otlp_span.h). Arrivals are stamped, from a capture file, or
 // bounds that the polls give; `nf.arrival.source` says which. The caller has checked the room.
@@ -208,6 +209,7 @@ static const struct nfp_key TAIL_BATCH = NFP_KEY("nf.tail.batch");
 static const struct nfp_key TAIL_SHARE = NFP_KEY("nf.tail.share");
 static const struct nfp_key TAIL_SATURATED = NFP_KEY("nf.tail.saturated");
 static const struct nfp_key TAIL_COMMAND = NFP_KEY("nf.tail.command");
+static const struct nfp_key TAIL_BY = NFP_KEY("nf.tail.by");
 static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
 static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
 static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
@@ -247,16 +249,19 @@ static uint8_t *write_name(uint8_t *p, const struct nfp_trace *trace)
 	                         dropped = WORD("dropped packet");
 	static const struct word waited = WORD("late packet: queue wait"),
 	                         preempted = WORD("late packet: preemption"),
-	                         barrier = WORD("late packet: barrier");
+	                         barrier = WORD("late packet: barrier"),
+	                         interrupt = WORD("late packet: interrupt"), host = WORD("late packet: host");
+	static const struct word *const names[] = {
+	    [NFP_TAIL_QUEUE] = &waited,        [NFP_TAIL_BURST] = &waited,
+	    [NFP_TAIL_BARRIER] = &barrier,     [NFP_TAIL_PREEMPTION] = &preempted,
+	    [NFP_TAIL_INTERRUPT] = &interrupt, [NFP_TAIL_HOST] = &host,
+	};
 	const struct nfp_tail *tail = trace->tail;
 	if (trace->reasons & (NFP_REASON_SLOW | NFP_REASON_SLOWEST)) {
 		if (tail && tail->function < trace->job->function_count - 1)
 			return nfp_span_text(p, trace, trace->job->functions[tail->function].late_head);
-		if (tail && (tail->kind == NFP_TAIL_QUEUE || tail->kind == NFP_TAIL_BURST))
-			return write_head(p, &waited);
-		if (tail && tail->kind == NFP_TAIL_BARRIER)
-			return write_head(p, &barrier);
-		return write_head(p, tail && tail->kind == NFP_TAIL_PREEMPTION ? &preempted : &late);
+		const struct word *name = tail && tail->kind <= NFP_TAIL_HOST ? names[tail->kind] : NULL;
+		return write_head(p, name ? name : &late);
 	}
 	return write_head(p, trace->packet->disposition == NFP_DROPPED ? &dropped : &packet);
 }
@@ -425,10 +430,11 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	    [NFP_TAIL_UNKNOWN] = WORD("unknown"), [NFP_TAIL_OWN] = WORD("own"),
 	    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
 	    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
-	    [NFP_TAIL_BARRIER] = WORD("barrier"),
+	    [NFP_TAIL_BARRIER] = WORD("barrier"), [NFP_TAIL_INTERRUPT] = WORD("interrupt"),
+	    [NFP_TAIL_HOST] = WORD("host"),
 	};
 	const struct nfp_tail *tail = trace->tail;
-	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_BARRIER)
+	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_HOST)
 		return p;
 	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
 	if (tail->flags & NFP_TAIL_SATURATED)
@@ -441,6 +447,9 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	p = write_burst(p, trace);
 	if (tail->kind == NFP_TAIL_BARRIER)
 		p = write_command(p, trace);
+	size_t by_bytes = strnlen(tail->by, sizeof(tail->by));
+	if (by_bytes)
+		p = nfp_wire_string(p, &TAIL_BY, tail->by, by_bytes);
 	if (tail->function < trace->job->function_count - 1)
 		p = nfp_span_text(p, trace, trace->job->functions[tail->function].tail);
 	return p;

@@ -8,16 +8,16 @@ that transmitted or dropped it. Its excess is its latency minus the median. Its 
     (usual time of what ran before it - time from the period's begin to its arrival) + excess of what ran before it
 
 The first term is a *burst*: more packets arrived than are usually processed in that time. The second is charged to the
-batches; within each of them to preemption, for the time in which the thread was kept from running, and to functions for
-their excess.
+batches; within each of them to what kept the thread from running (another task, interrupts, another thread of the
+target, the hypervisor), and to functions for their excess beyond that.
 The packet's own batch is examined in the same way; the additional usual time of a larger batch is *batching*.
 
 The largest of these is the cause if it explains at least half of the excess; otherwise the cause is unknown. A function
 is charged over all batches of the period; the batch in which it took longest is the culprit:
 
 * own: the packet's own batch; queue: an earlier one;
-* preemption: the batch that stood still longest; the function that ran then is not blamed;
-* barrier: the same, where another thread of the target caused most of that time (holds.py).
+* preemption, interrupt, host: the batch that stood still longest; the function that ran then is not blamed;
+* barrier: the same, where another thread of the target held this one (holds.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import add_held, find_held, find_longest
 from otel_nfprobe.causes.period import Period, Timeline, make_timelines
-from otel_nfprobe.pipeline.absences import Absences, no_absences
+from otel_nfprobe.pipeline.absences import (
+    AbsenceFlag,
+    AbsenceKind,
+    Absences,
+    StealTime,
+    name_absence,
+    no_absences,
+)
 
 SUBSTANTIAL_SHARE = 0.5
 LARGE_BATCH = 2
@@ -52,7 +59,21 @@ class CauseKind(IntEnum):
     BURST = lib.NFP_TAIL_BURST
     PREEMPTION = lib.NFP_TAIL_PREEMPTION
     BARRIER = lib.NFP_TAIL_BARRIER
+    INTERRUPT = lib.NFP_TAIL_INTERRUPT
+    HOST = lib.NFP_TAIL_HOST
 
+
+STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST)
+"""Causes outside of the thread: the batch did not run meanwhile, and no function is blamed."""
+
+
+_CAUSES = {
+    AbsenceKind.SWITCH: CauseKind.PREEMPTION,
+    AbsenceKind.VECTOR: CauseKind.INTERRUPT,
+    AbsenceKind.IRQ: CauseKind.INTERRUPT,
+    AbsenceKind.SOFTIRQ: CauseKind.INTERRUPT,
+    AbsenceKind.NMI: CauseKind.INTERRUPT,
+}
 
 CAUSE = np.dtype(
     [
@@ -67,13 +88,14 @@ CAUSE = np.dtype(
         ("flow_packet", "<u4"),
         ("flow_share", "<f4"),
         ("hold", "<u4"),
+        ("by", f"S{lib.NFP_TAIL_BY_BYTES}"),
     ]
 )
 """kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for batching
 and bursts the packet's own; NONE and 0 when unknown. excess_ticks: the excess that the cause explains. share: of the
 packet's excess, at most 1. flow_packet: for a burst, a packet of the flow that contributed most, or NONE; flow_share:
 that flow's share. hold: for a barrier, the index in holds of the longest one, or NONE. saturated: no poll before the
-packet had left its queue empty.
+packet had left its queue empty. by: what the CPU did instead of the thread for most of the time (UTF-8).
 """
 _INDEXES = ("function", "batch", "call", "flow_packet", "hold")
 
@@ -94,21 +116,28 @@ class _Charges:
     # call.
     total: dict[int, float] = field(default_factory=dict)
     part: dict[int, tuple[float, int, int]] = field(default_factory=dict)
-    preempted: float = 0.0
-    stood: tuple[int, int] = (0, NONE)  # longest time in one batch, and the batch
+    # By cause and what the CPU did instead, and by cause the longest time in one batch, with the batch.
+    away: dict[tuple[CauseKind, str], float] = field(default_factory=dict)
+    stood: dict[CauseKind, tuple[float, int]] = field(default_factory=dict)
 
     def copy(self) -> _Charges:
-        return _Charges(dict(self.total), dict(self.part), self.preempted, self.stood)
+        return _Charges(dict(self.total), dict(self.part), dict(self.away), dict(self.stood))
 
     def charge(self, function: int, ticks: float, batch: int, call: int) -> None:
         self.total[function] = self.total.get(function, 0.0) + ticks
         if ticks > self.part.get(function, (0.0, 0, 0))[0]:
             self.part[function] = (ticks, batch, call)
 
-    def charge_preemption(self, ticks: int, batch: int) -> None:
-        self.preempted += ticks
-        if ticks > self.stood[0]:
-            self.stood = (ticks, batch)
+    def charge_absence(self, kind: CauseKind, by: str, ticks: float, batch: int) -> None:
+        self.away[kind, by] = self.away.get((kind, by), 0.0) + ticks
+        if ticks > self.stood.get(kind, (0.0, NONE))[0]:
+            self.stood[kind] = (ticks, batch)
+
+    def sum_absences(self) -> dict[CauseKind, float]:
+        sums: dict[CauseKind, float] = {}
+        for (kind, _), ticks in self.away.items():
+            sums[kind] = sums.get(kind, 0.0) + ticks
+        return sums
 
 
 def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, absences: Rows | None = None) -> Rows:
@@ -130,21 +159,21 @@ def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical
     if not len(packets) or not typical.is_known:
         return causes
     held = find_held(columns)
-    away = Absences(add_held(no_absences() if absences is None else absences, held))
-    judge = _Judge(columns, typical, away, Absences(held))
+    absences = no_absences() if absences is None else absences
+    away = Absences(add_held(absences[absences["kind"] != AbsenceKind.STEAL], held))
+    judge = _Judge(columns, typical, away, StealTime(absences))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)
     return causes
 
 
 class _Judge:
-    def __init__(self, columns: Columns, typical: Typical, away: Absences, held: Absences) -> None:
+    def __init__(self, columns: Columns, typical: Typical, away: Absences, steal: StealTime) -> None:
         self._columns = columns
         self._typical = typical
         self._away = away
-        self._held = held
         self._starts = life_start_ticks(columns)
-        self._timelines = make_timelines(columns, typical, away)
+        self._timelines = make_timelines(columns, typical, away, steal)
         self._excess = BatchExcess(columns, typical, away)
         self._waits: dict[tuple[int, int, int], _Charges] = {}
         self._flows: dict[tuple[int, int], tuple[int, float]] = {}
@@ -191,16 +220,10 @@ class _Judge:
         burst = self._burst_ticks(timeline, period, stage.since, stage.begin)
         batching = self._batching_ticks(batch, stage.until)
         self._decide(cause, charges, packet, late, stage.until - stage.since, period, timeline, burst, batching)
-        if cause["kind"] == CauseKind.PREEMPTION:
+        if cause["kind"] == CauseKind.BARRIER:
             since = min(int(timeline.start[period.first]), stage.since)
-            self._find_hold(cause, charges.preempted, int(batch["thread"]), since, stage.until)
-
-    def _find_hold(self, cause: np.void, preempted: float, thread: int, since: int, until: int) -> None:
-        """Changes the cause to barrier where another thread, not the scheduler, kept the thread from running."""
-        spans = self._held.during(thread, since, until)
-        if 2 * int((spans[:, 1] - spans[:, 0]).sum()) >= preempted:
-            hold = find_longest(self._columns.holds, since, until)
-            cause["kind"], cause["hold"] = CauseKind.BARRIER, NONE if hold < 0 else hold
+            hold = find_longest(self._columns.holds, since, stage.until)
+            cause["hold"] = NONE if hold < 0 else hold
 
     def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
         """Returns the charges for what the packet waited for; cached, as packets of one batch mostly share them."""
@@ -210,34 +233,47 @@ class _Judge:
         if key in self._waits:
             return self._waits[key]
         charges = self._waits[key] = _Charges()
-        self._charge_preemptions(charges, timeline, period, since, begin)
+        self._charge_absences(charges, timeline, period, since, begin)
         before = slice(period.first, period.own)
-        over = timeline.over[before] - timeline.preempted[before]
+        over = timeline.over[before] - timeline.preempted[before] - timeline.stolen[before]
         worth = np.flatnonzero(over > WORTH_SHARE * (begin - since))
         worth = worth[np.argsort(-over[worth], kind="stable")][:BATCHES_EXAMINED]
         for position in worth:
             row = int(timeline.rows[period.first + position])
-            for function, ticks, call in self._excess.of(row):
-                charges.charge(function, ticks, row, call)
             gap = float(timeline.gap_over[period.first + position])
-            if gap:
-                charges.charge(NONE, gap, row, NONE)
+            excess = [*self._excess.of(row), *([(NONE, gap, NONE)] if gap else [])]
+            _charge_functions(charges, excess, float(timeline.stolen[period.first + position]), row)
+        for position in np.flatnonzero(timeline.stolen[before]).tolist():
+            stolen, row = float(timeline.stolen[period.first + position]), int(timeline.rows[period.first + position])
+            charges.charge_absence(CauseKind.HOST, "", stolen, row)
         return charges
 
-    def _charge_preemptions(
-        self, charges: _Charges, timeline: Timeline, period: Period, since: int, begin: int
-    ) -> None:
+    def _charge_absences(self, charges: _Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:
         thread = int(self._columns.batches["thread"][timeline.rows[period.own]])
-        spans = self._away.during(thread, since, begin)
-        if not len(spans):
+        rows = self._away.rows(thread, since, begin)
+        out = rows["out_ticks"].astype(np.int64).clip(since, begin)
+        positions = np.searchsorted(timeline.start, out, side="right") - 1
+        positions += out >= timeline.end[positions]  # between two batches: the later one was delayed
+        self._charge_rows(charges, rows, (since, begin), timeline.rows[positions.clip(period.first, period.own)])
+
+    def _charge_rows(
+        self, charges: _Charges, rows: Rows, interval: tuple[int, int], batches: NDArray[np.integer]
+    ) -> None:
+        """Charges what the thread was preempted for in an interval, each row to a batch."""
+        ticks = np.diff(np.stack((rows["out_ticks"], rows["in_ticks"])).astype(np.int64).clip(*interval), axis=0)[0]
+        preempted = (rows["flags"] & AbsenceFlag.PREEMPTED) != 0
+        rows, ticks, batches = rows[preempted], ticks[preempted], batches[preempted]
+        if not len(rows):
             return
-        positions = np.searchsorted(timeline.start, spans[:, 0], side="right") - 1
-        positions += spans[:, 0] >= timeline.end[positions]  # between two batches: the later one was delayed
-        positions = positions.clip(period.first, period.own)
-        stood = np.bincount(positions - period.first, spans[:, 1] - spans[:, 0])
-        charges.preempted = int(stood.sum())
-        longest = int(np.argmax(stood))
-        charges.stood = (int(stood[longest]), int(timeline.rows[period.first + longest]))
+        # One key of what the CPU did in each batch.
+        keys = np.zeros(len(rows), [("batch", "<i8"), ("kind", "<u4"), ("code", "<u4"), ("held", "?")])
+        keys["batch"], keys["kind"], keys["code"] = batches, rows["kind"], rows["code"]
+        keys["held"] = (rows["flags"] & AbsenceFlag.HELD) != 0
+        found, first, where = np.unique(keys, return_index=True, return_inverse=True)
+        for key, at, total in zip(found, first, np.bincount(where, ticks), strict=True):
+            kind = CauseKind.BARRIER if key["held"] else _CAUSES[AbsenceKind(int(key["kind"]))]
+            by = "" if key["held"] else name_absence(rows[at])
+            charges.charge_absence(kind, by, float(total), int(key["batch"]))
 
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:
         rows = timeline.rows[period.first : period.own + 1]
@@ -247,11 +283,14 @@ class _Judge:
         return self._flows[key]
 
     def _charge_own(self, charges: _Charges, own: int, begin: int, done: int) -> None:
-        spans = self._away.during(int(self._columns.batches["thread"][own]), begin, done)
-        if len(spans):
-            charges.charge_preemption(int((spans[:, 1] - spans[:, 0]).sum()), own)
-        for function, ticks, call in self._excess.of(own, done):
-            charges.charge(function, ticks, own, call)
+        thread = int(self._columns.batches["thread"][own])
+        rows = self._away.rows(thread, begin, done)
+        self._charge_rows(charges, rows, (begin, done), np.full(len(rows), own))
+        excess = self._excess.of(own, done)
+        stolen = min(float(self._timelines[thread].stolen[self._positions[own]]), sum(ticks for _, ticks, _ in excess))
+        if stolen:
+            charges.charge_absence(CauseKind.HOST, "", stolen, own)
+        _charge_functions(charges, excess, stolen, own)
 
     def _burst_ticks(self, timeline: Timeline, period: Period, start: int, begin: int) -> int:
         if period.first == period.own:
@@ -281,8 +320,10 @@ class _Judge:
     ) -> None:
         own = int(timeline.rows[period.own])
         function = max(charges.total, key=lambda id: charges.total[id], default=NONE)
+        away = charges.sum_absences()
+        stood_still = max(away, key=lambda kind: away[kind], default=CauseKind.PREEMPTION)
         found: list[tuple[float, CauseKind]] = [
-            (charges.preempted, CauseKind.PREEMPTION),
+            (sum(away.values()), stood_still),
             (charges.total.get(function, 0.0), CauseKind.QUEUE),
             (burst, CauseKind.BURST),
             (batching, CauseKind.BATCHING),
@@ -292,8 +333,10 @@ class _Judge:
         if ticks < SUBSTANTIAL_SHARE * late:
             return
         batch, call = own, NONE
-        if kind == CauseKind.PREEMPTION:
-            batch = charges.stood[1]
+        if kind in STOOD_STILL:
+            ticks, (_, batch) = min(away[kind], longest), charges.stood[kind]
+            own_kind = {by: ticks for (of, by), ticks in charges.away.items() if of == kind}
+            cause["by"] = _cut(max(own_kind, key=lambda by: own_kind[by]))
         elif kind == CauseKind.QUEUE:
             _, batch, call = charges.part[function]
             kind = CauseKind.OWN if batch == own else CauseKind.QUEUE
@@ -305,3 +348,17 @@ class _Judge:
         cause["batch_id"] = self._columns.batches["id"][batch]
         cause["excess_ticks"] = min(round(ticks), late)
         cause["share"] = min(ticks / late, 1.0)
+
+
+def _charge_functions(charges: _Charges, excess: list[tuple[int, float, int]], stolen: float, batch: int) -> None:
+    """Charges the excess of a batch's functions, the largest first, without what the hypervisor took."""
+    for function, ticks, call in sorted(excess, key=lambda one: -one[1]):
+        taken = min(stolen, ticks)
+        stolen -= taken
+        if ticks > taken:
+            charges.charge(function, ticks - taken, batch, call)
+
+
+def _cut(text: str) -> bytes:
+    """Returns UTF-8 that fits into CAUSE, whole characters only."""
+    return text.encode()[: lib.NFP_TAIL_BY_BYTES - 1].decode("utf-8", "ignore").encode()

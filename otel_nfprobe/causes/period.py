@@ -15,9 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import BatchFlag, Columns, PacketFlag
+from otel_nfprobe.base.columns import BatchFlag, Columns, PacketFlag, Rows
 from otel_nfprobe.causes.baseline import Typical
-from otel_nfprobe.pipeline.absences import Absences, overlap_ticks
+from otel_nfprobe.pipeline.absences import Absences, StealTime, overlap_ticks
+
+STOLEN_PARTS = 4  # batches that the steal time of one interval is laid on
+STOLEN_SHARE_MIN = 0.5  # of what is left to be laid: the minimum excess of a batch that it is laid on
 
 
 class Period(NamedTuple):
@@ -38,9 +41,12 @@ class Timeline:
         usual: usual duration of a batch of this size.
         over: the time beyond that; may be negative.
         gap_over: the part of `over` after its last call, while packets were waiting.
+        stolen: the part of `over` that the hypervisor took (`_place_steal`).
     """
 
-    def __init__(self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences) -> None:
+    def __init__(
+        self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences, steal: StealTime
+    ) -> None:
         batches = columns.batches[rows]
         self.rows = rows
         self.start = batches["start_ticks"].astype(np.int64)
@@ -62,6 +68,7 @@ class Timeline:
         usual = typical.batch_ticks(self.size) + np.where(self.is_idle, 0, typical.gap_ticks)
         self.usual = np.rint(usual).astype(np.int64)
         self.over = self.until - self.start - self.usual
+        self.stolen = _place_steal(self, steal.during(thread, *span))
         begins = ~full
         begins[1:] |= self.is_idle[:-1]
         self._begins = begins
@@ -84,6 +91,31 @@ class Timeline:
         return Period(first, own, not self._begins[first])
 
 
+def _place_steal(timeline: Timeline, steal: Rows) -> NDArray[np.int64]:
+    """Returns how much of each batch's excess was steal time.
+
+    The scheduler says how much was stolen between two updates, not where. A hypervisor takes a CPU for one or a few
+    contiguous times, so it is laid where the thread stood still longest: on the batches with the largest excess in the
+    interval, unless each of them is small beside what was stolen, which then fell into a time without packets.
+    """
+    stolen = np.zeros(len(timeline.rows), np.int64)
+    over = np.maximum(timeline.over - timeline.preempted, 0)
+    for out, back, ticks in zip(
+        *(steal[name].tolist() for name in ("out_ticks", "in_ticks", "stolen_ticks")), strict=True
+    ):
+        first = int(np.searchsorted(timeline.until, out, side="right"))
+        last = int(np.searchsorted(timeline.start, back, side="left"))
+        inside = np.minimum(timeline.until[first:last], back) - np.maximum(timeline.start[first:last], out)
+        left = np.minimum(over[first:last] - stolen[first:last], inside)
+        for at in np.argsort(-left, kind="stable")[:STOLEN_PARTS]:
+            if left[at] <= 0 or left[at] < STOLEN_SHARE_MIN * ticks:
+                break
+            taken = min(int(left[at]), ticks)
+            stolen[first + at] += taken
+            ticks -= taken
+    return stolen
+
+
 def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     """Returns when the first identified packet of each batch arrived; the maximum integer where unknown."""
     batches, packets = columns.batches[rows], columns.packets
@@ -95,13 +127,13 @@ def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int6
     return np.where(known, first["arrival_ticks"].astype(np.int64), never)
 
 
-def make_timelines(columns: Columns, typical: Typical, away: Absences) -> dict[int, Timeline]:
+def make_timelines(columns: Columns, typical: Typical, away: Absences, steal: StealTime) -> dict[int, Timeline]:
     """Returns one timeline per thread, by thread index."""
     batches = columns.batches
     order = np.lexsort((batches["start_ticks"], batches["thread"]))
     threads, first = np.unique(batches["thread"][order], return_index=True)
     parts = np.split(order, first[1:]) if len(order) else []
     return {
-        int(thread): Timeline(columns, part, int(thread), typical, away)
+        int(thread): Timeline(columns, part, int(thread), typical, away, steal)
         for thread, part in zip(threads, parts, strict=True)
     }

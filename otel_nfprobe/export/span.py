@@ -52,7 +52,7 @@ def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
     tails["batch_id"] = causes["batch_id"]
     tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
     tails["flags"] = np.where(causes["saturated"] != 0, lib.NFP_TAIL_SATURATED, 0)
-    for name in ("share", "flow_packet", "flow_share", "hold"):
+    for name in ("share", "flow_packet", "flow_share", "hold", "by"):
         tails[name] = causes[name]
     return tails
 

@@ -29,7 +29,7 @@ from otel_nfprobe.base.columns import (
     place_handovers,
 )
 from otel_nfprobe.causes.baseline import BatchSample, Typical
-from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.latency_causes import STOOD_STILL, CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
 from otel_nfprobe.pipeline.absences import ABSENCES_MAX, no_absences
@@ -238,7 +238,7 @@ class Explainer:
         """
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
-        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.PREEMPTION, CauseKind.BARRIER))
+        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, *STOOD_STILL))
         batches = np.unique(causes["batch"][linked])
         chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))

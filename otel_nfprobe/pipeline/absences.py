@@ -119,6 +119,24 @@ class Absences:
         return overlapping
 
 
+class StealTime:
+    """The rows of the kind STEAL of one drain or recording.
+
+    Args:
+        absences: of dtype ABSENCE, in any order.
+    """
+
+    def __init__(self, absences: Rows) -> None:
+        rows = absences[absences["kind"] == AbsenceKind.STEAL]
+        self._rows = rows[np.argsort(rows["in_ticks"], kind="stable")]
+
+    def during(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
+        """Returns a thread's rows that overlap with [start, end], in order; those of one thread do not overlap."""
+        rows = self._rows[self._rows["thread"] == thread]
+        overlapping: Rows = rows[(rows["in_ticks"] > start_ticks) & (rows["out_ticks"] < end_ticks)]
+        return overlapping
+
+
 def overlap_ticks(spans: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """How much of each interval [start, end] lies in any of the spans, which are in order and do not overlap.
 

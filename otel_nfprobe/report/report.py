@@ -526,6 +526,7 @@ class _Scene:
                 "share": round(float(cause["share"]), 4),
                 "saturated": bool(cause["saturated"]),
                 "flow": self._burst_flow(cause),
+                "by": cause["by"].decode("utf-8", "replace") or None,
                 "command": describe_hold(self._near.holds[cause["hold"]]) or None if cause["hold"] != NONE else None,
             },
             "queue_wait_ns": None

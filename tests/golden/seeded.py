@@ -13,10 +13,11 @@ import numpy as np
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.numbernames import NumberNames
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag
 from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
+from tests.support.absences import make_switches
 from tests.support.synthetic_records import Row, entry, leave, lost, poll, record, records, value
 
 START_NS, TICKS_PER_NS = 1_700_000_000 * 10**9, 2
@@ -42,7 +43,7 @@ class Thread:
     rng: random.Random
     late: bool
     rows: list[Row] = field(default_factory=list)
-    absences: list[tuple[int, ...]] = field(default_factory=list)
+    absences: list[tuple[int, int, int, int]] = field(default_factory=list)
     samples: list[tuple[int, ...]] = field(default_factory=list)
     counted: ThreadTotals = field(default_factory=lambda: ThreadTotals(0))
     now: int = 1_000_000
@@ -90,7 +91,7 @@ class Thread:
         self.rows += [entry(CLASSIFY, self.now, CALL_SP), entry(LOOK_UP, self.now + 20, INNER_SP)]
         if number % 71 == 30:
             away = 80_000
-            self.absences.append((self.now + 40, self.now + 40 + away, self.index, AbsenceFlag.PREEMPTED, 0, 0))
+            self.absences.append((self.now + 40, self.now + 40 + away, self.index, AbsenceFlag.PREEMPTED))
             work += away
         self.samples.append((self.now + work // 2, 0x1080 + number % 3 * 8, self.index, 0, 1, 0))
         self.now += work + 20
@@ -139,7 +140,7 @@ def _write(path: Path, seed: int, threads: int, batches: int, late: bool = False
     writer.clock(np.array([(0, START_NS, (1 << 32) // TICKS_PER_NS)], ANCHOR))
     for thread in made:
         writer.records(thread.index, records(thread.rows))
-    writer.absences(np.array([row for thread in made for row in thread.absences], ABSENCE))
+    writer.absences(make_switches([row for thread in made for row in thread.absences]))
     writer.samples(np.array([row for thread in made for row in thread.samples], SAMPLE))
     writer.places([AddressRange(0x1000, 0x100, "/opt/nf/firewall", 0x1000, "nf_look_up")])
     writer.counters([thread.counted for thread in made])

@@ -51,7 +51,11 @@ def explain_cause(packet: dict[str, Any]) -> str:
         "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
         "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
         "burst": f"More packets arrived at once than this thread works off{_name_flow(cause)}: {waiting}.",
-        "preemption": f"The scheduler kept the thread from running for {excess} in {batch}"
+        "preemption": f"The scheduler ran {cause.get('by') or 'something else'} for {excess} in {batch}"
+        + (f": {waiting}." if waited else "."),
+        "interrupt": f"Interrupts, mostly {cause.get('by')}, kept the thread from running for {excess} in {batch}"
+        + (f": {waiting}." if waited else "."),
+        "host": f"The host of this virtual machine took the processor for {excess} in {batch}"
         + (f": {waiting}." if waited else "."),
         "barrier": f"Another thread held this one for {excess}"
         + (f" in `{cause['command']}`" if cause.get("command") else "")

@@ -15,12 +15,13 @@ import pytest
 from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.base.columns import COST, Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.diff import SLICES_MAX, TimeSlices, build_diff
+from tests.support.absences import make_switches
 from tests.support.synthetic_records import RECEIVE, TRANSMIT, Row, entry, leave, poll, records
 
 RX, OUTER, INNER, TX, EXTRA = range(5)
@@ -44,7 +45,7 @@ class Nf:
         self, seed: int, inner: int = 2000, slow: int = 0, away: int = 0, extra: bool = False, receives: bool = True
     ) -> None:
         self.rows: list[Row] = []
-        self.absences: list[tuple[int, ...]] = []
+        self.absences: list[tuple[int, int, int, int]] = []
         self.own = 0
         self._receives = receives
         rng, at = random.Random(seed), 1_000_000
@@ -52,7 +53,7 @@ class Nf:
             work = round(rng.gauss(inner, inner / 10)) * (50 if slow and number % slow == slow - 1 else 1)
             self.own += work
             if away and number % away == away - 1:
-                self.absences.append((at + 700, at + 700 + GAP_TICKS, 0, AbsenceFlag.PREEMPTED, 0, 0))
+                self.absences.append((at + 700, at + 700 + GAP_TICKS, 0, AbsenceFlag.PREEMPTED))
                 work += GAP_TICKS
             self.rows += self._batch(at, work, extra)
             at += work + GAP_TICKS
@@ -78,7 +79,7 @@ class Nf:
         writer.clock(np.array([(0, 10**18, (1 << 32) // 2)], dtype=ANCHOR))
         for part in range(4):
             writer.records(0, records(self.rows[len(self.rows) * part // 4 : len(self.rows) * (part + 1) // 4]))
-        writer.absences(np.array(self.absences, ABSENCE))
+        writer.absences(make_switches(self.absences))
         writer.finish({})
         return str(path)
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag
 from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
 from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
+from tests.support.absences import make_switches
 from tests.support.synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
 
 SLOW_NS = 60_000 // TICKS_PER_NS
@@ -56,13 +57,12 @@ def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
     reader, facts = read(tmp_path / "r", [])
     before = fold(reader, facts, FlameRequest())
     at = batch_start(SLOW_BATCH)
-    facts.absences = np.array(
+    facts.absences = make_switches(
         [
-            (at + 1000, at + 21_000, 0, AbsenceFlag.PREEMPTED, 0, 0),  # inside nf_work
-            (at + 30_000, at + 31_000, 0, 0, 0, 0),  # it slept
-            (at + 32_000, at + 33_000, 1, AbsenceFlag.PREEMPTED, 0, 0),  # another thread
-        ],
-        ABSENCE,
+            (at + 1000, at + 21_000, 0, AbsenceFlag.PREEMPTED),  # inside nf_work
+            (at + 30_000, at + 31_000, 0, 0),  # it slept
+            (at + 32_000, at + 33_000, 1, AbsenceFlag.PREEMPTED),  # another thread
+        ]
     )
     after = fold(reader, facts, FlameRequest())
     assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS
