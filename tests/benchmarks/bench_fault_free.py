@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, concatenate, latency_ticks, life_start_ticks
 from otel_nfprobe.causes.baseline import BatchSample
-from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.latency_causes import STOOD_STILL, CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -191,18 +191,18 @@ class Names:
         is_late = (latency_ticks(columns) >= statistics.find_late_ticks(LATE)) & known
         late = np.flatnonzero(is_late & (life_start_ticks(columns) > begin + START_S * clock.ticks_per_second))
         to_raw = RawTimes(RawClock(clock), clock.ticks_per_second)
-        for cause in find_causes(columns, late, sample.typical(), facts.switches):
+        for cause in find_causes(columns, late, sample.typical(), facts.absences):
             self.late += 1
             kind = CauseKind(int(cause["kind"]))
             self.kinds[kind.name.lower()] += 1
-            if cause["function"] == NONE and kind != CauseKind.PREEMPTION:
+            if cause["function"] == NONE and kind not in STOOD_STILL:
                 continue
             batch = columns.batches[cause["batch"]]
             span = to_raw.ns(int(batch["start_ticks"])), to_raw.ns(int(batch["end_ticks"]))
             excess_ns = int(cause["excess_ticks"]) / clock.ticks_per_second * 1e9
             parts = {name: noise.during(name, *span) for name in noise.spans}
             is_noise = sum(parts.values()) >= HALF * min(excess_ns, span[1] - span[0])
-            if kind == CauseKind.PREEMPTION:  # the other way round: the trace must show it, or it shows nothing
+            if kind in STOOD_STILL:  # the other way round: the trace must show it, or it shows nothing
                 self.confirmed += is_noise
                 continue
             self.named += 1
