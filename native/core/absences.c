@@ -69,8 +69,9 @@ static void switch_in(struct taking *taking, const struct record *record)
 		row->flags = event->flags;
 		row->code = event->next_code;
 		memcpy(row->name, event->next_name, sizeof(row->name));
+		event->flags = 0;
 	}
-	event->out_ns = event->flags = event->next_code = 0;
+	event->out_ns = event->next_code = 0;
 	memset(event->next_name, 0, sizeof(event->next_name));
 	event->depth = 0;
 	event->updated_ns = record->time_ns;
@@ -101,7 +102,7 @@ static uint64_t read_value(const struct sample *sample, const struct nfp_tracepo
 	return value;
 }
 
-static void read_name(const struct sample *sample, const struct nfp_tracepoint *tracepoint, uint8_t *name)
+static void read_name(const struct sample *sample, const struct nfp_tracepoint *tracepoint, char *name)
 {
 	uint32_t location = 0, bytes = NFP_ABSENCE_NAME_BYTES, at = tracepoint->name_at;
 	memset(name, 0, NFP_ABSENCE_NAME_BYTES);
@@ -229,15 +230,18 @@ static void read_record(struct nfp_absence_reader *reader, struct taking *taking
 	}
 	if (record->header.type == PERF_RECORD_UNTHROTTLE)
 		return;
-	// Something was lost: what comes back need not be what went last, unless only samples are held back.
-	reader->lost++;
 	taking->event->updated_ns = 0;
 	taking->event->depth = 0;
 	taking->event->flags |= NFP_ABSENCE_INCOMPLETE;
-	if (record->header.type != PERF_RECORD_THROTTLE) {
-		taking->event->out_ns = 0;
-		taking->event->flags = NFP_ABSENCE_INCOMPLETE;
+	if (record->header.type ==
+	    PERF_RECORD_THROTTLE) { // samples of one tracepoint are held back until the next tick
+		reader->throttled++;
+		return;
 	}
+	// Something was lost: what comes back need not be what went last.
+	reader->lost++;
+	taking->event->out_ns = 0;
+	taking->event->flags = NFP_ABSENCE_INCOMPLETE;
 }
 
 static uint32_t take(struct nfp_absence_reader *reader, struct nfp_absence_event *event,

@@ -36,7 +36,7 @@ struct nfp_absence {
 	uint32_t kind; // enum nfp_absence_kind
 	uint32_t
 	    code; // number of the interrupt; of a switch, the thread ID of the task that ran first; 0: unknown
-	uint8_t name[NFP_ABSENCE_NAME_BYTES]; // of that task, or of a device's interrupt; padded with zeros
+	char name[NFP_ABSENCE_NAME_BYTES]; // of that task, or of a device's interrupt; padded with zeros
 };
 
 // What a tracepoint says, by the offsets in its format file (Documentation/trace/events.rst).
@@ -65,7 +65,7 @@ struct nfp_tracepoint {
 
 struct nfp_open_interrupt {
 	uint32_t kind, code;
-	uint8_t name[NFP_ABSENCE_NAME_BYTES];
+	char name[NFP_ABSENCE_NAME_BYTES];
 };
 
 struct nfp_absence_event {
@@ -80,7 +80,7 @@ struct nfp_absence_event {
 	uint64_t piece_ns; // since when the innermost of the interrupts below runs
 	uint32_t depth;
 	uint32_t next_code; // the task that runs next, and its name
-	uint8_t next_name[NFP_ABSENCE_NAME_BYTES];
+	char next_name[NFP_ABSENCE_NAME_BYTES];
 	struct nfp_open_interrupt open[NFP_ABSENCE_DEPTH];
 };
 
@@ -89,6 +89,7 @@ struct nfp_absence_reader {
 	uint32_t count;
 	uint32_t next; // event that is taken next
 	uint64_t lost; // records that the kernel says it lost, or that make no sense
+	uint64_t throttled; // times that the kernel held samples back until the next tick
 	uint32_t tracepoint_count;
 	struct nfp_tracepoint tracepoints[NFP_TRACEPOINTS_MAX];
 };

@@ -93,13 +93,14 @@ class AbsenceWatch:
 
     Attributes:
         lost: records that were lost to full buffers.
+        throttled: times that the kernel held samples of a tracepoint back until the next tick.
         unwatched: threads beyond THREADS_MAX.
         unseen: why interrupts, steal time and what ran instead are not recorded, a sentence; empty: they are.
     """
 
     def __init__(self, clock: Clock, is_ours: Callable[[int], bool]) -> None:
         self._is_ours = is_ours
-        self.lost = 0
+        self.lost = self.throttled = 0
         self.unwatched = 0
         self.unseen = ""
         self._clock = RawClock(clock)
@@ -225,7 +226,7 @@ class AbsenceWatch:
         while self._reader.next < THREADS_MAX:
             count = lib.nfp_absences_take(self._reader, room, len(self._rows))
             parts.append(copy_rows(self._rows[:count]))
-        self.lost = int(self._reader.lost)
+        self.lost, self.throttled = int(self._reader.lost), int(self._reader.throttled)
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def close(self) -> None:

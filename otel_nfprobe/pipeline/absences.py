@@ -67,7 +67,7 @@ VECTORS = (
 def name_absence(row: np.void) -> str:
     """Returns what the CPU did instead, such as `kworker/1:2 (tid 71)` or `softirq NET_RX`; empty: unknown."""
     kind, code = int(row["kind"]), int(row["code"])
-    name = printable(bytes(row["name"]).split(b"\0", 1)[0].decode("utf-8", "replace"))
+    name = printable(row["name"].decode("utf-8", "replace"))
     if kind == AbsenceKind.SWITCH:
         if not name:
             return ""

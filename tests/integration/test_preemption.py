@@ -6,23 +6,24 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import random
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from otel_nfprobe._core import ffi, lib
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes import absence_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, name_absence
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from tests.support.probed import wait_until
@@ -69,6 +70,7 @@ def test_every_preemption_is_seen_and_stops_are_told_apart(spawn: Callable[..., 
     rows.append(watch.read(lambda: {first.pid: 7}))
     found, end, after = np.concatenate(rows), sample_pair().ticks, read_counts(first.pid)
     watch.close()
+    found = found[found["kind"] == AbsenceKind.SWITCH]
     preempted = (found["flags"] & AbsenceFlag.PREEMPTED) != 0
     assert watch.lost == 0
     assert preempted.sum() == after["nonvoluntary_ctxt_switches"] - before["nonvoluntary_ctxt_switches"]
@@ -199,12 +201,145 @@ def test_a_thread_that_takes_the_place_of_another_one() -> None:
     watch.close()
 
 
-def test_rows_are_those_of_the_core() -> None:
-    fields = dict(ffi.typeof("struct nfp_absence").fields or ())
-    offsets = [field.offset for field in fields.values()]
-    assert offsets == [ABSENCE.fields[name][1] for name in ABSENCE.names]  # type: ignore[index, union-attr]
-    assert ffi.sizeof("struct nfp_absence") == ABSENCE.itemsize
-    assert (lib.NFP_ABSENCE_PREEMPTED, lib.NFP_ABSENCE_INCOMPLETE) == (AbsenceFlag.PREEMPTED, AbsenceFlag.INCOMPLETE)
+def sample(watch: AbsenceWatch, role: int, time_ns: int, code: int = 0, value: int = 0, text: bytes = b"") -> bytes:
+    """A sample of the first tracepoint of this role, with the fields where this kernel has them."""
+    tracepoints = [watch._reader.tracepoints[i] for i in range(watch._reader.tracepoint_count)]
+    (tracepoint, *_) = [t for t in tracepoints if t.role == role and (role == DURATION or t.code_at != NO_FIELD)]
+    data = bytearray(100)
+    struct.pack_into("<H", data, 0, tracepoint.id)
+    for at, form, content in ((tracepoint.code_at, "<I", code), (tracepoint.value_at, "<Q", value)):
+        if at != NO_FIELD:
+            struct.pack_into(form, data, at, content)
+    if tracepoint.name_at != NO_FIELD:
+        struct.pack_into("16s", data, tracepoint.name_at, text)
+    if tracepoint.name_location_at != NO_FIELD:
+        struct.pack_into("<I", data, tracepoint.name_location_at, len(text) << 16 | 64)
+        struct.pack_into("32s", data, 64, text)
+    return struct.pack("<IHHIIQIII", 9, 0, 36 + len(data), 11, 11, time_ns, 3, 0, len(data)) + data
+
+
+BEGIN, END, DURATION = lib.NFP_TRACEPOINT_BEGIN, lib.NFP_TRACEPOINT_END, lib.NFP_TRACEPOINT_DURATION
+NO_FIELD = lib.NFP_TRACEPOINT_NO_FIELD
+NEXT_TASK, RUN_TIME = lib.NFP_TRACEPOINT_SWITCH, lib.NFP_TRACEPOINT_RUN_TIME
+
+
+@pytest.fixture
+def traced() -> Iterator[tuple[AbsenceWatch, FakeRing]]:
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    assert not watch.unseen
+    yield watch, FakeRing(watch, 11)
+    watch.close()
+
+
+def look_at(watch: AbsenceWatch) -> list[tuple[int, int, str, int]]:
+    """Rows as read: begin and end (us), what the CPU did, stolen (us)."""
+    rate = watch._clock._clock.ticks_per_second / 1e6
+    rows = watch.read(lambda: {11: 1})
+    base = int(watch._clock.ticks(np.zeros(1, np.uint64))[0])
+    us = [[round((int(row[name]) - base) / rate) for name in ("out_ticks", "in_ticks")] for row in rows]
+    return [
+        (out, back, name_absence(row), round(int(row["stolen_ticks"]) / rate))
+        for (out, back), row in zip(us, rows, strict=True)
+    ]
+
+
+def test_of_nested_interrupts_each_has_its_own_time(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    ring.put(
+        sample(watch, BEGIN, 10_000, 36, text=b"virtio1-req.0"),
+        sample(watch, DURATION, 14_000, value=1000),
+        sample(watch, END, 20_000, 36),
+        (OUT | 1 << 14, 30_000),
+        (0, 40_000),
+        sample(watch, END, 50_000, 36),  # its begin was not seen
+    )
+    assert look_at(watch) == [
+        (10, 13, "interrupt 36 virtio1-req.0", 0),
+        (13, 14, "non-maskable interrupt", 0),
+        (14, 20, "interrupt 36 virtio1-req.0", 0),
+        (30, 40, "", 0),
+    ]
+
+
+def test_the_task_that_runs_instead_is_named(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    ring.put(sample(watch, NEXT_TASK, 9_000, 71, text=b"kworker/1:2"), (PREEMPTED, 10_000), (0, 20_000))
+    ring.put((OUT, 30_000), (0, 40_000))  # its sample was lost
+    ring.put(sample(watch, NEXT_TASK, 49_000, 0, text=b"swapper/1"), (OUT, 50_000), (0, 60_000))
+    assert [name for *_, name, _ in look_at(watch)] == ["kworker/1:2 (tid 71)", "", "the idle task"]
+
+
+def test_steal_time_is_what_neither_the_thread_nor_interrupts_had(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    ring.put(
+        sample(watch, RUN_TIME, 1_000_000, 11, 500_000),  # since when is not known
+        sample(watch, RUN_TIME, 5_000_000, 11, 4_000_000),
+        sample(watch, BEGIN, 6_000_000, 36, text=b"eth0"),
+        sample(watch, END, 6_500_000, 36),
+        sample(watch, RUN_TIME, 9_000_000, 11, 1_000_000),
+        sample(watch, RUN_TIME, 9_500_000, 12, 1),  # another thread's
+        sample(watch, RUN_TIME, 13_000_000, 11, 1 << 63),  # nothing that can be
+        (PREEMPTED, 14_000_000),
+        (0, 20_000_000),
+        sample(watch, RUN_TIME, 24_000_000, 11, 3_000_000),
+    )
+    assert [row for row in look_at(watch) if row[2] == "the hypervisor"] == [
+        (5000, 9000, "the hypervisor", 2500),
+        (20_000, 24_000, "the hypervisor", 1000),
+    ]
+
+
+def test_what_a_throttled_tracepoint_misses_is_marked(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    throttle, unthrottle = (struct.pack("<IHHQQQ", kind, 0, 32, 0, 0, 0) for kind in (5, 6))
+    ring.put(sample(watch, BEGIN, 10_000, 36), throttle, unthrottle, sample(watch, END, 20_000, 36))
+    ring.put((OUT, 30_000), (0, 40_000))
+    assert watch.read(lambda: {11: 1})["flags"].tolist() == [AbsenceFlag.INCOMPLETE]
+    assert (watch.lost, watch.throttled) == (0, 1)
+
+
+def test_samples_of_any_bytes_are_read_within_their_bounds(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    rng = random.Random(5)
+    ids = [watch._reader.tracepoints[i].id for i in range(watch._reader.tracepoint_count)]
+    for _ in range(3000):
+        bytes_ = 8 * rng.randrange(20)
+        data = struct.pack("<H", rng.choice(ids)) + rng.randbytes(bytes_)
+        size = 36 + len(data)
+        stated = rng.choice([len(data), 0, rng.randrange(1 << 32)])
+        ring.put(struct.pack("<IHHIIQIII", 9, 0, size, 11, 11, rng.randrange(1 << 60), 3, 0, stated) + data)
+        rows = watch.read(lambda: {11: 1})
+        assert len(rows) <= 2
+        for row in rows:
+            name_absence(row)
+
+
+def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """The timer's interrupts on a CPU that one busy thread has for itself, counted by /proc/interrupts."""
+    busy, cpu = spawn(sys.executable, "-c", BUSY), min(os.sched_getaffinity(0))
+    os.sched_setaffinity(busy.pid, {cpu})
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(busy.pid)
+
+    def count() -> int:
+        (line,) = [
+            line for line in Path("/proc/interrupts").read_text().splitlines() if line.strip().startswith("LOC:")
+        ]
+        return int(line.split()[1 + cpu])
+
+    before, rows, deadline = count(), [], time.monotonic() + 2
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        rows.append(watch.read(lambda: {busy.pid: 7}))
+    taken = count() - before
+    watch.close()
+    found = np.concatenate(rows)
+    timers = found[(found["kind"] == AbsenceKind.VECTOR) & (found["code"] == 0)]
+    assert len(timers) > 0.3 * taken  # other tasks had the CPU now and then
+    assert len(timers) <= taken + 2
+    plain = found[found["kind"] != AbsenceKind.STEAL]
+    assert np.all(plain["in_ticks"] >= plain["out_ticks"])
+    assert np.all(np.diff(plain["out_ticks"].astype(np.int64)) >= 0)
 
 
 def test_recordings_keep_them(tmp_path: Path) -> None:

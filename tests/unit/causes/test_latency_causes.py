@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from otel_nfprobe.base.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
+from otel_nfprobe.base.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag, Rows
 from otel_nfprobe.causes.baseline import BatchSample, Typical
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, no_absences
+from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, no_absences
+from tests.support.absences import make_interrupt, make_steal, make_switches
 
 RX, WORK, TX = 0, 1, 2
 # Three functions of 100 ticks each, nothing outside of them.
@@ -33,6 +34,7 @@ class Story:
         self.calls: list[tuple[int, int, int, int, int]] = []  # function, start, end, batch, thread
         self.batches: list[tuple[int, int, int, int, int]] = []  # start, end, size, thread, flags
         self.absences: list[tuple[int, int, int]] = []  # out, in, flags
+        self.rows: list[Rows] = []  # other absences
         self.packets: list[tuple[int, int, int]] = []  # arrival, done, batch
         self.earliest: dict[int, int] = {}  # by batch: when its queue was seen empty, else 0
 
@@ -71,9 +73,9 @@ class Story:
         self.absences.append((out, back, flags))
 
     def cause(self, packet: int, typical: Typical = TYPICAL) -> np.void:
-        absences = np.zeros(len(self.absences), ABSENCE)
-        if self.absences:
-            _fill(absences, ("out_ticks", "in_ticks", "flags"), self.absences)
+        absences = np.concatenate(
+            (make_switches([(out, back, 0, flags) for out, back, flags in self.absences]), *self.rows)
+        )
         return find_causes(self.columns(), np.array([packet]), typical, absences)[0]
 
 
@@ -345,3 +347,45 @@ def test_a_packet_that_waited_for_another_thread() -> None:
     assert find_causes(moved, np.array([1]), TYPICAL) == cause
     alone = replace(columns, handovers=again[:0])
     assert find_causes(alone, np.array([1]), TYPICAL)[0]["kind"] == CauseKind.UNKNOWN
+
+
+def test_an_interrupt_is_the_cause_and_not_the_function_that_it_hit() -> None:
+    story = Story()
+    story.batch(1000, (100, 5100, 100))
+    story.rows.append(make_interrupt(AbsenceKind.SOFTIRQ, 3, 1150, 6150))
+    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 6150, 6160))
+    cause = story.cause(0)
+    assert read(cause, "kind", "by", "function") == (CauseKind.INTERRUPT, b"softirq NET_RX", NONE)
+    assert cause["excess_ticks"] == 5010 - 10
+
+
+def test_the_task_that_ran_instead_is_named() -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 9000))
+    story.batch(10_300, (100, 100, 100), arrival=1500)
+    row = make_switches([(1300, 10_000, 0, AbsenceFlag.PREEMPTED)])
+    row["code"], row["name"] = 71, b"kworker/1:2"
+    story.rows.append(row)
+    cause = story.cause(1)
+    assert read(cause, "kind", "by", "batch") == (CauseKind.PREEMPTION, b"kworker/1:2 (tid 71)", 0)
+
+
+@pytest.mark.parametrize(("stolen", "kind"), [(5000, CauseKind.HOST), (1000, CauseKind.OWN), (3000, CauseKind.HOST)])
+def test_steal_time_is_laid_on_the_batch_that_stood_still(stolen: int, kind: CauseKind) -> None:
+    """Of an excess of 5,000 ticks the hypervisor explains so much, in an interval of the scheduler around it."""
+    story = Story()
+    for number in range(4):
+        story.batch(1000 + 400 * number, (100, 100, 100))
+    story.batch(2600, (100, 5100, 100))
+    story.rows.append(make_steal(1000, 9000, stolen))
+    assert story.cause(4)["kind"] == kind
+    # A gap of 20 ticks between two batches is usual, too.
+    assert 0 <= max(stolen, 5000 - stolen) - int(story.cause(4)["excess_ticks"]) <= 20
+    assert story.cause(3)["kind"] == CauseKind.UNKNOWN  # its batch took its time
+
+
+def test_steal_time_of_which_no_batch_shows_much_is_nobodys() -> None:
+    story = Story()
+    story.batch(1000, (100, 1100, 100))
+    story.rows.append(make_steal(900, 90_000, 60_000))  # it fell into the time without packets
+    assert read(story.cause(0), "kind", "function") == (CauseKind.OWN, WORK)
