@@ -18,10 +18,10 @@ from opentelemetry.sdk.metrics import Exemplar
 
 from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows, latency_ticks
 from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
+from otel_nfprobe.pipeline.identity import BITS_64, mix
 
 NOTE_S = 0.1  # interval of considering packets of the random sample, which can be very many
 FUNCTIONS_MAX = 64  # maximum of functions with exemplars between two exports
-_BITS_64 = (1 << 64) - 1
 
 
 class Exemplars(NamedTuple):
@@ -129,14 +129,14 @@ class ExemplarEncoder(SpanEncoder):
         window_ns, self._job.correlate_window_ns = self._job.correlate_window_ns, 0
         uniques = self.find_trace_ids(columns, packets).tolist()
         self._job.correlate_window_ns = window_ns
-        spans = [_mix(high) ^ low or 1 for high, low in uniques]
+        spans = [mix(high) ^ low or 1 for high, low in uniques]
         write = self._write_id
         return [(write(high) << 64 | low, write(span)) for (high, low), span in zip(traces, spans, strict=True)]
 
     def _write_id(self, word: int) -> int:
         """A word of an id as native/core/otlp_id.h writes it in the first of the passes."""
         factor = self._scale.passes[0]
-        return word if factor == 1 else _mix(word ^ factor * 0x9E3779B97F4A7C15 & _BITS_64) or 1
+        return word if factor == 1 else mix(word ^ factor * 0x9E3779B97F4A7C15 & BITS_64) or 1
 
 
 def _keep_largest(kept: dict[Any, Exemplar], key: object, exemplar: Exemplar) -> None:
@@ -159,9 +159,3 @@ def _find_call(columns: Columns, batch_id: int, function: int) -> tuple[int, int
     ticks = np.maximum(raw - cost, 0)
     longest = int(np.argmax(ticks))
     return int(ticks[longest]), int(calls["end_ticks"][longest])
-
-
-def _mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _BITS_64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _BITS_64
-    return x ^ x >> 31
