@@ -36,7 +36,6 @@ from otel_nfprobe.adapters.base import (
     HOLD,
     KEEP,
     KNOWS_PROGRAM,
-    NO_OFFSET,
     PUNT,
     RECEIVE,
     RELEASE,
@@ -44,21 +43,19 @@ from otel_nfprobe.adapters.base import (
     TRANSMIT,
     VECTORS,
     WHEN_ALWAYS,
-    WHEN_NONZERO,
-    Batch,
     Buffer,
     Burst,
     NumberedBuffers,
     RoleFunction,
     make_program,
 )
-from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.ethdev import label_at, module_at
 from otel_nfprobe.adapters.vpp_buffers import (
     BUFFER,
     RECEIVED_MAX,
     find_buffer_memory,
-    make_frame_program,
-    make_input_program,
+    find_vectors,
+    make_node_program,
 )
 from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
@@ -338,8 +335,7 @@ def find_handoff(target: Target, graph: Graph, frame: Frame) -> list[RoleFunctio
     putting = table & puts.keys()
     if not taking or not putting:
         return []
-    batch = Batch(frame.count, 2, frame.vectors, RECEIVED_MAX, NO_OFFSET if frame.array is None else frame.array)
-    take = Burst(MAIN, ABSENT, COUNT_RETURN, batch=batch, checked=True, queue=QUEUE)
+    take = Burst(MAIN, ABSENT, COUNT_RETURN, batch=find_vectors(frame, RECEIVED_MAX), checked=True, queue=QUEUE)
     put = Burst(NUMBERS, COUNT, COUNT_RETURN, packets_max=CALL_PACKETS, checked=True)
     return [
         *(_handoff_role(module, address, HAND_OVER, put, "hand over") for address in sorted(putting)),
@@ -383,12 +379,11 @@ def _node_of(queue: bytes) -> int:
 
 
 def _handoff_role(module: Module, address: int, role: int, burst: Burst, word: str) -> RoleFunction:
-    function = function_at(module, address - module.base)
-    name = function.label if function is not None else f"{module.name}+{address - module.base:#x}"
     program, puts = make_program(role, burst, BUFFER), role == HAND_OVER
     if puts:
         program["when"] = WHEN_ALWAYS  # its probe has something to do at each entry
-    return RoleFunction(address, name, role, program, f"frame queues {word}", takes_seventh=puts)
+    label = f"frame queues {word}"
+    return RoleFunction(address, label_at(module, address), role, program, label, takes_seventh=puts)
 
 
 # ---- adapter --------------------------------------------------------------------------------------------------------
@@ -405,23 +400,7 @@ NODE_AND_VECTORS = (
     "mov eax, dword ptr [rsi+{node}]; shl rax, 32; or rax, rcx"
 )
 # The return value says how many; no argument leads to packets.
-PROGRAM = {
-    "count_from": COUNT_RETURN,
-    "count_argument": ABSENT,
-    "requested_argument": ABSENT,
-    "queue_argument": ABSENT,
-    "pointers_argument": ABSENT,
-    "count_mask": 0xFFFFFFFF,
-    "when": WHEN_NONZERO,
-    "length_width": 2,
-    "segment_width": 2,
-    "packets_max": 0xFFFF,
-    **dict.fromkeys(("data_offset", "array_offset", "arrival", "arrival_flags", "holders"), NO_OFFSET),
-    **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
-    **dict.fromkeys(("count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
-    **dict.fromkeys(("number_shift", "next_number", "next_flags", "next_bit"), 0),
-    **dict.fromkeys(("checked", "pooled", "verdict", "proven", "offence"), 0),
-}
+PROGRAM = {**Burst(ABSENT, ABSENT, packets_max=0xFFFF).fields(), **NOTHING.fields()}
 
 
 class VppAdapter:
@@ -568,8 +547,7 @@ class VppAdapter:
     def _program(self, role: int) -> dict[str, int]:
         if self._frame is None or self._buffers is None:
             return {**PROGRAM, "role": role}
-        make = make_input_program if role in INPUTS else make_frame_program
-        return make(role, self._frame)
+        return make_node_program(role, self._frame, is_input=role in INPUTS)
 
     def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
         if self._frame is None:

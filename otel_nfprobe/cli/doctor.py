@@ -24,7 +24,7 @@ from otel_nfprobe.probes.inject import SAFE_SYSTEM_CALLS
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import nothing_to_probe
 from otel_nfprobe.target.library_file import sees_proc
-from otel_nfprobe.target.target import Target, Thread
+from otel_nfprobe.target.target import Target, Thread, read_status
 
 
 class DoctorCommand:
@@ -321,7 +321,4 @@ def _counters() -> dict[str, str]:
 
 
 def _effective_capabilities() -> int:
-    for line in _read("/proc/self/status").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    return int(read_status(os.getpid()).get("CapEff", "0"), 16)

@@ -19,10 +19,11 @@ from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from otel_nfprobe import __version__
 from otel_nfprobe.base.timedreader import TimedReader
 from otel_nfprobe.export.delivery import Outcome, OutcomeKind, bound_pause_s, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.resource import SCOPE_NAME, find_version
+from otel_nfprobe.export.resource import SCOPE_NAME
 
 # ---- bounded answers ------------------------------------------------------------------------------------------------
 # HTTP answers of a server that nobody vouches for: read within a time and a number of bytes, and never unpacked.
@@ -94,7 +95,7 @@ class HttpTransport:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._cancelled = False
-        self._headers = {"User-Agent": f"{SCOPE_NAME}/{find_version()}", **dict(endpoint.headers)}
+        self._headers = {"User-Agent": f"{SCOPE_NAME}/{__version__}", **dict(endpoint.headers)}
         self._headers["Content-Type"] = _CONTENT_TYPE
         if endpoint.gzip:
             self._headers["Content-Encoding"] = "gzip"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import platform
 import uuid
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
@@ -18,6 +17,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMes
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.version import __version__ as sdk_version
 from opentelemetry.util.types import AttributeValue
+
+from otel_nfprobe import __version__
 
 SCOPE_NAME = "otel-nfprobe"
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -80,19 +81,11 @@ def make_resource_attributes(
     if service:
         attributes["service.name"] = service
     attributes["telemetry.distro.name"] = SCOPE_NAME
-    attributes["telemetry.distro.version"] = find_version()
+    attributes["telemetry.distro.version"] = __version__
     if configured is None:
         return dict(Resource.create(attributes).attributes)
     attributes.setdefault("service.name", "unknown_service")
     return {**_SDK, **attributes}
-
-
-def find_version() -> str:
-    """Version of otel-nfprobe; empty when it is not installed as a package."""
-    try:
-        return version(SCOPE_NAME)
-    except PackageNotFoundError:
-        return ""
 
 
 def encode_resource(attributes: Mapping[str, AttributeValue]) -> ResourceMessage:
@@ -102,7 +95,7 @@ def encode_resource(attributes: Mapping[str, AttributeValue]) -> ResourceMessage
 
 def encode_scope() -> InstrumentationScope:
     """The scope as an OTLP message."""
-    return InstrumentationScope(name=SCOPE_NAME, version=find_version())
+    return InstrumentationScope(name=SCOPE_NAME, version=__version__)
 
 
 def encode_attribute(key: str, value: AttributeValue) -> KeyValue:

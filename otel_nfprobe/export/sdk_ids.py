@@ -16,8 +16,9 @@ from contextvars import ContextVar
 
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
+from otel_nfprobe.pipeline.identity import BITS_64, mix
+
 WINDOW_NS = 10**9  # of --correlate
-_BITS_64 = (1 << 64) - 1
 _trace: ContextVar[int | None] = ContextVar("nfprobe_packet_trace", default=None)
 
 
@@ -53,12 +54,6 @@ def packet_trace(digest: int, unix_ns: int | None = None, window_ns: int = WINDO
 
 def correlated_trace_id(digest: int, window: int) -> int:
     """The trace id of a packet in a window, as docs/identity.md defines it and native/core/otlp_id.h makes it."""
-    high = _mix((_mix(digest) + window) & _BITS_64)
-    low = _mix(~high & _BITS_64 ^ digest)
+    high = mix((mix(digest) + window) & BITS_64)
+    low = mix(~high & BITS_64 ^ digest)
     return (high or 1) << 64 | low
-
-
-def _mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _BITS_64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _BITS_64
-    return x ^ x >> 31

@@ -16,6 +16,14 @@ FLAG_FRAGMENT = 1
 FLAG_CUT = 2
 FLAG_MALFORMED = 4
 FLAG_INNER = 8
+BITS_64 = (1 << 64) - 1
+
+
+def mix(word: int) -> int:
+    """A word whose bits each depend on all of another one's, as native/core/otlp_id.h makes ids."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & BITS_64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & BITS_64
+    return word ^ word >> 31
 
 
 @dataclass(frozen=True)

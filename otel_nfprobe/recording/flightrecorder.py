@@ -40,9 +40,7 @@ from otel_nfprobe.recording.recordingfile import (
     FrameQueue,
     RawBlock,
     RecordingFile,
-    Sink,
     blocks_of,
-    make_compressor,
     refuse,
     seal,
     write_start,
@@ -55,7 +53,7 @@ ASKED, TRIGGERED = "asked for", "a slow packet"
 
 
 class FlightSink(FrameQueue):
-    """A Sink that keeps compressed frames for some seconds; `write_out` makes a file of them.
+    """A FrameQueue that keeps compressed frames for some seconds; `write_out` makes a file of them.
 
     Args:
         path: FILE.nfp becomes FILE-1.nfp, FILE-2.nfp ...
@@ -69,11 +67,8 @@ class FlightSink(FrameQueue):
         if not os.access(folder, os.W_OK | os.X_OK):
             error = OSError(0, "no such folder, or it is not writable")
             raise refuse("write", path, error, folder)
-        self.error: NfprobeError | None = None
-        self.reached_max = False
         self.files: list[str] = []
         self._max_bytes = max_bytes
-        self._compressor = make_compressor()
         self._path = Path(path)
         self._start = start
         self._seconds = seconds
@@ -83,7 +78,7 @@ class FlightSink(FrameQueue):
         self._requests: dict[int, tuple[list[RawBlock], str]] = {}  # by id of the frame after which they stand
         self._threads: dict[int, Any] = {}  # as they were named before the first kept frame
         self._counting = b""  # which counters were read before it, where they were changed
-        super().__init__(self._take)
+        super().__init__()
 
     @property
     def is_empty(self) -> bool:
@@ -92,25 +87,12 @@ class FlightSink(FrameQueue):
 
     @property
     def bytes_written(self) -> int:
-        """Length of all files."""
         return self._total_bytes
 
     def write_out(self, last: Frame, facts: list[RawBlock], reason: str) -> None:
         """Makes a file of what is kept, up to and with the frame `last`; nothing is kept then."""
         self._requests[id(last)] = (facts, reason)
         self.submit(last)
-
-    def finish(self, blocks: Sequence[RawBlock]) -> None:
-        """Waits until all files are whole; they have ends of their own."""
-        self.stop()
-
-    def close(self) -> None:
-        """The same."""
-        self.stop()
-
-    def discard(self) -> None:
-        """Nothing was written yet."""
-        self.stop(is_wanted=False)
 
     def _take(self, frame: Frame) -> None:
         if self.error is not None:
@@ -197,7 +179,7 @@ class FlightWriter(RecordingWriter):
         self._places: list[AddressRange] = []
         super().__init__(path, header, max_bytes)
 
-    def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
+    def _open_sink(self, header: bytes, max_bytes: int) -> FlightSink:
         self._flight = FlightSink(self.path, write_start(header), self._seconds, max_bytes)
         return self._flight
 

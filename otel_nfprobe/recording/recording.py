@@ -36,10 +36,10 @@ from otel_nfprobe.recording.recordingfile import (
     FRAME_BYTES,
     Damage,
     Frame,
+    FrameQueue,
     RawBlock,
     RecordingFile,
     RecordingSink,
-    Sink,
     damaged_header,
     read_blocks,
     read_start,
@@ -140,7 +140,7 @@ class RecordingWriter:
         self._closed = False
         self._sink = self._open_sink(recording_pb2.Header(**asdict(header)).SerializeToString(), max_bytes)
 
-    def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
+    def _open_sink(self, header: bytes, max_bytes: int) -> FrameQueue:
         return RecordingSink(RecordingFile(self.path, write_start(header)), max_bytes)
 
     @property

@@ -14,10 +14,11 @@ import struct
 import threading
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import zstandard
@@ -337,29 +338,6 @@ _INDEX_ENTRIES_MAX = (FRAME_BYTES_MAX >> 1) // INDEX_ENTRY.itemsize  # of a long
 _END_BYTES = 64 << 10  # kept free below max_bytes for the last frame, beside its index
 
 
-class Sink(Protocol):
-    """Where a writer's frames go. RecordingSink says what each part means."""
-
-    error: NfprobeError | None
-    reached_max: bool
-
-    @property
-    def is_full(self) -> bool: ...
-
-    @property
-    def bytes_written(self) -> int: ...
-
-    def submit(self, frame: Frame) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def finish(self, blocks: Sequence[RawBlock]) -> None: ...
-
-    def close(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
 class RecordingFile:
     """A file that frames are appended to, whole or not at all (mode 0600).
 
@@ -443,11 +421,18 @@ class RecordingFile:
         self.bytes_written += len(data)
 
 
-class FrameQueue:
-    """Frames that wait for a thread of their own, which gives each to `handle`."""
+class FrameQueue(ABC):
+    """Where a writer's frames go: they wait for a thread of their own, which gives each to `_take`.
 
-    def __init__(self, handle: Callable[[Frame], None], queue_bytes: int = QUEUE_BYTES) -> None:
-        self._handle = handle
+    Attributes:
+        error: what ended the file, or None.
+        reached_max: whether it ended because it would have been longer than its bound.
+    """
+
+    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.error: NfprobeError | None = None
+        self.reached_max = False
+        self._compressor = make_compressor()
         self._queue_bytes = queue_bytes
         self._frames: deque[Frame] = deque()
         self._waiting_bytes = 0
@@ -455,6 +440,11 @@ class FrameQueue:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="nfprobe-record", daemon=True)
         self._thread.start()
+
+    @property
+    @abstractmethod
+    def bytes_written(self) -> int:
+        """Length of what was written."""
 
     @property
     def is_full(self) -> bool:
@@ -469,13 +459,28 @@ class FrameQueue:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Waits until all submitted frames were handled."""
+        """Waits until all submitted frames were taken."""
         with self._changed:
             while self._frames:
                 self._changed.wait()
 
-    def stop(self, is_wanted: bool = True) -> None:
-        """Ends the thread, after it has handled what waits, if that is wanted."""
+    def finish(self, blocks: Sequence[RawBlock]) -> None:
+        """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
+        self._stop()
+
+    def close(self) -> None:
+        """Writes what waits and closes the file without an end."""
+        self._stop()
+
+    def discard(self) -> None:
+        """Removes the file."""
+        self._stop(is_wanted=False)
+
+    @abstractmethod
+    def _take(self, frame: Frame) -> None: ...
+
+    def _stop(self, is_wanted: bool = True) -> None:
+        """Ends the thread, after it has taken what waits, if that is wanted."""
         with self._changed:
             if not is_wanted:
                 self._frames.clear()
@@ -491,7 +496,7 @@ class FrameQueue:
                 if not self._frames:
                     return
                 frame = self._frames[0]
-            self._handle(frame)
+            self._take(frame)
             with self._changed:
                 if self._frames:  # else it is not wanted any more
                     self._frames.popleft()
@@ -505,44 +510,33 @@ class RecordingSink(FrameQueue):
     Args:
         file: what `finish`, `close` or `discard` closes.
         max_bytes: the file ends before it would be longer; 0: no bound.
-
-    Attributes:
-        error: what ended the file, or None.
-        reached_max: whether `max_bytes` did.
     """
 
     def __init__(self, file: RecordingFile, max_bytes: int = 0) -> None:
-        self.error: NfprobeError | None = None
-        self.reached_max = False
         self._file = file
         self._max_bytes = max_bytes
-        self._compressor = make_compressor()
-        super().__init__(self._write)
+        super().__init__()
 
     @property
     def bytes_written(self) -> int:
-        """Length of the file."""
         return self._file.bytes_written
 
     def finish(self, blocks: Sequence[RawBlock]) -> None:
-        """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
-        self.stop()
+        super().finish(blocks)
         if self.error is not None:
             self._file.close()
         else:
             self._file.finish(blocks)
 
     def close(self) -> None:
-        """Writes what waits and closes the file without an end."""
-        self.stop()
+        super().close()
         self._file.close()
 
     def discard(self) -> None:
-        """Removes the file."""
-        self.stop(is_wanted=False)
+        super().discard()
         self._file.remove()
 
-    def _write(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if self.error is not None or self.reached_max:
             return
         sealed = seal(frame.data, self._compressor)

@@ -40,7 +40,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
 from otel_nfprobe.causes.baseline import BatchSample, Typical
 from otel_nfprobe.causes.causes import JUDGED_MAX
-from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -129,91 +129,7 @@ def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-TEXT = pa.dictionary(pa.int32(), pa.string())
-_SESSION = [("session", TEXT), ("host", TEXT), ("service", TEXT)]
-CALLS = pa.schema(
-    [
-        *_SESSION,
-        ("call", pa.int64()),
-        ("parent", pa.int64()),
-        ("batch", pa.int64()),
-        ("function", TEXT),
-        ("module", TEXT),
-        ("thread_id", pa.int32()),
-        ("thread_name", TEXT),
-        ("start_unix_ns", pa.int64()),
-        ("duration_ns", pa.int64()),
-        ("self_ns", pa.int64()),
-        ("probe_ns", pa.int64()),
-        ("depth", pa.int32()),
-        ("value", pa.int64()),
-        ("is_clipped", pa.bool_()),
-        ("is_unwound", pa.bool_()),
-        ("is_mark", pa.bool_()),
-    ]
-)
-BATCHES = pa.schema(
-    [
-        *_SESSION,
-        ("batch", pa.int64()),
-        ("function", TEXT),
-        ("thread_id", pa.int32()),
-        ("thread_name", TEXT),
-        ("start_unix_ns", pa.int64()),
-        ("duration_ns", pa.int64()),
-        ("size", pa.int32()),
-        ("requested", pa.int32()),
-        ("transmitted", pa.int32()),
-        ("dropped", pa.int32()),
-        ("is_full", pa.bool_()),
-        ("is_lossy", pa.bool_()),
-        ("is_unfinished", pa.bool_()),
-    ]
-)
-PACKETS = pa.schema(
-    [
-        *_SESSION,
-        ("packet_id", pa.string()),
-        ("batch", pa.int64()),
-        ("packet_index", pa.int32()),
-        ("arrival_source", TEXT),
-        ("arrival_unix_ns", pa.int64()),
-        ("receive_unix_ns", pa.int64()),
-        ("done_unix_ns", pa.int64()),
-        ("latency_ns", pa.int64()),
-        ("disposition", TEXT),
-        ("drop_reason", TEXT),
-        ("interface", TEXT),
-        ("transmit_interface", TEXT),
-        ("done_function", TEXT),
-        ("done_id", pa.string()),
-        ("source", pa.string()),
-        ("destination", pa.string()),
-        ("source_port", pa.int32()),
-        ("destination_port", pa.int32()),
-        ("protocol", pa.int32()),
-        ("topic", pa.string()),
-        ("length", pa.int32()),
-        ("is_repeated", pa.bool_()),
-    ]
-)
-CAUSES = pa.schema(
-    [
-        *_SESSION,
-        ("packet_id", pa.string()),
-        ("batch", pa.int64()),
-        ("packet_index", pa.int32()),
-        ("receive_unix_ns", pa.int64()),
-        ("latency_ns", pa.int64()),
-        ("cause", TEXT),
-        ("function", TEXT),
-        ("excess_ns", pa.int64()),
-        ("share", pa.float64()),
-        ("cause_batch", pa.int64()),
-        ("is_saturated", pa.bool_()),
-    ]
-)
-SCHEMAS = {"calls": CALLS, "batches": BATCHES, "packets": PACKETS, "causes": CAUSES}
+TABLES = ("calls", "batches", "packets", "causes")
 _DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
 _NS_MAX = 2.0**62
 _PORTS = (6, 17, 132)  # protocols that have them: TCP, UDP, SCTP
@@ -226,7 +142,8 @@ class TableMaker:
         self._clock: Clock = facts.make_clock()
         self._ns_per_tick = 1e9 / self._clock.ticks_per_second
         resource = facts.header.resource
-        self._session = (facts.header.session, resource.get("host.name", ""), resource.get("service.name", ""))
+        host, service = resource.get("host.name", ""), resource.get("service.name", "")
+        self._session = {"session": facts.header.session, "host": host, "service": service}
         self._names, self._numbers = facts.function_names, facts.names
         ids = range(len(self._names))
         self._modules = [facts.functions[id].module if id in facts.functions else "" for id in ids]
@@ -235,6 +152,13 @@ class TableMaker:
         for index, thread in facts.threads.items():
             self._tids[index], self._thread_names[index] = thread.tid & 0x7FFFFFFF, thread.name
         self._calls = 0
+
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Of all tables, by name: as those without rows have them."""
+        nothing = Columns()
+        tables = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
+        causes = self.causes(nothing, np.empty(0, np.intp), np.empty(0, CAUSE))
+        return {name: table.schema for name, table in zip(TABLES, (*tables, causes), strict=True)}
 
     def calls(self, columns: Columns) -> pa.Table:
         """One row per call, numbered through the whole recording."""
@@ -261,7 +185,7 @@ class TableMaker:
             "is_mark": (flags & CallFlag.MARK) != 0,
         }
         self._calls += len(rows)
-        return self._table(CALLS, values, len(rows))
+        return self._table(values, len(rows))
 
     def batches(self, columns: Columns) -> pa.Table:
         """One row per batch."""
@@ -277,7 +201,7 @@ class TableMaker:
             "is_lossy": (flags & BatchFlag.LOSSY) != 0,
             "is_unfinished": (flags & BatchFlag.UNFINISHED) != 0,
         }
-        return self._table(BATCHES, values, len(rows))
+        return self._table(values, len(rows))
 
     def packets(self, columns: Columns) -> pa.Table:
         """One row per packet."""
@@ -292,6 +216,7 @@ class TableMaker:
             **self._packet(columns, np.arange(len(rows))),
             "arrival_source": name_text(SOURCES, find_sources(columns)),
             "arrival_unix_ns": _nullable(self._unix_ns(rows["arrival_ticks"]), ~stamped),
+            "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
             "done_unix_ns": _nullable(self._unix_ns(rows["done_ticks"]), unknown),
             "latency_ns": _nullable(self._ns(latency_ticks(columns)), unknown),
             "disposition": name_text(_DISPOSITIONS, rows["disposition"]),
@@ -309,7 +234,7 @@ class TableMaker:
             "length": _int32(rows["length"]),
             "is_repeated": (flags & PacketFlag.REPEATED) != 0,
         }
-        return self._table(PACKETS, values, len(rows))
+        return self._table(values, len(rows))
 
     def causes(self, columns: Columns, packets: NDArray[np.integer], causes: Rows) -> pa.Table:
         """One row per late packet.
@@ -321,6 +246,7 @@ class TableMaker:
         found = causes["batch"] != NONE
         values = {
             **self._packet(columns, packets),
+            "receive_unix_ns": self._unix_ns(columns.packets["receive_ticks"][packets]),
             "latency_ns": self._ns(latency_ticks(columns)[packets]),
             "cause": name_text(
                 [kind.name.lower() for kind in CauseKind], causes["kind"].astype(np.int64) - CauseKind.UNKNOWN
@@ -331,7 +257,7 @@ class TableMaker:
             "cause_batch": _nullable(causes["batch_id"].astype(np.int64), ~found),
             "is_saturated": causes["saturated"] != 0,
         }
-        return self._table(CAUSES, values, len(packets))
+        return self._table(values, len(packets))
 
     def _packet(self, columns: Columns, packets: NDArray[np.integer]) -> dict[str, Any]:
         rows = columns.packets[packets]
@@ -340,7 +266,6 @@ class TableMaker:
             "packet_id": hex_text(rows["digest"]),
             "batch": _nullable(_pick(columns.batches["id"], rows["batch"], placed), ~placed),
             "packet_index": _int32(rows["index"]),
-            "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
         }
 
     def _numbered(self, names: Mapping[int, str], rows: Rows, disposition: int) -> pa.Array:
@@ -352,10 +277,8 @@ class TableMaker:
         tids = _pick(self._tids, index, known).astype(np.int32)
         return {"thread_id": _nullable(tids, ~known), "thread_name": name_text(self._thread_names, index)}
 
-    def _table(self, schema: pa.Schema, values: Mapping[str, Any], count: int) -> pa.Table:
-        session = dict(zip(("session", "host", "service"), self._session, strict=True))
-        columns = [same_text(session[name], count) if name in session else values[name] for name in schema.names]
-        return pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
+    def _table(self, values: Mapping[str, Any], count: int) -> pa.Table:
+        return pa.table({**{name: same_text(text, count) for name, text in self._session.items()}, **values})
 
     def _ns(self, ticks: NDArray[Any]) -> NDArray[np.int64]:
         ns = np.rint(ticks.astype(np.int64) * self._ns_per_tick)
@@ -409,9 +332,13 @@ def write_tables(
     if slower_than_ns is not None:
         late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
     try:
-        with _Files(folder, _file_name(facts, reader.path)) as files, Pipeline(facts.roles) as pipeline:
+        maker = TableMaker(facts)
+        with (
+            _Files(folder, _file_name(facts, reader.path), maker.schemas()) as files,
+            Pipeline(facts.roles) as pipeline,
+        ):
             pipeline.set_costs(facts.costs)
-            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
+            _write(files, maker, _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
@@ -475,8 +402,9 @@ class _Late:
 class _Files:
     """One file of each table, private (0600) as the recording is; without a whole `with` none of them stays."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._paths = {table: folder / table / name for table in SCHEMAS}
+    def __init__(self, folder: Path, name: str, schemas: Mapping[str, pa.Schema]) -> None:
+        self._schemas = schemas
+        self._paths = {table: folder / table / name for table in schemas}
         self._stack = contextlib.ExitStack()
         self._writers: dict[str, pq.ParquetWriter] = {}
 
@@ -486,7 +414,7 @@ class _Files:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file = self._stack.enter_context(os.fdopen(open_output(str(_part(path))), "wb"))
                 # Without Arrow's own schema in the file: text is text for all readers.
-                writer = pq.ParquetWriter(file, SCHEMAS[table], compression="zstd", store_schema=False)
+                writer = pq.ParquetWriter(file, self._schemas[table], compression="zstd", store_schema=False)
                 self._writers[table] = self._stack.enter_context(writer)
         except BaseException:
             self._give_up()
