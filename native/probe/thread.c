@@ -6,7 +6,7 @@
 #include "library.h"
 #include "queue.h"
 #include "ring_space.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 #include <sys/syscall.h>
 
 struct nfp_library nfp_library = {.session_fd = -1};
