@@ -23,14 +23,14 @@ from otel_nfprobe.adapters.base import (
     Numbered,
     make_program,
 )
-from otel_nfprobe.adapters.vpp_frames import Frame
+from otel_nfprobe.adapters.vpp_frames import FRAME_ARGUMENT, Frame
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.target import Mapping, Target
 
 PAGE_BYTES = 4096
 MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped
-MAIN_ARGUMENT, FRAME_ARGUMENT = 0, 2  # rdi, rdx
+MAIN_ARGUMENT = 0
 FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
 RECEIVED_MAX = lib.NFP_LATE_NUMBERS  # more of one call of an input node are only counted
 LINK_EITHER = lib.NFP_LINK_EITHER  # nodes move a packet's beginning over its headers

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.base.processors import BY_ELF_MACHINE
 from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS
 from otel_nfprobe.elf.elftables import SYMBOLS_MAX
 from otel_nfprobe.elf.filecontent import Content
-from otel_nfprobe.elf.objectfile import MACHINE_X86_64
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 # An ELF file as linkers write them: headers, the dynamic section, tables of strings and symbols, by NumPy.
@@ -83,6 +83,7 @@ class PlainFile:
 
     Attributes:
         segments, sections: rows of SEGMENT and SECTION.
+        processor: whose code is in it.
     """
 
     def __init__(self, content: Content) -> None:
@@ -90,9 +91,14 @@ class PlainFile:
         header = HEADER.unpack(self.take(0, HEADER.size))
         _, machine, _, _, at, sections_at, _, _, size, count, section_size, section_count, names = header
         sizes = size, section_size
-        if machine != MACHINE_X86_64 or sizes != (SEGMENT.itemsize, SECTION.itemsize) or not 0 < count <= HEADERS_MAX:
+        if (
+            machine not in BY_ELF_MACHINE
+            or sizes != (SEGMENT.itemsize, SECTION.itemsize)
+            or not 0 < count <= HEADERS_MAX
+        ):
             raise OddError
-        if not 0 < names < section_count <= HEADERS_MAX:
+        self.processor = BY_ELF_MACHINE[machine]
+        if not 0 < count <= HEADERS_MAX or not 0 < names < section_count <= HEADERS_MAX:
             raise OddError
         self.segments = np.frombuffer(self.take(at, count * size), SEGMENT)
         self.sections = np.frombuffer(self.take(sections_at, section_count * section_size), SECTION)
@@ -232,7 +238,6 @@ RELA, SECTION_NOTE, REL, RELR = 4, 7, 9, 19
 VERDEF, VERNEED, VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 T_PLTRELSZ, T_RELA, T_RELASZ, T_SONAME, T_REL, T_PLTREL, T_JMPREL = 2, 7, 8, 14, 17, 20, 23
 T_RELRSZ, T_RELR, T_VERSYM, T_VERDEF, T_VERNEED = 35, 36, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE
-JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 TYPE_MAX = 42  # of relocations
 SYMBOL_KINDS = (1, 2, 10)  # objects, functions, functions that are chosen at run time
 NOTES_MAX, VERSIONS_MAX = 256, 4096
@@ -448,19 +453,19 @@ def _is_inside(data: bytes, place: int, size_bytes: int) -> bool:
 
 
 def _read_relocations(file: PlainFile) -> list[bytes]:
-    tables = _dynamic_relocations(file)
+    tables, processor = _dynamic_relocations(file), file.processor
     rows = np.concatenate(tables) if tables else np.empty(0, RELOCATION)
     if len(rows) and int(rows["type"].max()) > TYPE_MAX:
         raise OddError
-    named = rows[np.isin(rows["type"], (JUMP_SLOT, GLOB_DAT))]
+    named = rows[np.isin(rows["type"], (processor.lazy_slot, processor.slot))]
     symbols = file.dynamic_symbols()
     if len(named) and int(named["symbol"].max()) >= len(symbols):
         raise OddError
     strings = file.dynamic_strings() if len(named) else Strings(b"")
-    pointers = rows["addend"][rows["type"] == RELATIVE]
+    pointers = rows["addend"][rows["type"] == processor.relative]
     return [
         named["address"].astype("<u8").tobytes(),
-        (named["type"] == JUMP_SLOT).astype("u1").tobytes(),
+        (named["type"] == processor.lazy_slot).astype("u1").tobytes(),
         _joined([strings.at(offset) for offset in symbols["name"][named["symbol"]].tolist()]),
         pointers.astype("<i8").tobytes(),
         _relocated_words(file).astype("<u8").tobytes(),

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 SYMBOLS_MAX = 1 << 22
-KINDS = frozenset((1, 2, 10))
+OBJECT, FUNCTION, IFUNC = 1, 2, 10  # STT_OBJECT, STT_FUNC, STT_GNU_IFUNC
+KINDS = frozenset((OBJECT, FUNCTION, IFUNC))
 DYNSYM, SYMTAB = "dynsym", "symtab"
 
 
@@ -33,7 +34,7 @@ class Symbol(NamedTuple):
     address: int
     size: int
     name: str
-    kind: int  # STT_FUNC 2, STT_OBJECT 1, STT_GNU_IFUNC 10
+    kind: int  # one of KINDS
     rank: int  # smaller is the better name among those of one address
     source: str  # one of SOURCES in names.py
     version: str = ""  # "@@VERSION" what programs bind to, "@VERSION" kept for old ones
@@ -45,7 +46,7 @@ class Slot(NamedTuple):
 
     address: int
     name: str
-    lazy: bool  # JUMP_SLOT: may still lead to the dynamic linker
+    lazy: bool  # may still lead to the dynamic linker
 
 
 class Head(NamedTuple):
@@ -69,7 +70,7 @@ class Relocations(NamedTuple):
 
     Attributes:
         slots: by address.
-        pointers: addends of R_X86_64_RELATIVE.
+        pointers: addends of relative relocations.
         words: addresses of words that are relocated where they are (DT_RELR).
     """
 

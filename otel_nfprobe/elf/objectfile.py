@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from otel_nfprobe.base.processors import BY_ELF_MACHINE
+
 FILE_BYTES_MAX = 1 << 30
-MACHINE_X86_64 = 62
 SECTIONS_MAX = 1 << 20
 SYMTAB, RELA, NOTE, NOBITS = 2, 4, 7, 8  # section types
 COMPRESSED = 0x800  # section flag
@@ -51,10 +52,13 @@ class ObjectSymbol(NamedTuple):
 
 
 class ObjectFile:
-    """An ELF64 file for x86-64.
+    """An ELF64 file for a supported processor.
 
     Args:
         read: bytes from an offset; fewer where the file ends.
+
+    Attributes:
+        processor: which one.
 
     Raises:
         ObjectError: it is none, or is malformed.
@@ -66,8 +70,9 @@ class ObjectFile:
         if len(header) < _HEADER_BYTES or header[:6] != b"\x7fELF\x02\x01":
             raise ObjectError("it is no 64-bit ELF file")
         machine = struct.unpack_from("<H", header, 18)[0]
-        if machine != MACHINE_X86_64:
+        if machine not in BY_ELF_MACHINE:
             raise ObjectError(f"it is for another processor (ELF machine {machine})")
+        self.processor = BY_ELF_MACHINE[machine]
         start = struct.unpack_from("<Q", header, 40)[0]
         entry_bytes, count, names = struct.unpack_from("<HHH", header, 58)
         self.sections = self._read_sections(start, entry_bytes, count, names) if start else []

@@ -19,6 +19,7 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 from opentelemetry.util.types import AttributeValue
 
 from otel_nfprobe import __version__
+from otel_nfprobe.base.processors import HOST_ARCH
 
 SCOPE_NAME = "otel-nfprobe"
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -38,7 +39,7 @@ def describe_target(pid: int) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         "process.pid": pid,
         "host.name": platform.node(),
-        "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+        "host.arch": HOST_ARCH.get(platform.machine(), platform.machine()),
         "os.type": "linux",
     }
     process = Path("/proc") / str(pid)

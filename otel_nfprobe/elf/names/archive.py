@@ -19,6 +19,7 @@ from itertools import count
 from typing import NamedTuple
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.debugfile import FileReader, roots_of
@@ -30,14 +31,12 @@ MEMBER_HEADER_BYTES = 60
 AGREEMENT_MIN = 0.9  # of names that are known otherwise: below, the archive is of another build
 COMPARED_MIN = 3  # fewer known names say nothing about that
 DPDK_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/local/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib64", "/usr/local/lib",
+    f"/usr/lib/{HOST.library_folder}", f"/usr/local/lib/{HOST.library_folder}",
+    "/usr/lib64", "/usr/local/lib64", "/usr/local/lib",
 )  # fmt: skip
 DPDK_SIGN = b"EAL: "  # its messages; a program that holds them is linked with it statically
 
-# Bytes around a relocated place that are not the object's own in the end, by relocation type: (before, behind).
-# Where a linker may turn a load into a constant it rewrites the instruction in front, too.
-_MASKS = {1: (0, 8), 24: (0, 8), 25: (0, 8), 41: (2, 4), 42: (3, 4), 9: (3, 4), 22: (3, 4), 19: (4, 12), 20: (3, 9)}
-_USUAL_MASK = (0, 4)
+_USUAL_MASK = (0, 4)  # bytes before and behind a relocated place that are not the object's own in the end
 MASK_BYTES_MAX = 16
 
 
@@ -201,7 +200,7 @@ def _add_object(code: Code, content: bytes, sizes: set[int], numbers: Iterator[i
     whole = ObjectFile.of_bytes(content)
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for section, offset, kind in whole.relocations():
-        before, behind = _MASKS.get(kind, _USUAL_MASK)
+        before, behind = whole.processor.relocated.get(kind, _USUAL_MASK)
         places[section].append((offset - before, offset + behind))
     texts: dict[int, bytes] = {}
     sections: dict[int, int] = {}

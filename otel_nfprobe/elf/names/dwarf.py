@@ -494,7 +494,7 @@ def _open(module: Module) -> Dwarf | None:
     except (ObjectError, DwarfError, OSError) as error:
         module.cache.setdefault("notes", []).append(f"the debug information of {module.name} is not used: {error}")
         return None
-    return Dwarf(module, units, DwarfTables(stream_of(content)))
+    return Dwarf(module, units, DwarfTables(stream_of(content), module.image.processor))
 
 
 def _pack(contents: DwarfContents) -> bytes:

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from otel_nfprobe.base.processors import Processor
 from otel_nfprobe.elf.names.dwarfunits import BLOCK_FORMS, INDEXED_LIST_FORMS, DwarfError, Unit
 
 Ranges = tuple[tuple[int, int], ...]
 
-_REGISTERS = (
-    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
-    "rip", *(f"xmm{number}" for number in range(16)),
-)  # fmt: skip
 _REGISTER_OPERATIONS = range(0x50, 0x70)  # DW_OP_reg0...
 _FRAME_BASE = 0x91  # DW_OP_fbreg
 RANGES_MAX = 4096
@@ -30,10 +27,12 @@ class DwarfTables:
 
     Args:
         stream: the file's bytes.
+        processor: of its code.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, processor: Processor) -> None:
         self._stream = stream
+        self._registers = processor.registers
 
     @cached_property
     def _information(self) -> Any:
@@ -79,7 +78,7 @@ class DwarfTables:
     def place_at(self, unit: Unit, value: int | bytes, form: int, address: int, base: int) -> str:
         """Where an argument is at an address: a register, "stack", or "" when that is not simple."""
         if isinstance(value, bytes) or form in BLOCK_FORMS:
-            return _place(list(value)) if isinstance(value, bytes) else ""
+            return self._place(list(value)) if isinstance(value, bytes) else ""
 
         def read() -> str:
             handle = self._unit(unit)
@@ -93,10 +92,17 @@ class DwarfTables:
                 elif hasattr(entry, "begin_offset"):
                     shift = 0 if entry.is_absolute else start
                     if entry.begin_offset + shift <= address < entry.end_offset + shift:
-                        return _place(list(entry.loc_expr))
+                        return self._place(list(entry.loc_expr))
             return ""
 
         return _guarded(read)  # type: ignore[no-any-return]
+
+    def _place(self, expression: list[int]) -> str:
+        if len(expression) == 1 and expression[0] in _REGISTER_OPERATIONS:
+            return self._registers[expression[0] - _REGISTER_OPERATIONS.start]
+        if expression and expression[0] == _FRAME_BASE:
+            return "stack"
+        return ""
 
     def _indexed(self, attribute: str, handle: Any, index: int) -> int:
         """Offset of a list that is named by its number."""
@@ -145,14 +151,6 @@ def _folder(folders: list[str], index: int) -> str:
 def _text(value: Any) -> str:
     name = getattr(value, "DW_LNCT_path", value)
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
-def _place(expression: list[int]) -> str:
-    if len(expression) == 1 and expression[0] in _REGISTER_OPERATIONS:
-        return _REGISTERS[expression[0] - 0x50]
-    if expression and expression[0] == _FRAME_BASE:
-        return "stack"
-    return ""
 
 
 def _guarded(read: Callable[[], Any]) -> Any:
