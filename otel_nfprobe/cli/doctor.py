@@ -8,7 +8,6 @@ import ctypes
 import errno
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
@@ -26,7 +25,7 @@ from otel_nfprobe.probes.inject import safe_calls
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import nothing_to_probe
 from otel_nfprobe.target.library_file import sees_proc
-from otel_nfprobe.target.target import Target, Thread, read_status
+from otel_nfprobe.target.target import Target, Thread, read_status, read_text
 
 
 class DoctorCommand:
@@ -214,7 +213,7 @@ def describe_machine() -> dict[str, dict[str, str]]:
     return {
         "kernel": _fact(f"{platform.system()} {platform.release()} {platform.version()}"),
         "architecture": _fact(machine, "" if machine == HOST.machine else f"nfprobe works on {NAMES} only"),
-        "cpus": _fact(f"{os.cpu_count()} ({_cpu_model()})"),
+        "cpus": _fact(f"{os.cpu_count()} ({_cpu_field('model name') or 'unknown'})"),
         "time stamp counter": _tsc(),
         "ptrace scope": _ptrace_scope(),
         "membarrier sync-core": _membarrier(),
@@ -247,25 +246,16 @@ def _fact(value: str, advice: str = "") -> dict[str, str]:
 
 
 def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(path).strip()
 
 
-def _cpu_model() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
+def _cpu_field(name: str) -> str:
+    lines = read_text("/proc/cpuinfo").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def _tsc() -> dict[str, str]:
-    flags: set[str] = set()
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("flags"):
-            flags = set(line.partition(":")[2].split())
-            break
+    flags = set(_cpu_field("flags").split())
     sound = flags >= of_host().clock_flags
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     advice = "" if sound else "times are wrong where the counter stops or changes its rate"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as replaced
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -33,14 +33,13 @@ from otel_nfprobe.base.columns import (
     Columns,
     PacketFlag,
     Rows,
-    concatenate,
     latency_ticks,
 )
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
 from otel_nfprobe.causes.baseline import BatchSample, Typical
-from otel_nfprobe.causes.causes import JUDGED_MAX
-from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
+from otel_nfprobe.causes.causes import LateCauses
+from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -338,7 +337,12 @@ def write_tables(
             Pipeline(facts.roles) as pipeline,
         ):
             pipeline.set_costs(facts.costs)
-            _write(files, maker, _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
+            late = LateCauses(late_ticks, typical, facts.switches, flow)
+            for columns in replay(reader, facts, pipeline):
+                files.add("calls", maker.calls(columns))
+                files.add("batches", maker.batches(columns))
+                files.add("packets", maker.packets(_keep_flow(columns, flow)))
+                files.add("causes", maker.causes(*late.find(columns)))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
@@ -359,44 +363,10 @@ def _file_name(facts: RecordingFacts, path: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._]", "_", word)[:100] for word in words if word) + ".parquet"
 
 
-def _write(files: _Files, maker: TableMaker, late: _Late, takes: Iterator[Columns]) -> None:
-    for columns in takes:
-        files.add("calls", maker.calls(columns))
-        files.add("batches", maker.batches(columns))
-        files.add("packets", maker.packets(late.keep_flow(columns)))
-        late.add(columns, files, maker)
-
-
-class _Late:
-    """Finds the causes of late packets; what they waited for is in their take or in the one before."""
-
-    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts, flow: FlowFilter | None) -> None:
-        self._flow = flow
-        self._threshold_ticks = threshold_ticks
-        self._typical = typical
-        self._facts = facts
-        self._judged = 0
-        self._before = Columns()
-
-    def keep_flow(self, columns: Columns) -> Columns:
-        """The same with the packets of the wanted flows only."""
-        if self._flow is None:
-            return columns
-        return replaced(columns, packets=columns.packets[self._flow.match(columns.packets)])
-
-    def add(self, columns: Columns, files: _Files, maker: TableMaker) -> None:
-        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
-        late = np.flatnonzero((latency >= self._threshold_ticks) & (latency > 0))
-        if self._flow is not None:
-            late = late[self._flow.match(columns.packets[late])]
-        late = late[: JUDGED_MAX - self._judged]
-        if len(late):
-            both = concatenate([self._before, columns])
-            packets = late + len(self._before.packets)
-            causes = find_causes(both, packets, self._typical, self._facts.switches)
-            files.add("causes", maker.causes(both, packets, causes))
-            self._judged += len(late)
-        self._before = columns
+def _keep_flow(columns: Columns, flow: FlowFilter | None) -> Columns:
+    if flow is None:
+        return columns
+    return replaced(columns, packets=columns.packets[flow.match(columns.packets)])
 
 
 class _Files:

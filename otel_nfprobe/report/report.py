@@ -32,7 +32,7 @@ from otel_nfprobe.base.holdrows import join_holds
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes.baseline import BatchSample
-from otel_nfprobe.causes.causes import CauseTally
+from otel_nfprobe.causes.causes import CauseTally, LateCauses
 from otel_nfprobe.causes.holds import describe_hold
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
@@ -413,7 +413,7 @@ def build_report(
     statistics, kept = totals.statistics, totals.kept
     typical = totals.sample.typical()
     late_ticks = statistics.find_late_ticks(LATE_QUANTILE)
-    tally = CauseTally(late_ticks, typical, facts.switches, flow)
+    tally = CauseTally(LateCauses(late_ticks, typical, facts.switches, flow))
     near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
