@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches: when threads of the target did not run, as rows. Pure: arrays in, arrays out.
+"""Context switches: when threads of the target did not run, as rows. Pure: arrays in, arrays out.
 
-One row lasts from the moment when the scheduler took a thread off its CPU until the thread ran again. A thread
-that was *preempted* could have run on: its time is nobody's fault in the target. One that gave up its CPU (a lock, a
-sleep, a stop by a signal or debugger) spent the time where it was: that is time of the function that waited.
-
-Written by preemption.py, kept in recordings (block SWITCHES), used by latency_causes.py.
+One row lasts from the moment when the scheduler took a thread off its CPU until the thread ran again. A *preempted*
+thread could have continued: that time is not attributed to the target's code. A thread that gave up its CPU (a lock, a
+sleep, a stop by a signal or debugger) spent the time in the function that waited.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ SWITCH = np.dtype(
         ("to_cpu", "<u4"),
     ]
 )
-"""thread: its index in the thread table; flags: SwitchFlag; the two CPUs differ when the thread migrated."""
+"""thread: its index in the thread table; flags: SwitchFlag; the two CPUs differ if the thread migrated."""
 
-SWITCHES_MAX = 1 << 20  # kept of a whole recording
+SWITCHES_MAX = 1 << 20  # per recording
 
 
 class SwitchFlag(IntFlag):
@@ -40,12 +38,12 @@ class SwitchFlag(IntFlag):
 
 
 def no_switches() -> Rows:
-    """An empty array of rows."""
+    """Returns an empty array of rows."""
     return np.empty(0, SWITCH)
 
 
 class Absences:
-    """The rows of one take or recording, asked for the time that a thread was away.
+    """Rows of drained columns or of a recording, for finding the times that a thread did not run.
 
     Args:
         switches: of dtype SWITCH, in any order; those of one thread do not overlap.
@@ -58,7 +56,7 @@ class Absences:
         self._by_thread = dict(zip(threads.tolist(), parts, strict=True))
 
     def during(self, thread: int, start_ticks: int, end_ticks: int, preempted_only: bool = True) -> NDArray[np.int64]:
-        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it."""
+        """Returns each interval in [start, end] when a thread did not run: shape (n, 2), in order, clipped."""
         rows = self._by_thread.get(thread)
         if rows is None or end_ticks <= start_ticks:
             return np.empty((0, 2), np.int64)
@@ -72,7 +70,7 @@ class Absences:
 
 
 def overlap_ticks(spans: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of each interval [start, end] lies in any of the spans, which are in order and do not overlap.
+    """Returns how much of each interval [start, end] the spans cover, which are in order and do not overlap.
 
     Args:
         spans: shape (n, 2).

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: columns of a recording as Arrow tables of calls, batches, packets and causes, and as files of them.
+"""Tables: a recording as Arrow tables of calls, batches, packets and causes, and as Parquet files.
 
 docs/tables.md has the schema. Arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and
-text are used, and times are Unix ns as integers: all readers of Parquet know these and agree on them.
+text are used, and times are Unix ns as integers: all Parquet readers support these consistently.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 
 # ---- columns of text ------------------------------------------------------------------------------------------------
-# Text of whole columns: ids, addresses and names as Arrow arrays, made by NumPy, without an object per row.
+# Text columns: IDs, addresses and names as Arrow arrays, made by NumPy, without an object per row.
 #
-# Pure. Only IPv6 addresses and topics are written one by one, each different one once.
+# Pure. Only IPv6 addresses and topics are formatted one by one, each distinct one once.
 
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -60,7 +60,7 @@ _LAST_OCTET_USED = np.array([[place < len(str(octet)) for place in range(4)] for
 
 
 def hex_text(values: NDArray[np.uint64]) -> pa.Array:
-    """16 hexadecimal digits of each."""
+    """Returns each value as 16 hexadecimal digits."""
     octets = values.astype(">u8").view(np.uint8).reshape(-1, 8)
     digits = np.empty((len(values), 16), np.uint8)
     digits[:, 0::2], digits[:, 1::2] = _HEX[octets >> 4], _HEX[octets & 15]
@@ -68,13 +68,13 @@ def hex_text(values: NDArray[np.uint64]) -> pa.Array:
 
 
 def ipv4_text(addresses: NDArray[np.uint8]) -> pa.Array:
-    """`10.0.0.1` of each; addresses: shape (n, 4)."""
+    """Returns each address as `10.0.0.1`; addresses: shape (n, 4)."""
     used = np.concatenate((_OCTET_USED[addresses[:, :3]], _LAST_OCTET_USED[addresses[:, 3:]]), axis=1)
     return _strings(_OCTETS[addresses][used], used.sum(axis=(1, 2)))
 
 
 def address_text(packets: Rows, field: str) -> pa.Array:
-    """`source` or `destination` of packets (dtype PACKET); null where there is no IP address."""
+    """Returns `source` or `destination` of packets (dtype PACKET); null if there is no IP address."""
     versions = packets["ip_version"]
     is_4, is_6 = versions == 4, versions == 6
     kinds, place = np.unique(packets[field][is_6], axis=0, return_inverse=True)
@@ -87,7 +87,7 @@ def address_text(packets: Rows, field: str) -> pa.Array:
 
 
 def topic_text(columns: Columns) -> pa.Array:
-    """The topic of each packet that is a message; null otherwise."""
+    """Returns the topic of each packet that is a message; otherwise null."""
     topics, digests = columns.topics, columns.packets["digest"]
     texts = [bytes(topic["text"][: int(topic["size"])]).decode("utf-8", "replace") for topic in topics]
     rows = np.searchsorted(topics["digest"], digests)
@@ -97,14 +97,14 @@ def topic_text(columns: Columns) -> pa.Array:
 
 
 def name_text(names: Sequence[str], rows: NDArray[np.integer]) -> pa.Array:
-    """One of few names for each row; null where there is no such name. Dictionary encoded."""
+    """Returns one of few names for each row; null if there is no such name. Dictionary encoded."""
     known = (rows >= 0) & (rows < len(names))
     indices = pa.array(np.where(known, rows, 0).astype(np.int32), mask=~known)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
 def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.Array:
-    """Names by number + 1, as packets have those of an NF; null where a number is 0 or has none. Dictionary encoded."""
+    """Returns names by number + 1, as stored in packets; null if a number is 0 or unknown. Dictionary encoded."""
     known = np.array(sorted(names), np.int64)
     wanted = numbers.astype(np.int64) - 1
     rows = np.searchsorted(known, wanted)
@@ -115,7 +115,7 @@ def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.A
 
 
 def same_text(text: str, count: int) -> pa.Array:
-    """The same in each row."""
+    """Returns the same text for each row."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))
 
 
@@ -131,11 +131,11 @@ def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 TABLES = ("calls", "batches", "packets", "causes")
 _DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
 _NS_MAX = 2.0**62
-_PORTS = (6, 17, 132)  # protocols that have them: TCP, UDP, SCTP
+_PORTS = (6, 17, 132)  # protocols with ports: TCP, UDP, SCTP
 
 
 class TableMaker:
-    """Makes the tables of one recording, take by take."""
+    """Makes the tables of one recording, drain by drain."""
 
     def __init__(self, facts: RecordingFacts) -> None:
         self._clock: Clock = facts.make_clock()
@@ -153,14 +153,14 @@ class TableMaker:
         self._calls = 0
 
     def schemas(self) -> dict[str, pa.Schema]:
-        """Of all tables, by name: as those without rows have them."""
+        """Returns the schema of each table, by name."""
         nothing = Columns()
         tables = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
         causes = self.causes(nothing, np.empty(0, np.intp), np.empty(0, CAUSE))
         return {name: table.schema for name, table in zip(TABLES, (*tables, causes), strict=True)}
 
     def calls(self, columns: Columns) -> pa.Table:
-        """One row per call, numbered through the whole recording."""
+        """Returns one row per call, numbered throughout the recording."""
         rows, flags = columns.calls, columns.calls["flags"]
         number = np.arange(self._calls, self._calls + len(rows), dtype=np.int64)
         parent, batch = rows["parent"], rows["batch"]
@@ -187,7 +187,7 @@ class TableMaker:
         return self._table(values, len(rows))
 
     def batches(self, columns: Columns) -> pa.Table:
-        """One row per batch."""
+        """Returns one row per batch."""
         rows, flags = columns.batches, columns.batches["flags"]
         values = {
             "batch": rows["id"].astype(np.int64),
@@ -203,7 +203,7 @@ class TableMaker:
         return self._table(values, len(rows))
 
     def packets(self, columns: Columns) -> pa.Table:
-        """One row per packet."""
+        """Returns one row per packet."""
         rows, flags = columns.packets, columns.packets["flags"]
         is_ip = (rows["ip_version"] == 4) | (rows["ip_version"] == 6)
         no_ports = ~(is_ip & np.isin(rows["protocol"], _PORTS))
@@ -236,11 +236,11 @@ class TableMaker:
         return self._table(values, len(rows))
 
     def causes(self, columns: Columns, packets: NDArray[np.integer], causes: Rows) -> pa.Table:
-        """One row per late packet.
+        """Returns one row per late packet.
 
         Args:
-            columns: what `packets` are indices in.
-            causes: what made them late, dtype CAUSE.
+            columns: those that `packets` indexes.
+            causes: of their lateness, dtype CAUSE.
         """
         found = causes["batch"] != NONE
         values = {
@@ -268,7 +268,7 @@ class TableMaker:
         }
 
     def _numbered(self, names: Mapping[int, str], rows: Rows, disposition: int) -> pa.Array:
-        """What the number means that packets of this disposition have from where they left; null for others."""
+        """Returns the name of the number of packets with this disposition; null for others."""
         return numbered_text(names, np.where(rows["disposition"] == disposition, rows["done_number"], 0))
 
     def _thread(self, index: NDArray[np.uint32]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class TableMaker:
 
     def _ns(self, ticks: NDArray[Any]) -> NDArray[np.int64]:
         ns = np.rint(ticks.astype(np.int64) * self._ns_per_tick)
-        return np.asarray(ns.clip(-_NS_MAX, _NS_MAX), np.int64)  # a damaged recording may have any ticks
+        return np.asarray(ns.clip(-_NS_MAX, _NS_MAX), np.int64)  # a damaged recording may contain any ticks
 
     def _unix_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self._clock.convert(ticks).astype(np.int64)
@@ -308,19 +308,19 @@ def _int32(values: NDArray[Any]) -> NDArray[np.int32]:
 # ---- files ----------------------------------------------------------------------------------------------------------
 # Table files: a recording as Parquet, DIR/{calls,batches,packets,causes}/NAME.parquet.
 #
-# Two replays: one for what is usual, one that writes. Memory is bounded by a take: each becomes a row group. A file
-# appears under its name when it is whole.
+# Two replays: one computes the baseline, one writes. Memory is bounded by a drain: each becomes a row group. A file
+# gets its name when it is complete.
 
 
 def write_tables(
     reader: RecordingReader, folder: Path, slower_than_ns: int | None = None, flow: FlowFilter | None = None
 ) -> RecordingFacts:
-    """Writes the four files of one recording; those of an earlier call are replaced.
+    """Writes the four files of one recording, replacing earlier ones.
 
     Args:
-        reader: the recording; `facts.damage` of the result says where it was cut.
-        folder: is made when it is missing.
-        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest thousandth.
+        reader: the recording; `facts.damage` of the result says where it was truncated.
+        folder: created if missing.
+        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest 0.1 %.
         flow: only packets of these flows get rows, in packets and causes; None: all.
 
     Raises:
@@ -358,7 +358,7 @@ def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Ty
 
 
 def _file_name(facts: RecordingFacts, path: str) -> str:
-    # Different sessions and the files of one flight recorder never meet, also when a fleet's are put together.
+    # Names differ between sessions and between the files of a flight recorder, so files of many hosts can be combined.
     words = (Path(path).stem, facts.header.session)
     return "-".join(re.sub(r"[^A-Za-z0-9._]", "_", word)[:100] for word in words if word) + ".parquet"
 
@@ -370,7 +370,7 @@ def _keep_flow(columns: Columns, flow: FlowFilter | None) -> Columns:
 
 
 class _Files:
-    """One file of each table, private (0600) as the recording is; without a whole `with` none of them stays."""
+    """One file per table, private (0600) like the recording; removed if the `with` block fails."""
 
     def __init__(self, folder: Path, name: str, schemas: Mapping[str, pa.Schema]) -> None:
         self._schemas = schemas
@@ -383,7 +383,7 @@ class _Files:
             for table, path in self._paths.items():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file = self._stack.enter_context(os.fdopen(open_output(str(_part(path))), "wb"))
-                # Without Arrow's own schema in the file: text is text for all readers.
+                # Without Arrow's own schema in the file: text is plain text for all readers.
                 writer = pq.ParquetWriter(file, self._schemas[table], compression="zstd", store_schema=False)
                 self._writers[table] = self._stack.enter_context(writer)
         except BaseException:
@@ -417,4 +417,4 @@ class _Files:
 
 
 def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")  # readers of the folder leave out what begins with a dot
+    return path.with_name(f".{path.name}.part")  # readers of the folder skip names with a leading dot

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What entries of DWARF units refer to by an offset: address ranges, places of arguments, names of source files.
+"""Tables that DWARF entries refer to by offset: address ranges, locations of arguments, names of source files.
 
 pyelftools reads these tables.
 """
@@ -52,7 +52,7 @@ class DwarfTables:
         return self._information.get_CU_at(unit.offset)
 
     def ranges(self, unit: Unit, value: int, form: int, base: int) -> Ranges:
-        """Address ranges that DW_AT_ranges names, in the order given, without empty ones.
+        """Returns the non-empty address ranges of DW_AT_ranges, in the given order.
 
         Args:
             base: the unit's lowest address.
@@ -76,7 +76,7 @@ class DwarfTables:
         return _guarded(read)  # type: ignore[no-any-return]
 
     def place_at(self, unit: Unit, value: int | bytes, form: int, address: int, base: int) -> str:
-        """Where an argument is at an address: a register, "stack", or "" when that is not simple."""
+        """Returns where an argument is at an address: a register, "stack", or "" if it is not a simple location."""
         if isinstance(value, bytes) or form in BLOCK_FORMS:
             return self._place(list(value)) if isinstance(value, bytes) else ""
 
@@ -105,7 +105,7 @@ class DwarfTables:
         return ""
 
     def _indexed(self, attribute: str, handle: Any, index: int) -> int:
-        """Offset of a list that is named by its number."""
+        """Returns the offset of a list given by index."""
         top = handle.get_top_DIE().attributes
         word = handle.structs.dwarf_format // 8
         base = top[attribute].value if attribute in top else 8 + word
@@ -114,7 +114,7 @@ class DwarfTables:
         return int(base) + int.from_bytes(section.stream.read(word), "little")
 
     def source_files(self, unit: Unit) -> list[str]:
-        """Paths of the unit's source files; the position is the number that entries use."""
+        """Returns paths of the unit's source files; entries refer to them by index."""
 
         def read() -> list[str]:
             handle = self._unit(unit)
@@ -132,7 +132,7 @@ class DwarfTables:
 
 
 class _Anchor:
-    """What pyelftools asks of the entry that a location list belongs to."""
+    """What pyelftools needs of the entry that a location list belongs to."""
 
     def __init__(self, unit: Any) -> None:
         self.cu = unit
@@ -140,7 +140,7 @@ class _Anchor:
 
 
 def stream_of(content: bytes) -> Any:
-    """Bytes as a file."""
+    """Returns bytes as a file."""
     return io.BytesIO(content)
 
 
@@ -154,7 +154,7 @@ def _text(value: Any) -> str:
 
 
 def _guarded(read: Callable[[], Any]) -> Any:
-    """pyelftools raises whatever a malformed table leads to."""
+    """Runs pyelftools, which raises various exceptions for malformed tables."""
     try:
         return read()
     except Exception as error:
