@@ -15,7 +15,7 @@ TOGETHER := -n $(WORKERS) --dist worksteal
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -96,8 +96,13 @@ lint: build ## ruff, mypy, import-linter, clang-format, clang-tidy
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	find native examples -name '*.[ch]' | xargs $(BIN)/clang-format --dry-run --Werror
-	find native/core native/probe -name '*.c' ! -name bootstrap.c | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy --quiet \
+	find native/core native/probe -name '*.c' ! -name bootstrap.c ! -path '*/aarch64/*' | xargs -P $$(nproc) -n 4 $(BIN)/clang-tidy --quiet \
 		-p $$(dirname $$(ls -t build/*/compile_commands.json | head -1))
+
+cross: ## compile native/ for arm64, where nothing is probed yet: it keeps to arch/
+	cmake -S . -B build/cross/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc
+	cmake --build build/cross/aarch64 --parallel $$(nproc)
 
 format: build ## let the formatters have their way
 	$(BIN)/ruff check --fix .

@@ -86,7 +86,6 @@ class _Lib:
     NFP_CODE_EXITS_ELSEWHERE: int
     NFP_CODE_HAS_EXIT: int
     NFP_CODE_HAS_TABLE: int
-    NFP_CODE_HEAD_BYTES: int
     NFP_CODE_JUMP: int
     NFP_CODE_NEAR: int
     NFP_CODE_NO_TROUBLE: int

@@ -24,15 +24,15 @@
 #define NFP_LAP_BIT 0x80000000u
 
 // kind                      value                         sp
-#define NFP_ENTRY 0 // time stamp counter            stack pointer
-#define NFP_EXIT 1 // time stamp counter            stack pointer
-#define NFP_POLL_ENTRY 2 // time stamp counter            stack pointer
-#define NFP_POLL_EXIT 3 // time stamp counter            packets returned | packets asked for << 16
+#define NFP_ENTRY 0 // time, in ticks                stack pointer
+#define NFP_EXIT 1 // time, in ticks                stack pointer
+#define NFP_POLL_ENTRY 2 // time, in ticks                stack pointer
+#define NFP_POLL_EXIT 3 // time, in ticks                packets returned | packets asked for << 16
 #define NFP_VALUE 4 // the value captured by a call  stack pointer of the call (its EXIT follows)
 #define NFP_LOST 5 // number of records lost here   loss class (session.h), or NFP_LOST_MISTIMED
-#define NFP_UNWOUND 6 // time stamp counter            as EXIT: the call was left by unwinding
+#define NFP_UNWOUND 6 // time, in ticks                as EXIT: the call was left by unwinding
 #define NFP_FILL 17 // nothing: the end of a lap    nothing; nfp_drain leaves these out
-#define NFP_MARK 7 // time stamp counter            as ENTRY: a call whose end is not measured
+#define NFP_MARK 7 // time, in ticks                as ENTRY: a call whose end is not measured
 // A packet is a PACKET record and, reserved together with it so that they are adjacent, the facts below it.
 #define NFP_PACKET 8 // buffer address            length | position in its burst << 16
 #define NFP_PACKET_ID 9 // digest   IP id | IP protocol << 16 | IP version << 24 (0: no IP) | marks << 28
@@ -60,7 +60,7 @@
 #define NFP_PACKET_TEXT 25 // eight bytes of the topic                              four more
 
 // Between POLL_ENTRY and POLL_EXIT: since when the packets of the batch can have waited (native/probe/queue.h).
-#define NFP_POLL_QUEUE 16 // time stamp counter             queue, 22 bits | NFP_QUEUE_* marks
+#define NFP_POLL_QUEUE 16 // time, in ticks                 queue, 22 bits | NFP_QUEUE_* marks
 
 // Behind POLL_QUEUE, where the packet that was received first bears a stamp in the processor's ticks: when it arrived.
 #define NFP_BATCH_ARRIVAL 18 // arrival time stamp                 0
@@ -105,7 +105,7 @@
 #define NFP_TOPIC_RECORDS 7 // more of a topic is not written ...
 #define NFP_TOPIC_READ_BYTES 1024 // ... and this is all that is read of it
 
-#define NFP_ARRIVAL_TICKS 0 // the processor's time stamp counter
+#define NFP_ARRIVAL_TICKS 0 // the processor's ticks
 #define NFP_ARRIVAL_UNIX_NS 1
 #define NFP_ARRIVAL_EITHER 2 // of a program only: one of these if it is plausible, else there is no stamp
 

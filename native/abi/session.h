@@ -61,16 +61,15 @@
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
-// What native/probe/arch/x86_64/thunk.S knows of the probe library's memory, of struct nfp_program and of a frame.
+// What thunk.S of native/probe/arch knows of the probe library's memory and of struct nfp_program.
 #define NFP_LIBRARY_PROGRAMS 16
 #define NFP_PROGRAM_PLAIN 55
 #define NFP_PROGRAM_SHIFT 6
-#define NFP_FRAME_RETURN 88 // of struct nfp_frame: above the registers and the frame of template_packets.S
 // Offsets in struct nfp_thread_shared that the templates use.
 #define NFP_SHARED_EMPTY_POLLS 64
 #define NFP_SHARED_EMPTY_TICKS 72
 
-#include "arch/x86_64/arguments.h"
+#include "arch/arch.h"
 #include "record.h"
 
 #ifndef __ASSEMBLER__
@@ -109,7 +108,7 @@ enum nfp_sync {
 	NFP_SYNC_REGISTER = 0, // for the next one; -errno where the kernel has none
 	NFP_SYNC_CORES = 1, // every CPU that runs the target sees the code as it is written
 	NFP_SYNC_KEEP_TRAP = 2, // remember the target's SIGTRAP action
-	NFP_SYNC_MEND_TRAP = 3, // put it back when an int3 of ours made the kernel take it away
+	NFP_SYNC_MEND_TRAP = 3, // put it back when a breakpoint of ours made the kernel take it away
 	NFP_SYNC_IGNORE_TRAP = 4, // ignore SIGTRAP again, where the injection made the kernel forget that
 };
 
@@ -131,7 +130,7 @@ struct nfp_session_header {
 	uint32_t threads; // thread table entries ever used
 	uint32_t probes; // probe table entries ever used
 	uint32_t arenas; // entries of `arena`
-	uint32_t tls_offset; // of the thread block pointer from fs base, as a signed number
+	uint32_t tls_offset; // of the thread block pointer from the thread base, as a signed number
 	// Command mailbox. The monitor writes the command, then adds one to `request` and wakes it (futex);
 	// the helper sets `reply` to the same number when result is valid.
 	uint32_t request;
@@ -279,7 +278,7 @@ enum nfp_verdict {
 };
 
 // What a receive, transmit or drop probe reads: how many packets, where their buffers are, where the
-// headers are in a buffer. Arguments are numbered from 0 (arch/x86_64/arguments.h). 255 means "not there".
+// headers are in a buffer. Arguments are numbered from 0 (arch/arch.h). 255 means "not there".
 // cdef end
 #define NFP_ABSENT 255
 #define NFP_NO_OFFSET 0xffff // instead of an offset of 16 bits

@@ -21,10 +21,9 @@ MACRO = re.compile(r"^#define (NFP_\w+)\s", re.MULTILINE)
 
 def main(output: str, headers: list[str]) -> None:
     builder = FFI()
+    headers = [header for header in headers if "// cdef" in Path(header).read_text()]
     for header in headers:
         text = Path(header).read_text()
-        if "// cdef" not in text:
-            continue
         for name in MACRO.findall(BLOCK.sub("", text)):
             builder.cdef(f"#define {name} ...")
         for block in BLOCK.findall(text):

@@ -5,25 +5,19 @@
 #include "calibration.h"
 #include "abi/ring.h"
 #include "abi/session.h"
+#include "arch/arch.h"
 #include "trampoline.h"
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define CODE_BYTES 4096
-#define RETURN 0xc3
 #define CALLS 400
 #define ROUNDS 301
 
 static __thread struct nfp_thread *thread_pointer __attribute__((tls_model("initial-exec")));
 typedef void (*function)(void);
-
-static uint64_t thread_base(void)
-{
-	uint64_t base;
-	__asm__("mov %%fs:0, %0" : "=r"(base));
-	return base;
-}
 
 static int compare(const void *left, const void *right)
 {
@@ -37,10 +31,10 @@ static uint64_t median_ticks(function call, struct nfp_thread *thread)
 	uint64_t ticks[ROUNDS];
 	for (int round = 0; round < ROUNDS; round++) {
 		thread->cursor = thread->base;
-		uint64_t start = __builtin_ia32_rdtsc();
+		uint64_t start = nfp_ticks();
 		for (int i = 0; i < CALLS; i++)
 			call();
-		ticks[round] = __builtin_ia32_rdtsc() - start;
+		ticks[round] = nfp_ticks() - start;
 	}
 	qsort(ticks, ROUNDS, sizeof(ticks[0]), compare);
 	return ticks[ROUNDS / 2];
@@ -55,11 +49,13 @@ static double measure(uint8_t *code, uint8_t *ring)
 	                            .base = (uint64_t)(uintptr_t)ring,
 	                            .ring_bytes = NFP_RING_BYTES_MIN,
 	                            .shared = &shared};
-	struct nfp_trampoline values = {.tls_offset = (int32_t)((uint64_t)&thread_pointer - thread_base()),
-	                                .gate = NFP_GATE_OUTER};
+	struct nfp_trampoline values = {
+	    .tls_offset = (int32_t)((uint64_t)&thread_pointer - nfp_thread_base()), .gate = NFP_GATE_OUTER};
 	uint32_t bytes = nfp_trampoline_write(NFP_SHAPE_CALL, &values, code, CODE_BYTES / 2);
-	code[bytes] = RETURN;
-	code[CODE_BYTES / 2] = RETURN;
+	if (!bytes)
+		return -ENOSYS;
+	memcpy(code + bytes, NFP_RETURN, NFP_RETURN_BYTES);
+	memcpy(code + CODE_BYTES / 2, NFP_RETURN, NFP_RETURN_BYTES);
 	if (mprotect(code, CODE_BYTES, PROT_READ | PROT_EXEC) != 0)
 		return -errno;
 	thread_pointer = &thread;

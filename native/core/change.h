@@ -3,10 +3,11 @@
 // changed bytes goes on. A site with room for a short jump only has an island: padding near it, which nobody
 // executes, with the long jump.
 //
-//   one instruction of 5 bytes or more   e9 rel32 [cc...]   -> trampoline
-//   one of 2 to 4 bytes                  eb rel8 [as it was] -> island: e9 rel32 -> trampoline
+//   one instruction of NFP_JUMP_BYTES or more   long jump [breakpoints...]    -> trampoline
+//   one of fewer                                short jump [as it was] -> island: long jump -> trampoline
 #ifndef NFPROBE_CHANGE_H
 #define NFPROBE_CHANGE_H
+#include "arch/arch.h"
 #include <stdint.h>
 
 // cdef begin
@@ -31,7 +32,7 @@ struct nfp_change {
 	uint32_t failed; // out: enum nfp_change_result
 	uint8_t expected[32];
 	uint8_t replacement[32];
-	uint8_t island_expected[8]; // five are used
+	uint8_t island_expected[8]; // NFP_ISLAND_BYTES are used
 	uint8_t island_replacement[8];
 };
 struct nfp_move {
@@ -39,7 +40,7 @@ struct nfp_move {
 	uint64_t to;
 };
 // cdef end
-#define NFP_ISLAND_BYTES 5
+#define NFP_ISLAND_BYTES NFP_JUMP_BYTES
 
 // Bytes that a change writes: a change with an island has two spans.
 struct nfp_span {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clock: ticks of the time stamp counter to Unix ns, by anchors. An anchor holds from its own ticks until
+// The clock: ticks (nfp_ticks) to Unix ns, by anchors. An anchor holds from its own ticks until
 // the next anchor's, the first one also for all earlier ticks. Anchors never change once appended, so a
 // recording converted later gives the same numbers as the live session. otel_nfprobe/base/clock.py makes the anchors.
 #ifndef NFPROBE_CLOCK_H

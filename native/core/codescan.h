@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the machine code of functions shows: branches, exits, and how they use their caller's frame. The same as
-// otel_nfprobe/arch/x86_64/scan.py finds, whose words are used here, for functions that consist of instructions which
+// scan.py of otel_nfprobe/arch finds, whose words are used here, for functions that consist of instructions which
 // instruction.h knows and whose frame rules framerows.h knows; the others are left to it. What needs an instruction's
 // full decoding is left to it, too. The input is hostile.
 #ifndef NFPROBE_CORE_CODESCAN_H
@@ -9,8 +9,6 @@
 #include <stdint.h>
 
 // cdef begin
-enum { NFP_CODE_HEAD_BYTES = 5 };
-
 enum nfp_code_event_kind {
 	NFP_CODE_JUMP, // direct, out of the function; value: where it leads
 	NFP_CODE_CONDITIONAL_JUMP, // the same
@@ -63,8 +61,8 @@ struct nfp_code_function {
 	uint64_t first_row; // of the frame rules near the entry
 	uint32_t rows; // their number; 0: by other means
 	uint32_t
-	    head; // lengths of the first instructions, of NFP_CODE_HEAD_BYTES or more, 4 bits each, the first one
-	// lowest, without endbr64; 0: one of them does more than to go on to the next
+	    head; // lengths of the first instructions, of NFP_JUMP_BYTES or more, 4 bits each, the first one
+	// lowest, without a mark for branches; 0: one of them does more than to go on to the next
 };
 
 struct nfp_code_scan {

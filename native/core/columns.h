@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The columns: calls, batches, packets as arrays of plain structures, the form in which data goes from the
 // C core to NumPy and to the OTLP encoder. otel_nfprobe/base/columns.py reads the dtypes from what cffi knows of them.
-// All times are ticks of the time stamp counter.
+// All times are ticks of the processor's clock.
 #ifndef NFPROBE_COLUMNS_H
 #define NFPROBE_COLUMNS_H
 #include "abi/record.h"

@@ -15,7 +15,7 @@
 // cdef begin
 enum {
 	NFP_COUNTED_CALLS = 1 << 18, // counted calls that may be open or undelivered
-	// No counter rises more often than this in a tick of the time stamp counter, so that a call of up to
+	// No counter rises more often than this in a tick, so that a call of up to
 	// 2^32 / NFP_COUNTS_PER_TICK ticks has a difference below 2^32.
 	NFP_COUNTS_PER_TICK = 32,
 };

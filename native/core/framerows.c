@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "framerows.h"
+#include "arch/arch.h"
 
 #include <stdbool.h>
 
 enum {
-	REGISTERS = 16, // general registers, which a CFA is counted from
 	REMEMBERED_MAX = 64,
 	NUMBER_BITS_MAX = 28, // of an operand: no frame is larger
 	SKIPPED_BYTES_MAX = 9, // of an operand that is not looked at
@@ -95,14 +95,14 @@ static bool skip_block(struct machine *machine)
 	return true;
 }
 
-// An expression for the CFA: of a function that aligns its stack, the word at rbp + offset.
+// An expression for the CFA: of a function that aligns its stack, the word at frame pointer + offset.
 static bool set_expression(struct machine *machine)
 {
-	enum { BYTES = 3, RBP_PLUS = 0x76, DEREFERENCE = 0x06 };
+	enum { BYTES = 3, FRAME_PLUS = 0x70 + NFP_DWARF_FRAME, DEREFERENCE = 0x06 };
 	int64_t bytes = take(machine, 1), operation = take(machine, 1);
 	int64_t offset = take(machine, 1), last = take(machine, 1);
 	// An offset that one byte holds: seven bits, the highest of them is the sign.
-	if (bytes != BYTES || operation != RBP_PLUS || last != DEREFERENCE || offset & 0x80)
+	if (bytes != BYTES || operation != FRAME_PLUS || last != DEREFERENCE || offset & 0x80)
 		return false;
 	machine->cfa.reg = NFP_FRAME_DEREFERENCED;
 	machine->cfa.offset = (int32_t)(offset ^ 0x40) - 0x40;
@@ -120,7 +120,7 @@ static bool set_rule(struct machine *machine, uint8_t code)
 		return skip_number(machine) && skip_block(machine);
 	if (code == 0x0c || code == 0x0d) { // DW_CFA_def_cfa, DW_CFA_def_cfa_register
 		machine->cfa.reg = take_number(machine);
-		if (machine->cfa.reg < 0 || machine->cfa.reg >= REGISTERS)
+		if (machine->cfa.reg < 0 || machine->cfa.reg >= NFP_DWARF_GENERAL)
 			return false;
 	}
 	if (code == 0x0c || code == 0x0e) { // DW_CFA_def_cfa_offset
@@ -167,7 +167,7 @@ static int64_t run_to_advance(struct machine *machine, bool *ended)
 
 int nfp_frame_rows(const uint8_t *program, uint32_t bytes, const struct nfp_frame_start *start, int64_t *rows)
 {
-	if (start->cfa_register < 0 || start->cfa_register >= REGISTERS || start->cfa_offset < 0)
+	if (start->cfa_register < 0 || start->cfa_register >= NFP_DWARF_GENERAL || start->cfa_offset < 0)
 		return -1;
 	struct machine machine = {
 	    .program = program,

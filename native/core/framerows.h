@@ -10,7 +10,7 @@
 // cdef begin
 enum { NFP_FRAME_ROWS_MAX = 64, NFP_FRAME_ROW_WORDS = 3 };
 
-// Instead of a register: the CFA is the word at rbp + offset.
+// Instead of a register: the CFA is the word at frame pointer + offset.
 enum { NFP_FRAME_DEREFERENCED = -2 };
 
 // Where a frame program begins: addresses are the file's own.

@@ -6,7 +6,6 @@
 #include "patch_process.h"
 #include "ptrace.h"
 #include "safe_place.h"
-#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -22,13 +21,11 @@
 
 #define CODE_BYTES 8192
 #define DATA_BYTES (64 << 10) // struct nfp_boot, then the stack of nfp_boot_start
-#define RED_ZONE_BYTES 128
 #define CALL_PATIENCE_NS 10000000000ull
-#define INT3 0xcc
 
 struct saved {
-	struct user_regs_struct registers;
-	uint8_t vector_state[16384]; // XSAVE area: about 11 KiB with AMX
+	struct nfp_registers registers;
+	uint8_t vector_state[NFP_VECTOR_STATE_BYTES];
 	size_t vector_bytes;
 	uint64_t signal_mask;
 	int at_entry; // stopped at the entry of a system call, not inside one
@@ -44,12 +41,12 @@ static int save(struct nfp_seized *thread, struct saved *saved)
 {
 	struct iovec area = {saved->vector_state, sizeof(saved->vector_state)};
 	saved->registers = thread->registers;
-	if (ptrace(PTRACE_GETREGSET, thread->tid, NT_X86_XSTATE, &area) != 0)
+	if (ptrace(PTRACE_GETREGSET, thread->tid, NFP_VECTOR_STATE, &area) != 0)
 		return -errno;
 	saved->vector_bytes = area.iov_len;
 	if (ptrace(PTRACE_GETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0)
 		return -errno;
-	// Not SIGTRAP: the bootstrap returns to an int3, and where that is blocked the kernel takes the handler away.
+	// Not SIGTRAP: the bootstrap returns to a breakpoint, and where that is blocked the kernel takes the handler away.
 	uint64_t others = ~(1ull << (SIGTRAP - 1));
 	return ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(others), &others) == 0 ? 0 : -errno;
 }
@@ -57,14 +54,11 @@ static int save(struct nfp_seized *thread, struct saved *saved)
 static int restore(struct nfp_seized *thread, struct saved *saved)
 {
 	struct iovec area = {saved->vector_state, saved->vector_bytes};
-	struct user_regs_struct registers = saved->registers;
-	if (saved->at_entry) { // the system call was skipped: it is made now
-		registers.rip -= 2;
-		registers.rax = registers.orig_rax;
-		registers.orig_rax = (uint64_t)-1;
-	}
-	int failed = ptrace(PTRACE_SETREGSET, thread->tid, NT_X86_XSTATE, &area) != 0;
-	failed |= ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0;
+	struct nfp_registers registers = saved->registers;
+	if (saved->at_entry) // the system call was skipped: it is made now
+		nfp_call_again(&registers);
+	int failed = ptrace(PTRACE_SETREGSET, thread->tid, NFP_VECTOR_STATE, &area) != 0;
+	failed |= nfp_registers_write(thread->tid, &registers) != 0;
 	failed |=
 	    ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0;
 	thread->registers = registers;
@@ -75,16 +69,8 @@ static int restore(struct nfp_seized *thread, struct saved *saved)
 static int64_t remote_call(struct nfp_inject *inject, struct nfp_seized *thread, struct saved *saved,
                            uint64_t number, const uint64_t arguments[6])
 {
-	struct user_regs_struct registers = saved->registers;
-	registers.rip = inject->syscall_address;
-	registers.rax = number;
-	registers.orig_rax = (uint64_t)-1;
-	registers.rdi = arguments[0];
-	registers.rsi = arguments[1];
-	registers.rdx = arguments[2];
-	registers.r10 = arguments[3];
-	registers.r8 = arguments[4];
-	registers.r9 = arguments[5];
+	struct nfp_registers registers = saved->registers;
+	nfp_call_make(&registers, inject->syscall_address, number, arguments);
 	return nfp_step_over_call(thread, &registers, CALL_PATIENCE_NS);
 }
 
@@ -109,7 +95,9 @@ static int make_regions(struct nfp_inject *inject, struct nfp_boot *boot, struct
 	boot->regions[2] = inject->data_address;
 	boot->regions[3] = DATA_BYTES;
 	uint8_t code[CODE_BYTES];
-	memset(code, INT3, sizeof(code)); // what follows the bootstrap is where nfp_boot_start returns to
+	for (uint32_t at = 0; at < CODE_BYTES;
+	     at += NFP_TRAP_BYTES) // what follows the bootstrap is where nfp_boot_start returns to
+		memcpy(code + at, NFP_TRAP, NFP_TRAP_BYTES);
 	memcpy(code, inject->bootstrap, inject->bootstrap_bytes);
 	int error = nfp_memory_write(memory, inject->code_address, code, sizeof(code));
 	if (!error)
@@ -130,32 +118,30 @@ static void unmake_regions(struct nfp_inject *inject, struct nfp_seized *thread,
 	inject->code_address = 0;
 }
 
-// Calls nfp_boot_start on a stack of its own and waits for the int3 it returns to.
+// Calls nfp_boot_start on a stack of its own and waits for the breakpoint it returns to.
 static int run_bootstrap(struct nfp_inject *inject, struct nfp_boot *boot, struct nfp_seized *thread,
                          struct saved *saved, int memory)
 {
-	struct user_regs_struct registers = saved->registers;
+	struct nfp_registers registers = saved->registers;
 	uint64_t return_to = inject->code_address + inject->bootstrap_bytes;
-	registers.rsp = inject->data_address + DATA_BYTES - RED_ZONE_BYTES - 8;
-	registers.rip = inject->code_address;
-	registers.rdi = inject->data_address;
-	registers.rax = 0;
-	registers.orig_rax = (uint64_t)-1;
-	registers.eflags &= ~(uint64_t)0x400; // direction flag
-	int written = nfp_memory_write(memory, registers.rsp, &return_to, sizeof(return_to));
-	if (written)
-		return fail(inject, written, "writing the bootstrap's stack");
-	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &registers) != 0 ||
-	    ptrace(PTRACE_CONT, thread->tid, 0, 0) != 0)
-		return fail(inject, -errno, "starting the bootstrap");
+	return_to += (NFP_TRAP_BYTES - return_to % NFP_TRAP_BYTES) % NFP_TRAP_BYTES;
+	int error = nfp_function_call(&registers, memory, inject->code_address, inject->data_address,
+	                              inject->data_address + DATA_BYTES, return_to);
+	if (error)
+		return fail(inject, error, "writing the bootstrap's stack");
+	error = nfp_registers_write(thread->tid, &registers);
+	if (error || ptrace(PTRACE_CONT, thread->tid, 0, 0) != 0)
+		return fail(inject, error ? error : -errno, "starting the bootstrap");
 	uint64_t deadline_ns = nfp_now_ns() + CALL_PATIENCE_NS;
 	for (;;) {
-		int status, error = nfp_wait_stop(thread, deadline_ns, &status);
+		int status;
+		error = nfp_wait_stop(thread, deadline_ns, &status);
 		if (error)
 			return fail(inject, error, "the bootstrap did not return");
-		if (ptrace(PTRACE_GETREGS, thread->tid, 0, &registers) != 0)
-			return fail(inject, -errno, "reading registers");
-		if (registers.rip == return_to + 1)
+		error = nfp_registers_read(thread->tid, &registers);
+		if (error)
+			return fail(inject, error, "reading registers");
+		if (nfp_trap_address(&registers) == return_to)
 			break;
 		if (status >> 16 == 0)
 			return fail(inject, -EFAULT, "the bootstrap was stopped by a signal");
@@ -171,7 +157,7 @@ static int run_bootstrap(struct nfp_inject *inject, struct nfp_boot *boot, struc
 static int inject_stopped(struct nfp_inject *inject, struct nfp_boot *boot, struct nfp_seized *thread,
                           struct saved *saved, int memory)
 {
-	inject->system_call = (int64_t)thread->registers.orig_rax;
+	inject->system_call = nfp_call_number(&thread->registers);
 	int error = save(thread, saved);
 	if (error)
 		return fail(inject, error, "saving the thread's state");

@@ -52,7 +52,7 @@ static int look_here(void *shared)
 	if (!result)
 		result = nfp_wait_interrupted(&thread, nfp_now_ns() + PATIENCE_NS);
 	if (!result) {
-		look->base = thread.registers.fs_base;
+		look->base = nfp_registers_base(&thread.registers);
 		if (look->wants_filters)
 			result = read_filters(look);
 	}

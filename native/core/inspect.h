@@ -17,7 +17,7 @@ struct nfp_instruction { // struct sock_filter
 // CAP_SYS_ADMIN, or from under a filter; -E2BIG when there is no room for them.
 int nfp_read_filters(int32_t tid, struct nfp_instruction *programs, uint32_t room, uint32_t *lengths,
                      uint32_t lengths_room);
-// The address that %fs:0 holds in a thread. Returns 0 or -errno.
+// What nfp_thread_base is in a thread. Returns 0 or -errno.
 int nfp_read_thread_base(int32_t tid, uint64_t *base);
 // cdef end
 #endif

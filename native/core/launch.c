@@ -19,10 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define INT3 0xcc
 #define PATIENCE_NS 10000000000ull
 #define ALL_SIGNALS (~(uint64_t)0)
-_Static_assert(sizeof(struct user_regs_struct) <= sizeof(((struct nfp_launch *)0)->registers), "registers");
+_Static_assert(sizeof(struct nfp_registers) <= sizeof(((struct nfp_launch *)0)->registers), "registers");
 
 // ---- start -------------------------------------------------------------------------------------------------
 
@@ -114,16 +113,18 @@ static int open_memory(const struct nfp_launch *launch)
 	return open(path, O_RDWR | O_CLOEXEC);
 }
 
-static int write_byte(int memory, uint64_t address, uint8_t byte)
+// As many bytes as a breakpoint has.
+static int write_entry(int memory, uint64_t address, const uint8_t *bytes)
 {
-	uint8_t found;
-	if (pwrite(memory, &byte, 1, (off_t)address) != 1 || pread(memory, &found, 1, (off_t)address) != 1)
+	uint8_t found[NFP_TRAP_BYTES];
+	if (pwrite(memory, bytes, NFP_TRAP_BYTES, (off_t)address) != NFP_TRAP_BYTES ||
+	    pread(memory, found, NFP_TRAP_BYTES, (off_t)address) != NFP_TRAP_BYTES)
 		return errno ? -errno : -EIO;
-	return found == byte ? 0 : -EIO;
+	return memcmp(found, bytes, NFP_TRAP_BYTES) == 0 ? 0 : -EIO;
 }
 
-// Runs the program until it executes the int3 at its entry point, and gives it the signals of its own.
-static int run_to_int3(struct nfp_launch *launch, struct user_regs_struct *registers)
+// Runs the program until it executes the breakpoint at its entry point, and gives it the signals of its own.
+static int run_to_trap(struct nfp_launch *launch, struct nfp_registers *registers)
 {
 	int signal = 0, status;
 	for (;;) {
@@ -135,33 +136,34 @@ static int run_to_int3(struct nfp_launch *launch, struct user_regs_struct *regis
 		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_EXEC << 8))
 			return -EAGAIN;
 		signal = WSTOPSIG(status);
-		if (ptrace(PTRACE_GETREGS, launch->pid, 0, registers) != 0)
+		if (nfp_registers_read(launch->pid, registers) != 0)
 			continue; // killed meanwhile: the wait says so
-		if (signal == SIGTRAP && registers->rip == launch->entry + 1)
+		if (signal == SIGTRAP && nfp_trap_address(registers) == launch->entry)
 			return 0;
 	}
 }
 
 static int come_to_entry(struct nfp_launch *launch, int memory)
 {
-	struct user_regs_struct registers;
-	uint8_t old;
-	if (pread(memory, &old, 1, (off_t)launch->entry) != 1)
+	struct nfp_registers registers;
+	uint8_t old[NFP_TRAP_BYTES];
+	if (pread(memory, old, NFP_TRAP_BYTES, (off_t)launch->entry) != NFP_TRAP_BYTES)
 		return -EIO;
-	int error = write_byte(memory, launch->entry, INT3);
+	int error = write_entry(memory, launch->entry, NFP_TRAP);
 	if (!error)
-		error = run_to_int3(launch, &registers);
+		error = run_to_trap(launch, &registers);
 	if (!error)
-		error = write_byte(memory, launch->entry, old);
+		error = write_entry(memory, launch->entry, old);
 	if (error)
 		return error;
-	registers.rip = launch->entry;
-	registers.orig_rax = (uint64_t)-1;
+	nfp_program_counter_set(&registers, launch->entry);
+	nfp_call_forget(&registers);
 	memcpy(launch->registers, &registers, sizeof(registers));
-	if (ptrace(PTRACE_SETREGS, launch->pid, 0, &registers) != 0 ||
-	    ptrace(PTRACE_GETSIGMASK, launch->pid, sizeof(launch->signal_mask), &launch->signal_mask) != 0)
-		return -errno;
-	return 0;
+	error = nfp_registers_write(launch->pid, &registers);
+	if (error)
+		return error;
+	long kept = ptrace(PTRACE_GETSIGMASK, launch->pid, sizeof(launch->signal_mask), &launch->signal_mask);
+	return kept == 0 ? 0 : -errno;
 }
 
 int nfp_launch_to_entry(struct nfp_launch *launch)
@@ -176,34 +178,31 @@ int nfp_launch_to_entry(struct nfp_launch *launch)
 
 // ---- hold and release --------------------------------------------------------------------------------------
 
-static struct user_regs_struct call_registers(const struct nfp_launch *launch, uint64_t number)
+static struct nfp_registers call_registers(const struct nfp_launch *launch, uint64_t number,
+                                           uint64_t argument)
 {
-	struct user_regs_struct registers;
+	struct nfp_registers registers;
 	memcpy(&registers, launch->registers, sizeof(registers));
-	registers.rip = launch->syscall_address;
-	registers.rax = number;
-	registers.orig_rax = (uint64_t)-1;
+	nfp_call_make(&registers, launch->syscall_address, number, (const uint64_t[6]){argument});
 	return registers;
 }
 
-// Signals wait until the release: a handler that a library's constructor installed would end pause().
+// Signals wait until the release: a handler that a library's constructor installed would end it.
 int nfp_launch_hold(struct nfp_launch *launch)
 {
-	struct user_regs_struct registers = call_registers(launch, SYS_pause);
+	struct nfp_registers registers = call_registers(launch, NFP_CALL_WAITS, 0);
 	uint64_t all = ALL_SIGNALS;
-	if (ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) != 0 ||
-	    ptrace(PTRACE_SETREGS, launch->pid, 0, &registers) != 0 ||
-	    ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0)
-		return errno == ESRCH ? -ECHILD : -errno;
-	return 0;
+	int error = nfp_registers_write(launch->pid, &registers);
+	if (!error && (ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) != 0 ||
+	               ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0))
+		error = -errno;
+	return error == -ESRCH ? -ECHILD : error;
 }
 
 // The thread itself has to say that it does not die with the monitor any more.
 static int outlive_monitor(const struct nfp_launch *launch, struct nfp_seized *thread)
 {
-	struct user_regs_struct registers = call_registers(launch, SYS_prctl);
-	registers.rdi = PR_SET_PDEATHSIG;
-	registers.rsi = 0;
+	struct nfp_registers registers = call_registers(launch, SYS_prctl, PR_SET_PDEATHSIG);
 	return (int)nfp_step_over_call(thread, &registers, PATIENCE_NS);
 }
 
@@ -216,17 +215,18 @@ static int release_seized(const struct nfp_launch *launch, struct nfp_seized *th
 		return error;
 	if (!nfp_runs_in(launch->pid, launch->memory_fd)) // a thread of a library's constructor has exec'ed
 		return -ESTALE;
-	uint64_t stands = thread->registers.rip;
-	if (stands != launch->syscall_address && stands != launch->syscall_address + NFP_SYSCALL_BYTES)
+	uint64_t stands = nfp_program_counter(&thread->registers);
+	if (stands != launch->syscall_address && stands != launch->syscall_address + NFP_CALL_BYTES)
 		return -EILSEQ;
 	error = outlive_monitor(launch, thread);
 	if (error)
 		return error;
 	memcpy(&thread->registers, launch->registers, sizeof(thread->registers));
-	if (ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers) != 0 ||
-	    ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(launch->signal_mask), &launch->signal_mask) != 0)
-		return -errno;
-	return 0;
+	error = nfp_registers_write(thread->tid, &thread->registers);
+	if (error)
+		return error;
+	long set = ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(launch->signal_mask), &launch->signal_mask);
+	return set == 0 ? 0 : -errno;
 }
 
 // A program that cannot be released is killed by the caller: it never ran.

@@ -3,7 +3,7 @@
 //
 //   nfp_launch_start     fork, exec; the program stands at its exec, traced by the calling thread
 //   nfp_launch_to_entry  the dynamic linker runs; the program stands at its entry point, still traced
-//   nfp_launch_hold      its main thread waits in pause() with all signals blocked, traced by nobody, the
+//   nfp_launch_hold      its main thread waits with all signals blocked, traced by nobody, the
 //                        program's code as it was: whoever attaches finds a thread blocked in a harmless call
 //   nfp_launch_release   the main thread stands at the entry point again and runs
 //
@@ -20,13 +20,14 @@ struct nfp_launch {
 	uint64_t entry; // set before nfp_launch_to_entry: AT_ENTRY
 	int32_t
 	    memory_fd; // set before nfp_launch_release: of /proc/PID/mem, opened at the entry point (address_space.h)
-	uint64_t syscall_address; // set before nfp_launch_hold: of a `syscall` instruction in the program
+	uint64_t
+	    syscall_address; // set before nfp_launch_hold: of an instruction that makes a system call, in the program
 	// Answers.
 	int32_t pid;
 	int32_t ended; // 1: it has ended and was collected; then status is as waitpid gives it
 	int32_t status;
 	uint64_t signal_mask; // of the main thread at the entry point
-	uint8_t registers[256]; // struct user_regs_struct, there
+	uint8_t registers[320]; // struct nfp_registers, there
 };
 // All return 0 or -errno. -ECHILD: the program has ended (`ended` is set where it was collected here).
 // -errno of execve when there is no such program; then nothing is left to collect.

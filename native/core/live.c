@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// For each batch of sites: islands -> int3 over the first byte -> sync -> the other bytes -> sync -> the first
-// byte -> sync. "sync" makes every CPU that runs the target drop what it has fetched of the old code: the helper
-// thread in the target calls membarrier. watch.c sends on who meets an int3. Batches are small, so that a
+// For each batch of sites: islands -> a breakpoint over the first bytes -> sync -> the other ones -> sync -> the
+// first ones -> sync. "sync" makes every CPU that runs the target drop what it has fetched of the old code: the helper
+// thread in the target calls membarrier. watch.c sends on who meets a breakpoint. Batches are small, so that a
 // busy function is slow for some hundred microseconds only, not as long as thousands of others are changed.
 #define _GNU_SOURCE
 #include "live.h"
@@ -19,7 +19,6 @@
 
 #define BATCH 64
 #define LOOK_EVERY 8 // writes between two looks at what the threads report
-#define INT3 0xcc
 #define RELEASE_PATIENCE_NS 2000000000u
 #define HELPER_PRIORITY (-20)
 
@@ -56,13 +55,13 @@ static int ask(struct patch *patch, enum nfp_sync what)
 	return patch->header->result ? -EPROTO : 0; // no number of the target's means anything here
 }
 
-// The kernel takes a target's own SIGTRAP handler away when a thread meets an int3 while it blocks SIGTRAP.
+// The kernel takes a target's own SIGTRAP handler away when a thread meets a breakpoint while it blocks SIGTRAP.
 static int has_lost_handler(const struct patch *patch)
 {
 	return patch->trap.is_caught && !nfp_trap_is_caught(patch->live->pid);
 }
 
-// Once more when all threads are gone their way: one may have met the last int3 long before it reported that.
+// Once more when all threads are gone their way: one may have met the last breakpoint long before it reported that.
 static void mend_at_last(struct patch *patch)
 {
 	const uint64_t arguments[4] = {NFP_SYNC_MEND_TRAP};
@@ -79,6 +78,13 @@ static int put(struct patch *patch, uint64_t address, const uint8_t *bytes, uint
 	return nfp_memory_write(patch->live->memory_fd, address, bytes, count);
 }
 
+// What stands behind a breakpoint at the site.
+static int put_tail(struct patch *patch, const struct nfp_change *change, const uint8_t *bytes)
+{
+	return put(patch, change->address + NFP_TRAP_BYTES, bytes + NFP_TRAP_BYTES,
+	           change->bytes - NFP_TRAP_BYTES);
+}
+
 static int holds(struct patch *patch, uint64_t address, const uint8_t *bytes, uint32_t count)
 {
 	uint8_t found[32];
@@ -90,7 +96,8 @@ static int holds(struct patch *patch, uint64_t address, const uint8_t *bytes, ui
 static int check_site(struct patch *patch, struct nfp_change *change)
 {
 	int sound =
-	    change->bytes >= 2 && nfp_plan_has(&patch->watch.plan, (uint32_t)(change - patch->changes)) &&
+	    change->bytes >= NFP_SITE_BYTES_MIN &&
+	    nfp_plan_has(&patch->watch.plan, (uint32_t)(change - patch->changes)) &&
 	    holds(patch, change->address, change->expected, change->bytes) &&
 	    (!change->island || holds(patch, change->island, change->island_expected, NFP_ISLAND_BYTES));
 	change->failed = sound ? NFP_CHANGE_MADE : NFP_CHANGE_UNEXPECTED;
@@ -107,17 +114,17 @@ static int write_island(struct patch *patch, struct nfp_change *change)
 static int write_trap(struct patch *patch, struct nfp_change *change)
 {
 	patch->watch.stood[change - patch->changes] = 1;
-	return put(patch, change->address, &(uint8_t){INT3}, 1);
+	return put(patch, change->address, NFP_TRAP, NFP_TRAP_BYTES);
 }
 
 static int write_tail(struct patch *patch, struct nfp_change *change)
 {
-	return put(patch, change->address + 1, change->replacement + 1, change->bytes - 1);
+	return put_tail(patch, change, change->replacement);
 }
 
 static int write_first(struct patch *patch, struct nfp_change *change)
 {
-	return put(patch, change->address, change->replacement, 1);
+	return put(patch, change->address, change->replacement, NFP_TRAP_BYTES);
 }
 
 static int verify_site(struct patch *patch, struct nfp_change *change)
@@ -151,11 +158,11 @@ static void undo_batch(struct patch *patch)
 		if (change->failed)
 			continue;
 		if (patch->watch.stood[i]) {
-			put(patch, change->address, &(uint8_t){INT3}, 1);
+			put(patch, change->address, NFP_TRAP, NFP_TRAP_BYTES);
 			ask(patch, NFP_SYNC_CORES);
-			put(patch, change->address + 1, change->expected + 1, change->bytes - 1);
+			put_tail(patch, change, change->expected);
 			ask(patch, NFP_SYNC_CORES);
-			put(patch, change->address, change->expected, 1);
+			put(patch, change->address, change->expected, NFP_TRAP_BYTES);
 		}
 		change->failed = NFP_CHANGE_LEFT;
 	}
@@ -235,7 +242,7 @@ static void restore_islands(struct patch *patch)
 static void run(struct patch *patch, int *error)
 {
 	int priority = patch->trap.helper ? getpriority(PRIO_PROCESS, (id_t)patch->trap.helper) : 0;
-	if (patch->trap.helper) // an int3 stands while it is waited for
+	if (patch->trap.helper) // a breakpoint stands while it is waited for
 		setpriority(PRIO_PROCESS, (id_t)patch->trap.helper, HELPER_PRIORITY);
 	if (patch->trap.is_caught)
 		*error = ask(patch, NFP_SYNC_KEEP_TRAP);

@@ -15,7 +15,7 @@ struct nfp_live {
 	    restores; // 1: the probes are taken away: islands are put back after the last thread left them
 	uint64_t patience_ns; // for the helper thread's answers
 	uint32_t threads; // out: seized
-	uint32_t traps; // out: how often a thread met an int3 and was sent on to the trampoline
+	uint32_t traps; // out: how often a thread met a breakpoint and was sent on to the trampoline
 	uint32_t moved; // out: program counters moved off islands
 	uint32_t children; // out: processes made meanwhile, which got whole code
 	uint32_t changed; // out: changes made

@@ -56,5 +56,5 @@ void nfp_mailbox_send(struct nfp_session_header *header, uint32_t command)
 
 uint64_t nfp_ticks_now(void)
 {
-	return __builtin_ia32_rdtsc();
+	return nfp_ticks();
 }

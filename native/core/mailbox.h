@@ -11,7 +11,7 @@ int nfp_mailbox_ask(struct nfp_session_header *header, uint32_t command, const u
                     uint64_t patience_ns, int32_t memory_fd, int32_t *result);
 // Asks and does not wait: the helper thread leaves without an answer.
 void nfp_mailbox_send(struct nfp_session_header *header, uint32_t command);
-// Now, in ticks of the time stamp counter.
+// Now, in ticks.
 uint64_t nfp_ticks_now(void);
 // cdef end
 

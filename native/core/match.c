@@ -14,19 +14,17 @@
 // taken in counts as absorbed until it is seen to leave. Its buffer may be used for another packet at once: the digest tells
 // whether it is the same one, except for the first fragment, which has become another.
 
-void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
+void nfp_handed_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                    enum nfp_event_kind kind)
 {
-	const struct nfp_open *open = &stream->tree.items[index];
-	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
-	enum nfp_event_kind kind = open->role == NFP_ROLE_KEEP ? NFP_EVENT_KEEP : NFP_EVENT_REPLACE;
-	for (uint32_t i = first; i < stream->handed.count; i++)
+	for (uint32_t i = open->handed; i < stream->handed.count; i++)
 		(void)nfp_event_append(pipeline, stream,
 		                       (struct nfp_event){.ticks = open->start_ticks,
 		                                          .done_ticks = stream->last_ticks,
 		                                          .buffer = stream->handed.items[i].buffer,
 		                                          .function = open->function,
 		                                          .kind = (uint16_t)kind});
-	nfp_handed_cut(stream, first);
+	nfp_handed_cut(stream, open->handed);
 }
 
 static void absorb(struct nfp_pipeline *pipeline, const struct nfp_event *event)
@@ -151,11 +149,15 @@ static int match_done(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 	return 1;
 }
 
+static struct nfp_buffer_entry *entry_of(struct nfp_pipeline *pipeline, const struct nfp_event *event)
+{
+	return pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
+}
+
 // The packet stays: it will be handed on, or was dropped where it should have been handed over.
 static int match_stay(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
+	struct nfp_buffer_entry *entry = entry_of(pipeline, event);
 	if (!entry || entry->slot >= NFP_SLOT_LATE)
 		return 0;
 	struct nfp_pending *pending = pipeline->slots.items[entry->slot];
@@ -172,8 +174,7 @@ static int match_stay(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 // The message stays: it may be sent to more receivers, and ends with the last.
 static int match_send(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
+	struct nfp_buffer_entry *entry = entry_of(pipeline, event);
 	if (!entry || entry->slot == NFP_NONE)
 		return 0;
 	if (entry->slot == NFP_SLOT_LATE) {
@@ -203,8 +204,7 @@ static int match_send(struct nfp_pipeline *pipeline, const struct nfp_event *eve
 
 static void match_made(struct nfp_pipeline *pipeline, const struct nfp_event *event)
 {
-	struct nfp_buffer_entry *entry =
-	    pipeline->buffers.capacity ? nfp_buffers_find(&pipeline->buffers, event->buffer) : NULL;
+	struct nfp_buffer_entry *entry = entry_of(pipeline, event);
 	if (!entry || entry->slot == NFP_NONE)
 		return;
 	leave_entry(pipeline, entry);

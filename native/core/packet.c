@@ -202,22 +202,6 @@ static int inside_handing_on(struct nfp_calltree *tree, uint32_t index)
 	return 0;
 }
 
-// Only those of its packets count that turn out to be still here (match.c).
-static void freed(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
-{
-	const struct nfp_open *open = &stream->tree.items[index];
-	uint32_t first = open->handed < stream->handed.count ? open->handed : stream->handed.count;
-	int counts = !inside_handing_on(&stream->tree, index);
-	for (uint32_t i = first; counts && i < stream->handed.count; i++)
-		(void)nfp_event_append(pipeline, stream,
-		                       (struct nfp_event){.ticks = open->start_ticks,
-		                                          .done_ticks = stream->last_ticks,
-		                                          .buffer = stream->handed.items[i].buffer,
-		                                          .function = open->function,
-		                                          .kind = NFP_EVENT_FREE});
-	nfp_handed_cut(stream, first);
-}
-
 static uint16_t event_of(uint32_t role)
 {
 	if (role == NFP_ROLE_PUNT)
@@ -229,12 +213,16 @@ static uint16_t event_of(uint32_t role)
 void nfp_packet_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index)
 {
 	const struct nfp_open *open = &stream->tree.items[index];
-	if (open->role == NFP_ROLE_FREE) {
-		freed(pipeline, stream, index);
+	if (open->role == NFP_ROLE_FREE) { // of its packets only those count that are still here (match.c)
+		if (inside_handing_on(&stream->tree, index))
+			nfp_handed_cut(stream, open->handed);
+		else
+			nfp_handed_end(pipeline, stream, open, NFP_EVENT_FREE);
 		return;
 	}
 	if (open->role == NFP_ROLE_KEEP || open->role == NFP_ROLE_REPLACE) {
-		nfp_absorb_call_end(pipeline, stream, index);
+		nfp_handed_end(pipeline, stream, open,
+		               open->role == NFP_ROLE_KEEP ? NFP_EVENT_KEEP : NFP_EVENT_REPLACE);
 		return;
 	}
 	if (open->role == NFP_ROLE_HAND_OVER) {

@@ -137,10 +137,8 @@ int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
 		int status, error = nfp_wait_stop(thread, deadline_ns, &status);
 		if (error)
 			return error;
-		if (status >> 16 == PTRACE_EVENT_STOP) {
-			error = ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 ? 0 : -errno;
-			return error;
-		}
+		if (status >> 16 == PTRACE_EVENT_STOP)
+			return nfp_registers_read(thread->tid, &thread->registers);
 		// A signal of its own came first, which it gets, or the end of a system call. The kernel has forgotten
 		// the interrupt.
 		thread->stopped = 0;
@@ -154,7 +152,9 @@ int nfp_wait_interrupted(struct nfp_seized *thread, uint64_t deadline_ns)
 static int ends_with_eintr(uint64_t number)
 {
 	switch (number) {
+#ifdef SYS_epoll_wait // not on processors that Linux came to later
 	case SYS_epoll_wait:
+#endif
 	case SYS_epoll_pwait:
 	case 441: // epoll_pwait2
 	case SYS_semop:
@@ -184,34 +184,30 @@ static int ends_with_eintr(uint64_t number)
 	}
 }
 
-int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *registers,
-                           uint64_t patience_ns)
+int64_t nfp_step_over_call(struct nfp_seized *thread, struct nfp_registers *registers, uint64_t patience_ns)
 {
-	uint64_t behind = registers->rip + NFP_SYSCALL_BYTES;
-	if (ptrace(PTRACE_SETREGS, thread->tid, 0, registers) != 0)
-		return -errno;
+	uint64_t behind = nfp_program_counter(registers) + NFP_CALL_BYTES;
+	int error = nfp_registers_write(thread->tid, registers);
 	// The first step may only finish the system call at whose entry the thread stands.
-	for (int step = 0; step < STEPS_MAX; step++) {
+	for (int step = 0; step < STEPS_MAX && !error; step++) {
 		int status;
 		if (ptrace(PTRACE_SINGLESTEP, thread->tid, 0, 0) != 0)
 			return -errno;
-		int error = nfp_wait_stop(thread, nfp_now_ns() + patience_ns, &status);
-		if (error)
-			return error;
-		if (ptrace(PTRACE_GETREGS, thread->tid, 0, registers) != 0)
-			return -errno;
-		if (registers->rip == behind)
-			return (int64_t)registers->rax;
+		error = nfp_wait_stop(thread, nfp_now_ns() + patience_ns, &status);
+		if (!error)
+			error = nfp_registers_read(thread->tid, registers);
+		if (!error && nfp_program_counter(registers) == behind)
+			return nfp_call_result(registers);
 	}
-	return -EDEADLK;
+	return error ? error : -EDEADLK;
 }
 
-int nfp_restart_interrupted_call(struct user_regs_struct *registers)
+int nfp_restart_interrupted_call(struct nfp_registers *registers)
 {
-	if ((int64_t)registers->orig_rax < 0 || (int64_t)registers->rax != -EINTR ||
-	    !ends_with_eintr(registers->orig_rax))
+	int64_t number = nfp_call_number(registers);
+	if (number < 0 || nfp_call_result(registers) != -EINTR || !ends_with_eintr((uint64_t)number))
 		return 0;
-	registers->rax = (uint64_t)-ERESTARTNOHAND;
+	nfp_call_result_set(registers, -ERESTARTNOHAND);
 	return 1;
 }
 
@@ -220,7 +216,7 @@ int nfp_release(struct nfp_seized *thread)
 	if (thread->gone)
 		return 0;
 	if (thread->stopped && nfp_restart_interrupted_call(&thread->registers))
-		ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+		nfp_registers_write(thread->tid, &thread->registers);
 	thread->stopped = 0;
 	return ptrace(PTRACE_DETACH, thread->tid, 0, (long)thread->signal) == 0 ? 0 : -errno;
 }

@@ -3,12 +3,11 @@
 // and stop.c, which alone touch a target.
 #ifndef NFPROBE_PTRACE_H
 #define NFPROBE_PTRACE_H
+#include "arch/arch.h"
 #include <signal.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <sys/user.h>
 
-#define NFP_SYSCALL_BYTES 2 // of the instruction
 #define NFP_CALL_STOP (SIGTRAP | 0x80) // at a system call, with PTRACE_O_TRACESYSGOOD
 
 struct nfp_seized {
@@ -19,7 +18,7 @@ struct nfp_seized {
 	int foreign; // another process, which runs in the target's memory
 	int state; // watch.c's own
 	int visited; // it has been seen at a place where it makes no thread
-	struct user_regs_struct registers; // valid while stopped
+	struct nfp_registers registers; // valid while stopped
 };
 
 uint64_t nfp_now_ns(void);
@@ -50,11 +49,10 @@ int nfp_signal_of(int status);
 int nfp_is_group_stop(int signal);
 // Makes the stopped thread execute the syscall instruction that `registers` stand at, with what is in them, and
 // leaves it stopped behind it. Returns the system call's result, or -errno; patience_ns is for each step.
-int64_t nfp_step_over_call(struct nfp_seized *thread, struct user_regs_struct *registers,
-                           uint64_t patience_ns);
+int64_t nfp_step_over_call(struct nfp_seized *thread, struct nfp_registers *registers, uint64_t patience_ns);
 // A system call that only the stop ended with EINTR is made again, then the thread runs on, untraced.
 int nfp_release(struct nfp_seized *thread);
 // Whether that may be so. Then the registers of the stopped thread say so to the kernel, which alone knows whether a
 // handler of the program runs before the thread goes on: only then the program sees EINTR.
-int nfp_restart_interrupted_call(struct user_regs_struct *registers);
+int nfp_restart_interrupted_call(struct nfp_registers *registers);
 #endif

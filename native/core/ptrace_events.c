@@ -24,26 +24,27 @@ static void detach(struct nfp_seized *thread, int signal)
 	ptrace(PTRACE_DETACH, thread->tid, 0, (long)signal);
 }
 
-// Whether the thread has executed an int3 of ours. Its registers are read.
-static const struct nfp_change *met_int3(struct nfp_watch *watch, struct nfp_seized *thread)
+// Whether the thread has executed a breakpoint of ours. Its registers are read.
+static const struct nfp_change *met_trap(struct nfp_watch *watch, struct nfp_seized *thread)
 {
-	if (ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) != 0)
+	if (nfp_registers_read(thread->tid, &thread->registers) != 0)
 		return NULL;
-	const struct nfp_span *span = nfp_plan_span(&watch->plan, thread->registers.rip - 1);
+	uint64_t trap = nfp_trap_address(&thread->registers);
+	const struct nfp_span *span = nfp_plan_span(&watch->plan, trap);
 	if (!span || !watch->stood[span->change])
 		return NULL;
 	const struct nfp_change *change = &watch->plan.changes[span->change];
-	return thread->registers.rip - 1 == change->address ? change : NULL;
+	return trap == change->address ? change : NULL;
 }
 
 static void let_go(struct nfp_watch *watch, struct nfp_seized *thread, int signal)
 {
-	if (ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0) {
+	if (nfp_registers_read(thread->tid, &thread->registers) == 0) {
 		int moved = watch->looks ? nfp_move_out(thread, watch->memory, &watch->plan) : 0;
 		watch->left += moved < 0;
 		watch->moved += moved > 0 ? (uint32_t)moved : 0;
 		if (nfp_restart_interrupted_call(&thread->registers))
-			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+			nfp_registers_write(thread->tid, &thread->registers);
 	}
 	detach(thread, signal);
 }
@@ -53,10 +54,9 @@ static void let_go(struct nfp_watch *watch, struct nfp_seized *thread, int signa
 static void settle(struct nfp_watch *watch, struct nfp_seized *thread, int signal)
 {
 	if (watch->mode == NFP_WATCH_FOLLOW) {
-		if (thread->state == AWAITED &&
-		    ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) == 0 &&
+		if (thread->state == AWAITED && nfp_registers_read(thread->tid, &thread->registers) == 0 &&
 		    nfp_restart_interrupted_call(&thread->registers))
-			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+			nfp_registers_write(thread->tid, &thread->registers);
 		nfp_go_on(thread, signal);
 	} else if (watch->mode == NFP_WATCH_RELEASE)
 		let_go(watch, thread, signal);
@@ -69,12 +69,12 @@ static void settle(struct nfp_watch *watch, struct nfp_seized *thread, int signa
 // A signal that is about to be delivered. Ours is taken away, and the thread goes on at the trampoline.
 static void on_signal(struct nfp_watch *watch, struct nfp_seized *thread, int signal)
 {
-	const struct nfp_change *change = signal == SIGTRAP ? met_int3(watch, thread) : NULL;
+	const struct nfp_change *change = signal == SIGTRAP ? met_trap(watch, thread) : NULL;
 	siginfo_t info;
 	if (change) {
 		watch->traps++;
-		thread->registers.rip = change->trampoline;
-		ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+		nfp_program_counter_set(&thread->registers, change->trampoline);
+		nfp_registers_write(thread->tid, &thread->registers);
 		// Of two SIGTRAPs for one thread the kernel keeps the first: one that another process has sent stays.
 		if (ptrace(PTRACE_GETSIGINFO, thread->tid, 0, &info) == 0 && info.si_code > 0)
 			signal = 0;
@@ -85,7 +85,7 @@ static void on_signal(struct nfp_watch *watch, struct nfp_seized *thread, int si
 // Its birth, an interrupt, or a signal that stops the whole target.
 static void on_stop(struct nfp_watch *watch, struct nfp_seized *thread, int signal)
 {
-	if (met_int3(watch, thread)) { // the trap comes next
+	if (met_trap(watch, thread)) { // the trap comes next
 		nfp_go_on(thread, 0);
 		thread->state = AWAITED;
 	} else if (!nfp_is_group_stop(signal) || watch->mode == NFP_WATCH_RELEASE) {

@@ -27,16 +27,18 @@ struct followed {
 static int is_safe_call(uint64_t number)
 {
 	switch (number) {
+#ifdef SYS_poll // not on processors that Linux came to later
 	case SYS_poll:
-	case SYS_ppoll:
 	case SYS_select:
-	case SYS_pselect6:
 	case SYS_epoll_wait:
+	case SYS_pause:
+#endif
+	case SYS_ppoll:
+	case SYS_pselect6:
 	case SYS_epoll_pwait:
 	case 441: // epoll_pwait2
 	case SYS_nanosleep:
 	case SYS_clock_nanosleep:
-	case SYS_pause:
 	case SYS_rt_sigsuspend:
 	case SYS_rt_sigtimedwait:
 	case SYS_restart_syscall: // goes on with a sleep, a poll or a timed futex wait
@@ -75,21 +77,19 @@ static int is_safe_entry(uint64_t number)
 	}
 }
 
-// The loader gives the first thread its thread-local storage when all libraries are mapped (System V ABI, AMD64, 3.4.6:
-// fs_base). Before that it reads them, and nothing of libc may be called: it is not relocated.
-static int has_thread_storage(const struct user_regs_struct *registers)
+// The loader gives the first thread its thread-local storage when all libraries are mapped. Before that it reads them, and nothing of libc may be called: it is not relocated.
+static int has_thread_storage(const struct nfp_registers *registers)
 {
-	return registers->fs_base != 0;
+	return nfp_registers_base(registers) != 0;
 }
 
-// Whether the stopped thread is inside one: the kernel says so by orig_rax, and by a result that means "ended
+// Whether the stopped thread is inside one: the kernel says so by its number, and by a result that means "ended
 // by the stop".
-static int is_blocked_safely(const struct user_regs_struct *registers)
+static int is_blocked_safely(const struct nfp_registers *registers)
 {
-	int64_t result = (int64_t)registers->rax;
+	int64_t number = nfp_call_number(registers), result = nfp_call_result(registers);
 	int interrupted = result == -EINTR || (result <= -512 && result >= -516);
-	return (int64_t)registers->orig_rax >= 0 && interrupted && is_safe_call(registers->orig_rax) &&
-	       has_thread_storage(registers);
+	return number >= 0 && interrupted && is_safe_call((uint64_t)number) && has_thread_storage(registers);
 }
 
 static int go_on(struct nfp_seized *thread, int signal)
@@ -113,7 +113,7 @@ static int judge_stop(struct nfp_safe_place *place, struct nfp_seized *thread, i
 		return FAR;
 	}
 	if (nfp_restart_interrupted_call(&thread->registers))
-		ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+		nfp_registers_write(thread->tid, &thread->registers);
 	return go_on(thread, 0);
 }
 
@@ -121,14 +121,15 @@ static int judge(struct nfp_safe_place *place, struct nfp_seized *thread, int st
 {
 	if (nfp_signal_of(status))
 		return go_on(thread, WSTOPSIG(status));
-	if (ptrace(PTRACE_GETREGS, thread->tid, 0, &thread->registers) != 0) {
+	if (nfp_registers_read(thread->tid, &thread->registers) != 0) {
 		thread->gone = 1;
 		return FAR;
 	}
 	if (WSTOPSIG(status) != NFP_CALL_STOP)
 		return judge_stop(place, thread, WSTOPSIG(status));
 	// At an entry the kernel has stored -ENOSYS as the result.
-	if ((int64_t)thread->registers.rax != -ENOSYS || !is_safe_entry(thread->registers.orig_rax) ||
+	if (nfp_call_result(&thread->registers) != -ENOSYS ||
+	    !is_safe_entry((uint64_t)nfp_call_number(&thread->registers)) ||
 	    !has_thread_storage(&thread->registers))
 		return go_on(thread, 0);
 	place->at_entry = 1;

@@ -529,8 +529,9 @@ void nfp_hold_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream,
 // Puts them together. Returns how many they are.
 uint32_t nfp_holds_give(struct nfp_pipeline *pipeline);
 // match.c
-// A call that may keep packets, or replace them, ends now.
-void nfp_absorb_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint32_t index);
+// A call ends now that frees its packets, or may keep or replace them.
+void nfp_handed_end(struct nfp_pipeline *pipeline, struct nfp_stream *stream, const struct nfp_open *open,
+                    enum nfp_event_kind kind);
 // Matches what was handed on with what was received, in the order of time over all threads.
 void nfp_packets_match(struct nfp_pipeline *pipeline, uint64_t until_ticks);
 void nfp_stream_match(struct nfp_pipeline *pipeline, struct nfp_stream *stream);

@@ -4,7 +4,6 @@
 #include "thread_set.h"
 #include "address_space.h"
 #include "patch_process.h"
-#include "signal_frame.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kcmp.h>
@@ -215,16 +214,17 @@ long nfp_blocked_in(pid_t tid)
 int nfp_move_out(struct nfp_seized *thread, int memory, const struct nfp_plan *plan)
 {
 	uint64_t place;
-	int moved = nfp_plan_place(plan, thread->registers.rip, &place);
+	int moved = nfp_plan_place(plan, nfp_program_counter(&thread->registers), &place);
 	if (moved < 0)
 		return moved;
 	if (moved && !nfp_runs_in(thread->tid, memory)) // the same address means something else there
 		return 0;
 	if (moved) {
-		thread->registers.rip = place;
-		if (ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers) != 0)
-			return -errno;
+		nfp_program_counter_set(&thread->registers, place);
+		int error = nfp_registers_write(thread->tid, &thread->registers);
+		if (error)
+			return error;
 	}
-	int in_frames = nfp_move_in_frames(memory, thread->registers.rsp, plan);
+	int in_frames = nfp_move_in_frames(memory, nfp_stack_pointer(&thread->registers), plan);
 	return in_frames < 0 ? in_frames : moved + in_frames;
 }

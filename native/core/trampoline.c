@@ -2,90 +2,16 @@
 // Fills templates and writes the unwind rows of trampolines (DWARF 5 section 6.4, .eh_frame form).
 #include "trampoline.h"
 #include "abi/session.h"
+#include "arch/arch.h"
 #include <string.h>
-
-struct field {
-	uint16_t kind, offset, bytes, argument;
-};
-struct row {
-	uint16_t offset, cfa, kind;
-};
-// In step with ROW_STACK and its neighbours in arch/x86_64/template.S, which says what they mean.
-enum nfp_row { ROW_STACK, ROW_PUSHED, ROW_FRAME, ROW_LEFT };
-
-#define DECLARE(name)                                                                                        \
-	extern const uint8_t nfp_template_##name[], nfp_template_end_##name[];                               \
-	extern const struct field nfp_fields_##name[];                                                       \
-	extern const struct row nfp_rows_##name[]
-DECLARE(call);
-DECLARE(receive);
-DECLARE(packets);
-DECLARE(bare);
-DECLARE(enter);
-DECLARE(mark);
-DECLARE(exit);
-DECLARE(copy_0);
-DECLARE(copy_2);
-DECLARE(copy_4);
-DECLARE(copy_8);
-DECLARE(copy_16);
-DECLARE(copy_32);
-DECLARE(copy_64);
-DECLARE(call_value);
-DECLARE(enter_value);
-
-enum { JUMP_SHORT = 0xeb, JUMP_ZERO = 0x74, JUMP_NONZERO = 0x75, JUMP_BYTES = 2 };
-enum { NEAR_NONZERO = 0x850f, NOP_NEAR = 0xe990 }; // the opcodes of jumps by four bytes
-
-struct template {
-	const uint8_t *start, *end;
-	const struct field *fields;
-	const struct row *rows;
-};
-
-#define ENTRY(name) {nfp_template_##name, nfp_template_end_##name, nfp_fields_##name, nfp_rows_##name}
-static const struct template templates[NFP_SHAPE_COUNT] = {
-    [NFP_SHAPE_CALL] = ENTRY(call),
-    [NFP_SHAPE_RECEIVE] = ENTRY(receive),
-    [NFP_SHAPE_PACKETS] = ENTRY(packets),
-    [NFP_SHAPE_BARE] = ENTRY(bare),
-    [NFP_SHAPE_ENTER] = ENTRY(enter),
-    [NFP_SHAPE_MARK] = ENTRY(mark),
-    [NFP_SHAPE_EXIT] = ENTRY(exit),
-    [NFP_SHAPE_COPY_0] = ENTRY(copy_0),
-    [NFP_SHAPE_COPY_2] = ENTRY(copy_2),
-    [NFP_SHAPE_COPY_4] = ENTRY(copy_4),
-    [NFP_SHAPE_COPY_8] = ENTRY(copy_8),
-    [NFP_SHAPE_COPY_16] = ENTRY(copy_16),
-    [NFP_SHAPE_COPY_32] = ENTRY(copy_32),
-    [NFP_SHAPE_COPY_64] = ENTRY(copy_64),
-    [NFP_SHAPE_CALL_VALUE] = ENTRY(call_value),
-    [NFP_SHAPE_ENTER_VALUE] = ENTRY(enter_value),
-};
 
 uint32_t nfp_trampoline_bytes(uint32_t shape)
 {
-	return shape < NFP_SHAPE_COUNT ? (uint32_t)(templates[shape].end - templates[shape].start) : 0;
+	return shape < NFP_SHAPE_COUNT ? (uint32_t)(nfp_templates[shape].end - nfp_templates[shape].start)
+	                               : 0;
 }
 
-// The opcode of the jump that is taken when a receive function has received something.
-static uint32_t jump_when(uint8_t when)
-{
-	static const uint8_t jumps[] = {
-	    [NFP_WHEN_NONZERO] = JUMP_NONZERO, [NFP_WHEN_ZERO] = JUMP_ZERO, [NFP_WHEN_ALWAYS] = JUMP_SHORT};
-	return when < sizeof(jumps) ? jumps[when] : JUMP_SHORT;
-}
-
-// The instruction that loads the argument which says the queue into ecx, from where the template keeps arguments: in a frame
-// that has so many bytes below it.
-static uint32_t load_queue(uint8_t argument, uint32_t below)
-{
-	const uint32_t mov_rdi = 0x00244c8b, next_argument = 8u << 24,
-	               none = 0x00e18340; // and $0, %ecx, with a prefix: one instruction, too
-	return argument < 6 ? mov_rdi + argument * next_argument + (below << 24) : none;
-}
-
-static uint32_t field_value(const struct field *field, const struct nfp_trampoline *values)
+static uint32_t field_value(const struct nfp_template_field *field, const struct nfp_trampoline *values)
 {
 	switch (field->kind) {
 	case NFP_FIELD_TLS:
@@ -96,15 +22,13 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 		return values->function | (uint32_t)field->argument << NFP_KIND_SHIFT;
 	case NFP_FIELD_PROGRAM:
 		return values->function | values->program << NFP_KIND_SHIFT;
-	case NFP_FIELD_WHEN:
-		return jump_when(values->when);
 	case NFP_FIELD_DESCRIBE:
 		return NFP_GATE_PACKETS | NFP_GATE_LATE |
 		       (values->when == NFP_WHEN_ALWAYS ? values->gate : 0);
+	case NFP_FIELD_WHEN:
 	case NFP_FIELD_ALWAYS:
-		return values->when == NFP_WHEN_ALWAYS ? NOP_NEAR : NEAR_NONZERO;
 	case NFP_FIELD_QUEUE:
-		return load_queue(values->queue_argument, field->argument);
+		return nfp_field_code(field, values);
 	default:
 		return values->return_mask;
 	}
@@ -114,11 +38,10 @@ static uint32_t field_value(const struct field *field, const struct nfp_trampoli
 static void put_snippet(uint8_t *room, uint32_t room_bytes, const struct nfp_trampoline *values)
 {
 	uint32_t bytes = values->snippet_bytes;
-	if (bytes > NFP_SNIPPET_BYTES_MAX || bytes + JUMP_BYTES > room_bytes)
+	if (bytes > NFP_SNIPPET_BYTES_MAX || bytes + NFP_SKIP_BYTES > room_bytes)
 		bytes = 0;
 	memcpy(room, values->snippet, bytes);
-	room[bytes] = JUMP_SHORT;
-	room[bytes + 1] = (uint8_t)(room_bytes - bytes - JUMP_BYTES);
+	nfp_skip_write(room + bytes, room_bytes - bytes - NFP_SKIP_BYTES);
 }
 
 uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *values, uint8_t *out,
@@ -127,8 +50,9 @@ uint32_t nfp_trampoline_write(uint32_t shape, const struct nfp_trampoline *value
 	uint32_t bytes = nfp_trampoline_bytes(shape);
 	if (bytes == 0 || bytes > capacity)
 		return 0;
-	memcpy(out, templates[shape].start, bytes);
-	for (const struct field *field = templates[shape].fields; field->kind != 0xffff; field++) {
+	memcpy(out, nfp_templates[shape].start, bytes);
+	for (const struct nfp_template_field *field = nfp_templates[shape].fields; field->kind != 0xffff;
+	     field++) {
 		if (field->kind == NFP_FIELD_SNIPPET) {
 			put_snippet(out + field->offset, field->bytes, values);
 			continue;
@@ -147,9 +71,6 @@ enum {
 	DW_CFA_DEF_CFA = 0x0c,
 	DW_CFA_OFFSET = 0x80,
 	DW_EH_PE_ABSPTR = 0x00,
-	RETURN_ADDRESS = 16,
-	REGISTER_RBP = 6,
-	REGISTER_RSP = 7,
 };
 
 // A bounded byte writer: `failed` is set when something did not fit.
@@ -222,14 +143,10 @@ uint32_t nfp_frame_common_write(uint8_t *out, uint32_t capacity)
 	put(&writer, "zR", 3);
 	put_uleb(&writer, 1);   // code alignment
 	put_u8(&writer, 0x78);  // data alignment -8
-	put_u8(&writer, RETURN_ADDRESS);
+	put_u8(&writer, NFP_DWARF_RETURN);
 	put_uleb(&writer, 1);   // augmentation bytes
 	put_u8(&writer, DW_EH_PE_ABSPTR);
-	put_u8(&writer, DW_CFA_DEF_CFA);
-	put_uleb(&writer, REGISTER_RSP);
-	put_uleb(&writer, 8);
-	put_u8(&writer, DW_CFA_OFFSET | RETURN_ADDRESS);
-	put_uleb(&writer, 1); // the return address is at cfa - 8
+	put(&writer, NFP_DWARF_AT_ENTRY, sizeof(NFP_DWARF_AT_ENTRY));
 	finish_entry(&writer, 0);
 	return writer.failed ? 0 : writer.used;
 }
@@ -245,17 +162,17 @@ static uint32_t begin_entry(struct writer *writer, uint64_t address, uint64_t by
 	return start;
 }
 
-static void put_row(struct writer *writer, const struct row *row)
+static void put_row(struct writer *writer, const struct nfp_template_row *row)
 {
 	put_u8(writer, DW_CFA_DEF_CFA);
-	put_uleb(writer, row->kind == ROW_FRAME ? REGISTER_RBP : REGISTER_RSP);
+	put_uleb(writer, row->kind == NFP_ROW_FRAME ? NFP_DWARF_FRAME : NFP_DWARF_SP);
 	put_uleb(writer, row->cfa);
-	if (row->kind == ROW_PUSHED) {
-		put_u8(writer, DW_CFA_OFFSET | REGISTER_RBP);
+	if (row->kind == NFP_ROW_PUSHED) {
+		put_u8(writer, DW_CFA_OFFSET | NFP_DWARF_FRAME);
 		put_uleb(writer, 2); // at cfa - 16
-	} else if (row->kind == ROW_LEFT) {
+	} else if (row->kind == NFP_ROW_LEFT) {
 		put_u8(writer, DW_CFA_SAME_VALUE);
-		put_uleb(writer, REGISTER_RBP);
+		put_uleb(writer, NFP_DWARF_FRAME);
 	}
 }
 
@@ -269,7 +186,7 @@ uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_by
 		return 0;
 	uint32_t start = begin_entry(&writer, address, bytes, common_distance);
 	uint32_t at = 0;
-	for (const struct row *row = templates[shape].rows; row->offset != 0xffff; row++) {
+	for (const struct nfp_template_row *row = nfp_templates[shape].rows; row->offset != 0xffff; row++) {
 		put_advance(&writer, row->offset - at);
 		at = row->offset;
 		put_row(&writer, row);
@@ -285,7 +202,7 @@ uint32_t nfp_frame_write(uint32_t shape, uint64_t address, uint32_t displaced_by
 		put_u8(&writer, DW_CFA_DEF_CFA);
 		put_uleb(&writer, rows[i].register_number);
 		put_uleb(&writer, (uint32_t)rows[i].cfa_offset);
-		if (rows[i].pushed < RETURN_ADDRESS) {
+		if (rows[i].pushed < NFP_DWARF_RETURN) {
 			put_u8(&writer, (uint8_t)(DW_CFA_OFFSET | rows[i].pushed));
 			put_uleb(&writer, (uint32_t)rows[i].cfa_offset / 8);
 		}

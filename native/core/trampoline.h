@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trampoline: a template (arch/x86_64/template.S) with its fields filled in, followed by the displaced
+// The trampoline: a template of arch/ with its fields filled in, followed by the displaced
 // instructions of the function, and the unwind rows that describe it. Pure: writes only the caller's
 // buffers. Called by otel_nfprobe/probes/trampoline.py, which maps those buffers executable in the target.
 #ifndef NFPROBE_TRAMPOLINE_H
@@ -8,7 +8,7 @@
 
 // cdef begin
 enum { NFP_PUSHED_NONE = 255 };
-enum { NFP_SNIPPET_BYTES_MAX = 126 }; // and two for the jump behind it
+enum { NFP_SNIPPET_BYTES_MAX = 126 }; // and NFP_SKIP_BYTES for the jump behind it
 
 enum nfp_shape {
 	NFP_SHAPE_CALL = 0,
@@ -26,12 +26,12 @@ enum nfp_shape {
 	NFP_SHAPE_COPY_64 = 12,
 	NFP_SHAPE_CALL_VALUE = 13, // as CALL and ENTER, with a snippet that captures a value
 	NFP_SHAPE_ENTER_VALUE = 14,
-	NFP_SHAPE_COPY_0 = 15, // for functions that begin with push rbp; mov rbp, rsp
+	NFP_SHAPE_COPY_0 = 15, // for functions that begin with a frame of their own
 	NFP_SHAPE_COUNT = 16 // a shape has four bits in the probe table
 };
 
 struct nfp_trampoline {
-	int32_t tls_offset;   // of the thread block pointer from fs base
+	int32_t tls_offset;   // of the thread block pointer from the thread base
 	uint32_t function;    // function id
 	uint32_t program;     // index of its capture program
 	uint32_t return_mask; // valid bits of a receive function's return value
@@ -39,13 +39,14 @@ struct nfp_trampoline {
 	uint8_t when; // enum nfp_when, of a receive function; NFP_WHEN_ALWAYS, too, counts at the entry
 	uint8_t queue_argument; // of a receive function: which queue it polls, or NFP_ABSENT
 	uint8_t snippet_bytes;
-	uint8_t snippet[NFP_SNIPPET_BYTES_MAX]; // leaves a value in rax, may change rcx, rdx, r11
+	uint8_t snippet
+	    [NFP_SNIPPET_BYTES_MAX]; // leaves a value where a function returns one (otel_nfprobe/arch/snippet.py)
 };
 
 // A change of the rule for the canonical frame address inside the displaced instructions.
 struct nfp_cfa_row {
 	uint32_t offset; // from the first displaced instruction in the trampoline
-	uint32_t register_number; // DWARF number: 6 rbp, 7 rsp
+	uint32_t register_number; // DWARF number
 	int32_t cfa_offset;
 	uint32_t
 	    pushed; // DWARF number of the register that a push stored at cfa - cfa_offset, or NFP_PUSHED_NONE
@@ -77,5 +78,25 @@ enum nfp_field {
 	NFP_FIELD_DESCRIBE,
 	NFP_FIELD_QUEUE,
 	NFP_FIELD_ALWAYS
+};
+
+// Kinds of unwind rows; in step with ROW_STACK and its neighbours in template_macros.inc.
+enum nfp_row {
+	NFP_ROW_STACK, // the canonical frame address is stack pointer + cfa
+	NFP_ROW_PUSHED, // the same, and the frame pointer has been pushed, to cfa - 16
+	NFP_ROW_FRAME, // it is frame pointer + cfa
+	NFP_ROW_LEFT, // it is stack pointer + cfa again, and the frame pointer is the caller's
+};
+
+struct nfp_template_field {
+	uint16_t kind, offset, bytes, argument; // enum nfp_field
+};
+struct nfp_template_row {
+	uint16_t offset, cfa, kind; // enum nfp_row
+};
+struct nfp_template {
+	const uint8_t *start, *end; // the same where the processor has no template of this shape
+	const struct nfp_template_field *fields;
+	const struct nfp_template_row *rows;
 };
 #endif

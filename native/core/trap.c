@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel sends SIGTRAP for an int3 by force: where the thread blocks or ignores it, the kernel resets the
+// The kernel sends SIGTRAP for a breakpoint by force: where the thread blocks or ignores it, the kernel resets the
 // process's action to the default and unblocks it. A tracer still sees the trap first, but the target would
 // not be as it was.
 #include "trap.h"

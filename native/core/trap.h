@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether an int3 may stand in a target for a moment, by what it does with SIGTRAP.
+// Whether a breakpoint may stand in a target for a moment, by what it does with SIGTRAP.
 #ifndef NFPROBE_TRAP_H
 #define NFPROBE_TRAP_H
 #include <stdint.h>
 #include <sys/types.h>
 
 struct nfp_trap_use {
-	pid_t helper; // our helper thread as this process sees it, or 0; it never meets an int3
+	pid_t helper; // our helper thread as this process sees it, or 0; it never meets a breakpoint
 	int is_caught; // the target has a handler of its own
 	const char *refusal; // why not, or NULL
 };

@@ -53,7 +53,7 @@ static int is_awaited(const struct nfp_seized *thread)
 }
 
 // Whether a thread is blocked in the kernel where no signal wakes it, as in vfork: it does not come to its stop,
-// and has met no int3 that it has not reported.
+// and has met no breakpoint that it has not reported.
 static int is_blocked(const struct nfp_watch *watch, pid_t tid)
 {
 	char path[64], line[512];
@@ -100,7 +100,11 @@ static void interrupt(struct nfp_watch *watch, struct nfp_seized *thread)
 
 static int makes_others(long number)
 {
-	return number == SYS_clone || number == SYS_fork || number == SYS_vfork || number == SYS_clone3;
+#ifdef SYS_fork // not on processors that Linux came to later
+	if (number == SYS_fork || number == SYS_vfork)
+		return 1;
+#endif
+	return number == SYS_clone || number == SYS_clone3;
 }
 
 // Whether a thread that was seized while it made another one, which is therefore not traced, is through with it: it has
@@ -204,7 +208,7 @@ void nfp_watch_resume(struct nfp_watch *watch)
 		if (thread->state != HELD)
 			continue;
 		if (nfp_restart_interrupted_call(&thread->registers))
-			ptrace(PTRACE_SETREGS, thread->tid, 0, &thread->registers);
+			nfp_registers_write(thread->tid, &thread->registers);
 		nfp_go_on(thread, thread->signal);
 	}
 }

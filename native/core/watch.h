@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a target while an int3 may stand in its code: seized, not stopped. A thread that meets the
-// int3 stops for this process only, before any signal is delivered, and goes on at the trampoline; everything
+// The threads of a target while a breakpoint may stand in its code: seized, not stopped. A thread that meets it
+// stops for this process only, before any signal is delivered, and goes on at the trampoline; everything
 // else that happens to the target's threads happens as without us.
 #ifndef NFPROBE_WATCH_H
 #define NFPROBE_WATCH_H
@@ -18,7 +18,7 @@ struct nfp_watch {
 	int memory; // /proc/PID/mem, the caller's
 	enum nfp_watch_mode mode;
 	uint32_t from, to; // the changes under way
-	uint8_t *stood; // by change: an int3 has stood at its site
+	uint8_t *stood; // by change: a breakpoint has stood at its site
 	int looks; // when threads are let go: also at islands and signal frames
 	int replaced; // the target executes another program
 	uint32_t traps, moved, children;
@@ -37,6 +37,6 @@ int nfp_watch_has_target(const struct nfp_watch *watch);
 // Stops all threads and lets them run on: the way out when the target's helper thread does not answer.
 void nfp_watch_hold(struct nfp_watch *watch, uint64_t patience_ns);
 void nfp_watch_resume(struct nfp_watch *watch);
-// Visits every thread singly and lets it go. None may meet an int3 any more.
+// Visits every thread singly and lets it go. None may meet a breakpoint any more.
 void nfp_watch_release(struct nfp_watch *watch, uint64_t patience_ns);
 #endif

@@ -4,7 +4,7 @@
 // the stopped thread and only makes the helper thread; dlopen runs on the helper thread, because a stopped
 // thread may hold the loader's or the allocator's lock.
 #include "abi/boot.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 #include <stddef.h>
 #include <sys/syscall.h>
 
@@ -16,7 +16,7 @@
 
 static void *helper(void *argument);
 
-// Returns to an int3 that the monitor has put behind the call.
+// Returns to a breakpoint that the monitor has put behind the call.
 __attribute__((section(".text.start"), used)) int nfp_boot_start(struct nfp_boot *boot)
 {
 	uint64_t attributes[16]; // pthread_attr_t is 56 bytes
@@ -78,7 +78,7 @@ static int memory_file_path(char *to, int fd)
 {
 	char link[24], thread[64]; // /proc/thread-self -> PID/task/TID
 	append_text(link, "/proc/thread-self");
-	long length = nfp_syscall3(SYS_readlink, (long)link, (long)thread, sizeof(thread) - 1);
+	long length = nfp_read_link(link, thread, sizeof(thread) - 1);
 	if (length <= 0)
 		return 0;
 	thread[length] = 0;

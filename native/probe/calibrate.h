@@ -17,10 +17,4 @@ struct nfp_record nfp_calibrated_record(const struct nfp_record *slot);
 
 // Sorts them.
 uint64_t nfp_median(uint64_t *values, int count);
-
-static inline void nfp_call_any(uint64_t function)
-{
-	// Any register may be used by what is called, as by any function.
-	__asm__ volatile("call *%0" : : "r"(function) : "memory", "cc", "rax", "rcx", "rdx", "r11");
-}
 #endif

@@ -8,7 +8,7 @@
 #include "frame.h"
 #include "late.h"
 #include "queue.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 
 // Argument numbers are checked by the monitor (adapters/base.py); a damaged one must not lead outside.
 static uint64_t argument(const struct nfp_frame *frame, uint32_t number)
@@ -29,7 +29,7 @@ static uint32_t counted(const struct nfp_program *program, const struct nfp_fram
 {
 	switch (program->count_from) {
 	case NFP_COUNT_RETURN:
-		return (uint32_t)frame->rax & program->count_mask;
+		return (uint32_t)nfp_frame_returned(frame) & program->count_mask;
 	case NFP_COUNT_ARGUMENT:
 		return (uint32_t)argument(frame, program->count_argument) & program->count_mask;
 	case NFP_COUNT_MEMORY:
@@ -102,7 +102,7 @@ static void write_taken_over(struct nfp_thread *thread, uint32_t function, const
 
 static uint32_t received(struct nfp_program *program, const struct nfp_frame *frame)
 {
-	int is_zero = ((uint32_t)frame->rax & program->count_mask) == 0;
+	int is_zero = ((uint32_t)nfp_frame_returned(frame) & program->count_mask) == 0;
 	if (program->when != NFP_WHEN_ALWAYS && is_zero != (program->when == NFP_WHEN_ZERO))
 		return 0;
 	if (program->count_from == NFP_COUNT_MEMORY)
@@ -214,7 +214,7 @@ static struct nfp_record *put_readings(struct nfp_record *slot, const struct nfp
 
 struct polled {
 	const struct nfp_kept_readings *entry, *exit; // null pointers: the thread is not counted
-	uint64_t tsc; // of the exit
+	uint64_t ticks; // of the exit
 	uint32_t function, queue, count, asked;
 	uint64_t arrival_ticks; // of its first packet; 0: not known
 };
@@ -232,11 +232,11 @@ write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struc
 	slot = nfp_put_polled(slot, thread, polled->function, frame, polled->queue, polled->arrival_ticks);
 	if (polled->entry)
 		slot = put_readings(slot, polled->exit, nfp_low_sp(frame));
-	nfp_put_returned(slot, polled->function, polled->tsc, polled->count, polled->asked);
+	nfp_put_returned(slot, polled->function, polled->ticks, polled->count, polled->asked);
 }
 
 static inline __attribute__((always_inline)) void
-receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc, uint32_t selector,
+receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks, uint32_t selector,
              const struct nfp_kept_readings *entry, const struct nfp_kept_readings *exit)
 {
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
@@ -247,9 +247,9 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 		return;
 	uint32_t queue = nfp_queue_of(argument(frame, program->queue_argument), selector);
 	if (count == 0) { // a thread's first poll, or the return value does not say so
-		nfp_queue_emptied(thread, queue, frame->tsc);
+		nfp_queue_emptied(thread, queue, frame->ticks);
 		thread->shared->empty_polls++;
-		thread->shared->empty_ticks += tsc - frame->tsc;
+		thread->shared->empty_ticks += ticks - frame->ticks;
 		return;
 	}
 	struct nfp_burst burst;
@@ -266,51 +266,52 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	count = takes_over && burst.numbers ? burst.count : count;
 	if (!count) {
 		thread->shared->empty_polls++;
-		thread->shared->empty_ticks += tsc - frame->tsc;
+		thread->shared->empty_ticks += ticks - frame->ticks;
 		return;
 	}
 	thread->shared->batches++;
 	*(takes_over ? &thread->shared->taken_over_packets : &thread->shared->received_packets) += count;
 	uint32_t asked = nfp_smaller(requested(program, frame), 0xffff);
 	uint32_t marks = nfp_detail_begin(thread, asked && count >= asked);
-	marks |= nfp_queue_batch(thread, queue, frame->tsc);
+	marks |= nfp_queue_batch(thread, queue, frame->ticks);
 	if (takes_over && burst.numbers && program->queue_argument != NFP_ABSENT &&
 	    thread->gate & NFP_GATE_LATE)
-		marks = nfp_handoff_take(thread, burst, frame->tsc, marks);
+		marks = nfp_handoff_take(thread, burst, frame->ticks, marks);
 	if (count < asked)
-		nfp_queue_emptied(thread, queue, frame->tsc);
+		nfp_queue_emptied(thread, queue, frame->ticks);
 	uint64_t arrival_ticks =
-	    is_numbered || takes_over ? 0 : nfp_late_first_arrival(thread, program, burst, frame->tsc);
-	const struct polled polled = {entry, exit, tsc, function, queue | marks, count, asked, arrival_ticks};
+	    is_numbered || takes_over ? 0 : nfp_late_first_arrival(thread, program, burst, frame->ticks);
+	const struct polled polled = {entry,         exit,  ticks, function,
+	                              queue | marks, count, asked, arrival_ticks};
 	write_poll(thread, frame, &polled);
 	if (takes_over)
 		write_taken_over(thread, function, program, burst.pointers, count);
 	else if (!(thread->gate & NFP_GATE_LATE))
 		write_packets(thread, function, program, &burst);
 	else if (is_numbered)
-		nfp_late_receive_numbers(thread, function, burst.count, frame->tsc);
+		nfp_late_receive_numbers(thread, function, burst.count, frame->ticks);
 	else
-		nfp_late_receive(thread, function, burst, frame->tsc);
+		nfp_late_receive(thread, function, burst, frame->ticks);
 	if (is_numbered && !takes_over && nfp_share_is_asked(thread))
 		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
-		                  frame->tsc);
+		                  frame->ticks);
 }
 
-void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                           uint32_t selector)
 {
-	receive_exit(thread, frame, tsc, selector, NULL, NULL);
+	receive_exit(thread, frame, ticks, selector, NULL, NULL);
 }
 
 // The counters are read first: all that follows is in no count of the call.
-void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t ticks,
                       uint32_t selector)
 {
 	static const struct nfp_kept_readings none;
 	struct nfp_kept_readings exit;
 	nfp_counters_keep(thread, &exit);
 	int is_of_now = frame->readings.epoch == exit.epoch; // else it began in a session before
-	receive_exit(thread, &frame->frame, tsc, selector, is_of_now ? &frame->readings : &none, &exit);
+	receive_exit(thread, &frame->frame, ticks, selector, is_of_now ? &frame->readings : &none, &exit);
 }
 
 // What a call is handed, at its entry.
@@ -353,17 +354,15 @@ static void pin_packets(struct nfp_thread *thread, const struct nfp_program *pro
 	                                           .numbers = (const uint32_t *)(uintptr_t)numbers});
 }
 
-void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t ticks,
                            uint32_t selector)
 {
-	(void)tsc;
 	struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
 	uint32_t function = selector & NFP_FUNCTION_MASK, count = requested(program, frame);
-	uint64_t ticks = frame->tsc;
+	ticks = frame->ticks; // it has no end yet
 	if (program->role == NFP_ROLE_HAND_OVER) {
 		// What is said of it is said at its exit. Where it takes an argument from the stack this is the place.
-		// NOLINTNEXTLINE(clang-analyzer-security.ArrayBound)
-		frame->arguments[0] = *(&frame->return_address + 1);
+		frame->arguments[0] = nfp_frame_stack_argument(frame);
 		if (thread->gate & NFP_GATE_LATE)
 			pin_packets(nfp_thread_ready(thread, NFP_LOST_PACKET), program, frame, count);
 		return;
@@ -400,21 +399,21 @@ static uint32_t node_of(const struct nfp_frame *frame)
 
 // Of a call that is about no packets.
 static void put_exit(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
-                     uint64_t tsc)
+                     uint64_t ticks)
 {
 	if (thread->counted)
 		nfp_counters_write(thread, nfp_low_sp(frame));
 	struct nfp_record *slot = nfp_reserve(thread, 1, NFP_LOST_CALL);
 	if (slot)
-		nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
+		nfp_put(slot, ticks, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
 }
 
 static void put_handed(struct nfp_thread *thread, uint32_t function, const struct nfp_frame *frame,
-                       uint64_t tsc, uint32_t count, uint32_t asked)
+                       uint64_t ticks, uint32_t count, uint32_t asked)
 {
 	struct nfp_record *slot = nfp_reserve(thread, 2, NFP_LOST_CALL);
 	if (slot)
-		nfp_put_handed(slot, function, frame, tsc, count, asked);
+		nfp_put_handed(slot, function, frame, ticks, count, asked);
 }
 
 static void count_handed(struct nfp_thread_shared *shared, uint32_t role, uint32_t count, uint32_t asked)
@@ -450,7 +449,7 @@ static void hand_over(struct nfp_thread *thread, uint32_t function, const struct
 	}
 }
 
-void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                           uint32_t selector)
 {
 	const struct nfp_program *program = &nfp_library.programs[selector >> NFP_KIND_SHIFT];
@@ -463,17 +462,17 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (!thread)
 		return;
 	if (nfp_role_is_of_barrier(program->role)) {
-		put_exit(thread, function, frame, tsc);
+		put_exit(thread, function, frame, ticks);
 		return;
 	}
-	thread->handed_ticks = tsc;
+	thread->handed_ticks = ticks;
 	if (program->number_shift)
 		nfp_late_of(thread)->worked = 1; // what stands in frames later is of another turn
 	if (program->role == NFP_ROLE_HAND_OVER) { // whose its packets are is told where they are taken over
 		hand_over(thread, function, program, frame, count, asked);
 		if (thread->counted)
 			nfp_counters_write(thread, nfp_low_sp(frame));
-		put_handed(thread, function, frame, tsc, count, asked);
+		put_handed(thread, function, frame, ticks, count, asked);
 		return;
 	}
 	count_handed(thread->shared, program->role, count, asked);
@@ -482,8 +481,8 @@ void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *fra
 	if (program->number_shift && thread->shares)
 		nfp_share_call(thread, function, program, argument(frame, program->pointers_argument),
 		               nfp_low_sp(frame));
-	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_sp(frame), tsc) &&
+	if (thread->gate & NFP_GATE_LATE && !nfp_late_pass_next(thread, nfp_low_sp(frame), ticks) &&
 	    nfp_late_sends_away(program))
-		nfp_late_exit(thread, function, program, nfp_low_sp(frame), tsc, count);
-	put_handed(thread, function, frame, tsc, count, program->number_shift ? node_of(frame) : asked);
+		nfp_late_exit(thread, function, program, nfp_low_sp(frame), ticks, count);
+	put_handed(thread, function, frame, ticks, count, program->number_shift ? node_of(frame) : asked);
 }

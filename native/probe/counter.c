@@ -10,7 +10,7 @@
 // A receive function's template has another way for threads that are counted (NFP_GATE_COUNTED): it has the readings of
 // each entry kept below its frame, and they are written with the records of a poll that returned something (capture.c).
 //
-// Protocol (include/uapi/linux/perf_event.h): lock, index, rdpmc, lock. The monitor compares the locks of entry and
+// Protocol (include/uapi/linux/perf_event.h): lock, index, the counter, lock. The monitor compares the locks of entry and
 // exit: equal ones mean that the thread was not switched out, moved or given other counters in between.
 #include "counter.h"
 #include "frame.h"
@@ -19,13 +19,6 @@
 #define PAIRS(count) (((count) + 1) / 2)
 #define LOCKS ((1u << NFP_COUNTERS_CHANGE_SHIFT) - 1)
 
-static inline __attribute__((always_inline)) uint32_t read_low(uint32_t index)
-{
-	uint32_t low, high;
-	__asm__ volatile("rdpmc" : "=a"(low), "=d"(high) : "c"(index) : "memory");
-	return low; // index has the bit of fixed counters; neither width nor sign matter to the low half
-}
-
 // Reads one counter. Adds its lock to the check, or says there that it was not counting.
 static inline __attribute__((always_inline)) uint32_t
 read_counter(const volatile struct nfp_counter_page *page, uint32_t *check, uint32_t *off)
@@ -33,7 +26,7 @@ read_counter(const volatile struct nfp_counter_page *page, uint32_t *check, uint
 	uint32_t lock = page->lock, index = page->index;
 	if (__builtin_expect(index == 0, 0))
 		return *off = NFP_COUNTERS_OFF, 0;
-	uint32_t low = read_low(index - 1);
+	uint32_t low = nfp_counter_low(index - 1);
 	if (__builtin_expect(page->lock != lock || lock & 1, 0))
 		*off = NFP_COUNTERS_OFF;
 	*check += lock;

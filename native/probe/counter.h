@@ -13,7 +13,7 @@ struct nfp_counter_page {
 	uint32_t version;
 	uint32_t compat_version;
 	uint32_t lock; // even while the rest is consistent; another one after every change
-	uint32_t index; // of the counter, for rdpmc, plus one; 0: it is not counting
+	uint32_t index; // of the counter, as nfp_counter_low takes it, plus one; 0: it is not counting
 };
 
 // The readings of a receive call's entry, kept until it is known that it returned something, and of its exit.

@@ -3,7 +3,7 @@
 // lets the threads read them. Runs on the helper thread.
 //
 // A page that a thread may be reading is never unmapped: another one takes its place, which says "not counting". The
-// kernel lets a process execute rdpmc as long as it has one counter mapped, and a thread may be held up just before that
+// kernel lets a process read counters as long as it has one counter mapped, and a thread may be held up just before that
 // instruction: so the first counter stays mapped for good, stopped.
 #define _GNU_SOURCE
 #include "calibrate.h"

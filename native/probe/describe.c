@@ -45,7 +45,7 @@ static uint32_t judge_stamp(const struct nfp_program *program, const struct nfp_
 {
 	if (!view->stamped || program->arrival_unit != NFP_ARRIVAL_EITHER)
 		return view->stamped ? program->arrival_unit : NO_STAMP;
-	if (__builtin_ia32_rdtsc() - view->arrival < NFP_STAMP_AGE_MAX_TICKS)
+	if (nfp_ticks() - view->arrival < NFP_STAMP_AGE_MAX_TICKS)
 		return NFP_ARRIVAL_TICKS;
 	return view->arrival >= UNIX_NS_MIN && view->arrival <= UNIX_NS_MAX ? NFP_ARRIVAL_UNIX_NS : NO_STAMP;
 }

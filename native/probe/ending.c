@@ -2,7 +2,7 @@
 // The end of a session while packets are on their way: probes are taken out one after the other, and until then each thread
 // ends what it works on. Its next receive call that returns packets after something else was recorded begins a turn: that one
 // is not recorded any more, nor is what follows. Several receive calls may belong to one turn (VPP's input nodes), with
-// nothing recorded in between. Called by helper.c, and by the probes of receive functions by way of arch/x86_64/thunk.S.
+// nothing recorded in between. Called by helper.c, and by the probes of receive functions by way of thunk.S.
 #include "ending.h"
 #include "frame.h"
 #include "library.h"
@@ -41,20 +41,20 @@ static int is_over(struct nfp_thread *thread)
 	return 1;
 }
 
-void nfp_ending_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_ending_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                              uint32_t selector)
 {
 	if (is_over(thread))
 		return;
-	nfp_receive_exit(thread, frame, tsc, selector);
+	nfp_receive_exit(thread, frame, ticks, selector);
 	thread->ending = thread->cursor;
 }
 
-void nfp_ending_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+void nfp_ending_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t ticks,
                              uint32_t selector)
 {
 	if (is_over(thread))
 		return;
-	nfp_counted_exit(thread, frame, tsc, selector);
+	nfp_counted_exit(thread, frame, ticks, selector);
 	thread->ending = thread->cursor;
 }

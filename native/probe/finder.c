@@ -10,7 +10,7 @@
 
 typedef int take_object(struct dl_phdr_info *info, size_t info_bytes, void *argument);
 
-// struct dl_find_object of glibc 2.35 and later, on x86-64.
+// struct dl_find_object of glibc 2.35 and later, on 64-bit processors.
 struct found {
 	unsigned long long flags;
 	uint64_t start, end;

@@ -5,28 +5,12 @@
 #include "counter.h"
 #include "library.h"
 
-// The frame of the receive and packets templates (arch/x86_64/template_packets.S).
-struct nfp_frame {
-	uint64_t r11, rcx, rdx, rax; // what the function left there; at its entry only some of them
-	uint64_t arguments[NFP_REGISTER_ARGUMENTS];
-	uint64_t tsc;
-	uint64_t return_address;
-};
-_Static_assert(sizeof(struct nfp_frame) == 96 &&
-                   offsetof(struct nfp_frame, return_address) == NFP_FRAME_RETURN,
-               "template_packets.S: SAVED is 32, FRAME 56, the return address above it");
-
-// The same of a receive call whose thread's counters are read.
+// The frame of a receive call whose thread's counters are read.
 struct nfp_counted_frame {
 	struct nfp_kept_readings readings; // of its entry
 	struct nfp_frame frame;
 };
 _Static_assert(sizeof(struct nfp_kept_readings) == 48, "template_packets.S: READINGS is 48");
-
-static inline uint32_t nfp_low_sp(const struct nfp_frame *frame)
-{
-	return (uint32_t)(uintptr_t)&frame->return_address;
-}
 
 // A batch structure is emptied by the function that it is handed to: its number is kept from the entry on, in the
 // frame's place for the time, which these probes do not use.
@@ -34,13 +18,13 @@ static inline uint32_t nfp_low_sp(const struct nfp_frame *frame)
 
 static inline void nfp_frame_keep(struct nfp_frame *frame, uint32_t count)
 {
-	frame->tsc = NFP_KEPT << 32 | count;
+	frame->ticks = NFP_KEPT << 32 | count;
 }
 
 static inline uint32_t nfp_frame_kept(const struct nfp_frame *frame)
 {
-	return frame->tsc >> 32 == NFP_KEPT ? (uint32_t)frame->tsc
-	                                    : 0; // not kept: the gate was shut meanwhile
+	return frame->ticks >> 32 == NFP_KEPT ? (uint32_t)frame->ticks
+	                                      : 0; // not kept: the gate was shut meanwhile
 }
 
 // The number that was returned and the one that was asked for, as POLL_EXIT has them.
@@ -56,7 +40,7 @@ static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, struct 
                                                 uint32_t function, const struct nfp_frame *frame,
                                                 uint32_t queue, uint64_t arrival_ticks)
 {
-	slot = nfp_put(slot, frame->tsc, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
+	slot = nfp_put(slot, frame->ticks, function | (uint32_t)NFP_POLL_ENTRY << NFP_KIND_SHIFT,
 	               nfp_low_sp(frame));
 	slot = nfp_put(slot, thread->batch_earliest, function | (uint32_t)NFP_POLL_QUEUE << NFP_KIND_SHIFT,
 	               queue);
@@ -66,42 +50,42 @@ static inline struct nfp_record *nfp_put_polled(struct nfp_record *slot, struct 
 	return nfp_put(slot, arrival_ticks, function | (uint32_t)NFP_BATCH_ARRIVAL << NFP_KIND_SHIFT, 0);
 }
 
-static inline struct nfp_record *nfp_put_returned(struct nfp_record *slot, uint32_t function, uint64_t tsc,
+static inline struct nfp_record *nfp_put_returned(struct nfp_record *slot, uint32_t function, uint64_t ticks,
                                                   uint32_t count, uint32_t asked)
 {
-	return nfp_put(slot, tsc, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
+	return nfp_put(slot, ticks, function | (uint32_t)NFP_POLL_EXIT << NFP_KIND_SHIFT,
 	               nfp_counts_of(count, asked));
 }
 
 // Writes the two records of a call that handed packets on.
 static inline void nfp_put_handed(struct nfp_record *slot, uint32_t function, const struct nfp_frame *frame,
-                                  uint64_t tsc, uint32_t count, uint32_t asked)
+                                  uint64_t ticks, uint32_t count, uint32_t asked)
 {
 	slot = nfp_put(slot, count | (uint64_t)asked << 32, function | (uint32_t)NFP_VALUE << NFP_KIND_SHIFT,
 	               nfp_low_sp(frame));
-	nfp_put(slot, tsc, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
+	nfp_put(slot, ticks, function | (uint32_t)NFP_EXIT << NFP_KIND_SHIFT, nfp_low_sp(frame));
 }
 
-// arch/x86_64/thunk.S calls these. `selector` is function id | program index << 24.
-void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+// thunk.S calls these. `selector` is function id | program index << 24.
+void nfp_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                       uint32_t selector);
 void nfp_counted_entry(struct nfp_thread *thread, struct nfp_counted_frame *frame);
-void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+void nfp_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t ticks,
                       uint32_t selector);
-void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc, uint32_t selector);
-void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t ticks, uint32_t selector);
+void nfp_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                       uint32_t selector);
 // ending.c: the same once turns are to end.
-void nfp_ending_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_ending_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                              uint32_t selector);
-void nfp_ending_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t tsc,
+void nfp_ending_counted_exit(struct nfp_thread *thread, const struct nfp_counted_frame *frame, uint64_t ticks,
                              uint32_t selector);
 
 // capture.c: the same for every program and gate.
-void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                           uint32_t selector);
-void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_packets_entry(struct nfp_thread *thread, struct nfp_frame *frame, uint64_t ticks,
                            uint32_t selector);
-void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t tsc,
+void nfp_any_packets_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,
                           uint32_t selector);
 #endif

@@ -12,7 +12,7 @@
 #include "library.h"
 #include "queue.h"
 #include "ring_space.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -316,7 +316,7 @@ static int monitor_is_there(void)
 	       lock.l_type != F_UNLCK;
 }
 
-// Raw, as all that this thread executes while it serves: an int3 may stand in a function of the C library
+// Raw, as all that this thread executes while it serves: a breakpoint may stand in a function of the C library
 // (native/core/live.c).
 static void futex(uint32_t *word, int operation, uint32_t value, const struct timespec *patience)
 {

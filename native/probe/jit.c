@@ -102,8 +102,8 @@ static void leave_thread_out(char *name)
 	if (strncmp(name, "/proc/", 6) != 0 || !descriptor)
 		return;
 	snprintf(shorter, sizeof(shorter), "%.*s%s", (int)(task - name), name, descriptor);
-	long length = nfp_syscall3(SYS_readlink, (long)name, (long)before, sizeof(before));
-	if (length > 0 && nfp_syscall3(SYS_readlink, (long)shorter, (long)after, sizeof(after)) == length &&
+	long length = nfp_read_link(name, before, sizeof(before));
+	if (length > 0 && nfp_read_link(shorter, after, sizeof(after)) == length &&
 	    memcmp(before, after, (size_t)length) == 0)
 		strcpy(name, shorter);
 }

@@ -243,7 +243,7 @@ void nfp_late_exit(struct nfp_thread *thread, uint32_t function, const struct nf
 // Whether `frame` is inside the call that is looked at, which hands on the same packets.
 static inline int nfp_late_is_inside(const struct nfp_thread *thread, uint32_t frame)
 {
-	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in arch/x86_64/thunk.S
+	return thread->handing && (int32_t)(thread->handing - frame) > 0; // the same in thunk.S
 }
 
 // fast_path.c: whether the call that ends was let pass at its entry.

@@ -6,7 +6,7 @@
 #define NFPROBE_LIBRARY_H
 #include "abi/ring.h"
 #include "abi/session.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 
 #define NFP_FORMER_COUNT 8
 
@@ -30,9 +30,9 @@ struct nfp_library {
 	long pid; // that made the session: a forked child has another
 	int64_t word_offset; // of a thread's word from its thread base, the same for every thread
 };
-_Static_assert(offsetof(struct nfp_library, programs) == NFP_LIBRARY_PROGRAMS, "arch/x86_64/thunk.S");
-_Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "arch/x86_64/thunk.S");
-_Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "arch/x86_64/thunk.S");
+_Static_assert(offsetof(struct nfp_library, programs) == NFP_LIBRARY_PROGRAMS, "thunk.S");
+_Static_assert(offsetof(struct nfp_program, plain) == NFP_PROGRAM_PLAIN, "thunk.S");
+_Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "thunk.S");
 
 extern struct nfp_library nfp_library;
 // Of threads that have written nothing yet. Its address is exported: otel_nfprobe/target/musl.py stores it.
@@ -42,7 +42,7 @@ extern struct nfp_thread nfp_silent_thread;
 extern struct nfp_thread nfp_claiming_thread; // of a thread while it gets a ring: for its signal handlers
 
 // The thread word: eight bytes of thread-local storage that hold the address of the thread's block. Templates
-// address it as a constant offset from %fs, which only static storage has; how a library that is loaded later
+// address it at a constant distance from the thread base, which only static storage has; how a library that is loaded later
 // comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
 // thread is older than the library and has no word yet.
 int64_t nfp_find_word(void);
@@ -92,7 +92,7 @@ void nfp_follow_gate(void);
 // rings.c. Maps ring `index` if it is not. Returns 0 or -errno.
 long nfp_ring_map(uint32_t index);
 
-// arch/x86_64/thunk.S: what the templates call; they save what C does not.
+// thunk.S: what the templates call; they save what C does not.
 extern const char nfp_slow_thunk[], nfp_counted_thunk[], nfp_receive_exit_thunk[], nfp_packets_entry_thunk[],
     nfp_packets_exit_thunk[], nfp_counted_entry_thunk[], nfp_counted_exit_thunk[], nfp_trusted_entry_thunk[],
     nfp_shares_thunk[], nfp_ending_receive_exit_thunk[], nfp_ending_counted_exit_thunk[];
@@ -103,7 +103,7 @@ static inline struct nfp_record *nfp_take(struct nfp_thread *thread, uint32_t co
 	uint64_t bytes = (uint64_t)count * NFP_RECORD_BYTES;
 	uint64_t address = nfp_fetch_add_local(&thread->cursor, bytes);
 	for (uint64_t at = 0; at < bytes; at += 64)
-		__asm__ volatile("prefetchw %c1(%0)" : : "r"(address + at), "i"(NFP_RING_AHEAD_BYTES));
+		nfp_ring_ahead(address + at);
 	return (struct nfp_record *)(uintptr_t)address;
 }
 
@@ -185,7 +185,8 @@ static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t
 }
 
 // Writes a reserved slot, and returns the next one. The tag goes last: it commits the slot (partner: nfp_drain's acquire
-// load). x86-64 does not reorder stores; the release keeps the compiler from doing so.
+// load). Where the processor does not reorder stores, the
+// release only keeps the compiler from doing so.
 static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t value, uint32_t tag, uint32_t sp)
 {
 	slot->value = value;

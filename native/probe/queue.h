@@ -16,7 +16,7 @@
 #define NFP_EMPTIED_BITS 48 // of a time stamp: 30 hours
 
 // The queue that a receive call polls: its argument that says so (0: none does) and the function, hashed.
-// Partner: the empty poll in arch/x86_64/template_packets.S.
+// Partner: the empty poll in template_packets.S.
 static inline uint32_t nfp_queue_of(uint64_t argument, uint32_t selector)
 {
 	return (((uint32_t)argument ^ selector) * NFP_QUEUE_HASH) >> NFP_QUEUE_SHIFT;

@@ -140,7 +140,7 @@ void nfp_share_call(struct nfp_thread *thread, uint32_t function, const struct n
 	write(thread, function, low_sp, &shares);
 }
 
-// arch/x86_64/thunk.S calls this. A function whose value a person captures has a program's number that is another one.
+// thunk.S calls this. A function whose value a person captures has a program's number that is another one.
 __attribute__((used)) void nfp_node_shares(struct nfp_thread *thread, uint32_t selector, uint64_t frame,
                                            uint32_t low_sp)
 {

@@ -26,7 +26,7 @@ static long trap_action(const struct kernel_action *new, struct kernel_action *o
 	return nfp_syscall6(SYS_rt_sigaction, SIGTRAP, (long)new, (long)old, MASK_BYTES, 0, 0);
 }
 
-// The kernel takes the handler away when a thread meets an int3 with SIGTRAP blocked, as all signals are for
+// The kernel takes the handler away when a thread meets a breakpoint with SIGTRAP blocked, as all signals are for
 // moments of pthread_create; the rest of the action stays as it was.
 static long mend_trap(void)
 {
@@ -38,7 +38,7 @@ static long mend_trap(void)
 	return trap_action(&kept, 0);
 }
 
-// The kernel forgets that SIGTRAP is ignored when a thread meets an int3 or is stepped, as the injection does.
+// The kernel forgets that SIGTRAP is ignored when a thread meets a breakpoint or is stepped, as the injection does.
 static long ignore_trap(void)
 {
 	struct kernel_action found;

@@ -6,34 +6,22 @@
 #include "library.h"
 #include "queue.h"
 #include "ring_space.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 #include <sys/syscall.h>
 
 struct nfp_library nfp_library = {.session_fd = -1};
-struct nfp_thread nfp_null_thread = {
-    .slow = (void *)nfp_slow_thunk,
-    .receive_exit = (void *)nfp_receive_exit_thunk,
-    .packets_entry = (void *)nfp_packets_entry_thunk,
-    .packets_exit = (void *)nfp_packets_exit_thunk,
-    .counted_entry = (void *)nfp_counted_entry_thunk,
-    .counted_exit = (void *)nfp_counted_exit_thunk,
-};
-struct nfp_thread nfp_silent_thread = {
-    .slow = (void *)nfp_slow_thunk,
-    .receive_exit = (void *)nfp_receive_exit_thunk,
-    .packets_entry = (void *)nfp_packets_entry_thunk,
-    .packets_exit = (void *)nfp_packets_exit_thunk,
-    .counted_entry = (void *)nfp_counted_entry_thunk,
-    .counted_exit = (void *)nfp_counted_exit_thunk,
-};
-struct nfp_thread nfp_claiming_thread = {
-    .slow = (void *)nfp_slow_thunk,
-    .receive_exit = (void *)nfp_receive_exit_thunk,
-    .packets_entry = (void *)nfp_packets_entry_thunk,
-    .packets_exit = (void *)nfp_packets_exit_thunk,
-    .counted_entry = (void *)nfp_counted_entry_thunk,
-    .counted_exit = (void *)nfp_counted_exit_thunk,
-};
+#define THUNKS                                                                                               \
+	{                                                                                                    \
+	    .slow = (void *)nfp_slow_thunk,                                                                  \
+	    .receive_exit = (void *)nfp_receive_exit_thunk,                                                  \
+	    .packets_entry = (void *)nfp_packets_entry_thunk,                                                \
+	    .packets_exit = (void *)nfp_packets_exit_thunk,                                                  \
+	    .counted_entry = (void *)nfp_counted_entry_thunk,                                                \
+	    .counted_exit = (void *)nfp_counted_exit_thunk,                                                  \
+	}
+struct nfp_thread nfp_null_thread = THUNKS;
+struct nfp_thread nfp_silent_thread = THUNKS;
+struct nfp_thread nfp_claiming_thread = THUNKS;
 
 // Partner: nfp_threads_free. Who takes the bit away has the entry, as the monitor left it.
 static int take(uint64_t *word, uint64_t bit)

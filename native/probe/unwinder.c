@@ -4,6 +4,7 @@
 // One that is loaded after the probes does not learn of them.
 #define _GNU_SOURCE
 #include "unwinder.h"
+#include "arch/arch.h"
 #include <dlfcn.h>
 #include <elf.h>
 #include <stddef.h>
@@ -25,10 +26,10 @@ static int has_known_layout(void *library, change_list *add)
 	static const char piece[16];
 	static struct nfp_dynamic_info question;
 	static int is_known = -1;
-	void **space = dlsym(library, "_ULx86_64_local_addr_space");
+	void **space = dlsym(library, NFP_UNWINDER_SYMBOLS "local_addr_space");
 	look_up *look = NULL;
 	change_list *take_away = NULL;
-	*(void **)&look = dlsym(library, "_ULx86_64_get_proc_info_by_ip");
+	*(void **)&look = dlsym(library, NFP_UNWINDER_SYMBOLS "get_proc_info_by_ip");
 	*(void **)&take_away = dlsym(library, "_U_dyn_cancel");
 	if (is_known >= 0 || !space || !look || !take_away)
 		return is_known > 0;

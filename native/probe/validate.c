@@ -9,7 +9,7 @@
 // What does not fit switches the program off for the whole session, with a verdict for the monitor. Nothing here
 // can fault.
 #include "describe.h"
-#include "arch/x86_64/syscall.h"
+#include "arch/arch.h"
 
 enum {
 	PROCESS_VM_READV = 310,

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signal handlers of the writing thread come between any two instructions of a record's way into the ring, near the end of
 // a lap and of the room, and write records themselves: up to more than a lap. Every record arrives once, and nothing is
-// written elsewhere. The thread steps through its instructions (trap flag); its handler is the interrupting one.
+// written elsewhere. The thread steps through its instructions; its handler is the interrupting one.
 #define _GNU_SOURCE
 #include "check.h"
 #include "counter.h"
 #include "drain.h"
 #include "ring_space.h"
+#include "stepping.h"
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 enum {
@@ -21,7 +21,6 @@ enum {
 	TRIALS = 6000,
 	STEPS_MAX = 600,
 	WRITTEN_MAX = 32 << 20,
-	TRAP_FLAG = 0x100,
 };
 
 struct nfp_library nfp_library = {.session_fd = -1};
@@ -121,17 +120,7 @@ static void stepped(int number, siginfo_t *info, void *context)
 	if (interruption.step++ == interruption.at)
 		interrupt();
 	if (interruption.step > interruption.at)
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
-}
-
-static void step_on(void)
-{
-	__asm__ volatile("pushf\n\torq %0, (%%rsp)\n\tpopf" : : "i"(TRAP_FLAG) : "memory", "cc");
-}
-
-static void step_off(void)
-{
-	__asm__ volatile("pushf\n\tandq %0, (%%rsp)\n\tpopf" : : "i"(~TRAP_FLAG) : "memory", "cc");
+		step_off_in(context);
 }
 
 static unsigned long state = 20261122;

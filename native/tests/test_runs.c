@@ -114,7 +114,7 @@ static void many(int memory, uint32_t apart, uint32_t made)
 	CHECK(ftruncate(memory, (off_t)MANY * 8 + 64) == 0);
 	for (uint32_t i = 0; i < MANY; i++) {
 		changes[i] = (struct nfp_change){.address = (uint64_t)apart * (MANY - i), .bytes = 5};
-		memset(changes[i].replacement, 0xe9, 5);
+		memset(changes[i].replacement, 0xa5, 5);
 	}
 	apply(memory, changes, MANY);
 	for (uint32_t i = 0; i < MANY; i++)

@@ -17,6 +17,9 @@ The address of the topic is the stored message's own and the same in sub__messag
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
+
 from otel_nfprobe.adapters.base import (
     ABSENT,
     COUNT_FIXED,
@@ -28,24 +31,26 @@ from otel_nfprobe.adapters.base import (
     WHEN_ALWAYS,
     RoleFunction,
 )
+from otel_nfprobe.arch.architecture import Architecture, of_host
 from otel_nfprobe.arch.snippet import assemble
 from otel_nfprobe.base.errors import RefusedError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import function_at
 from otel_nfprobe.target.target import Target
 
+_Snippet = Callable[[Architecture], str]
 TOPIC_ARGUMENT = 1
-# What is captured at the entry, in terms of the calling convention: rdi, rsi, rdx, rcx are the first arguments.
-BUFFER_AND_NUMBER = "mov rax, rdx; shl rax, 16; movzx ecx, si; or rax, rcx"
-SECOND_ARGUMENT_16 = "movzx eax, si"
-THIRD_ARGUMENT_32 = "mov eax, edx"
+# What is captured at the entry: asks an Architecture for the text of a snippet.
+BUFFER_AND_NUMBER = methodcaller("arguments_text", high=2, low=1)
+SECOND_ARGUMENT_16 = methodcaller("argument_text", 1, bits=16)
+THIRD_ARGUMENT_32 = methodcaller("argument_text", 2, bits=32)
 NEEDED = {  # name: role, snippet, label
-    "packet__read": (MESSAGE_SCOPE, "", "reads a network packet"),
-    "sub__messages_queue": (MESSAGE, "", "routes a message"),
+    "packet__read": (MESSAGE_SCOPE, None, "reads a network packet"),
+    "sub__messages_queue": (MESSAGE, None, "routes a message"),
     "send__publish": (SEND, BUFFER_AND_NUMBER, "sends a message to a subscriber"),
 }
 WELCOME = {
-    "handle__packet": (MESSAGE_SCOPE, "", "works on a network packet"),
+    "handle__packet": (MESSAGE_SCOPE, None, "works on a network packet"),
     "mosquitto_acl_check": (LENGTH, THIRD_ARGUMENT_32, "length of a message"),
     "db__message_store_find": (NUMBER, SECOND_ARGUMENT_16, "id of a message"),
     "db__message_release_incoming": (NUMBER, SECOND_ARGUMENT_16, "id of a message that is released"),
@@ -96,11 +101,13 @@ def _program(target: Target) -> Module | None:
     return modules[0] if fits else None
 
 
-def _role(program: Module, name: str, role: int, snippet: str, label: str) -> RoleFunction:
+def _role(
+    program: Module, name: str, role: int, snippet: Callable[[Architecture], str] | None, label: str
+) -> RoleFunction:
     function = function_at(program, program.image.exports[name].address)
     if function is None:
         raise RefusedError(f"{name} of {program.name} is not the start of a function.")
     reads = {"pointers_argument": TOPIC_ARGUMENT, "count_from": COUNT_FIXED, "count_argument": 1}
     fields = {"requested_argument": ABSENT, "when": WHEN_ALWAYS, **reads} if role == MESSAGE else {}
-    code = assemble(snippet).code if snippet else b""
+    code = assemble(snippet(of_host())).code if snippet else b""
     return RoleFunction(function.address, function.label, role, fields, label, code)

@@ -54,19 +54,7 @@ CAPACITY_MAX = 4096
 FILE_BYTES_MAX = 1 << 20
 MANUAL = "docs/adapters.md"
 
-_TOP = (
-    "name",
-    "recognise",
-    "receive",
-    "take_over",
-    "transmit",
-    "drop",
-    "buffer",
-    "batch",
-    "link_layer",
-    "functions",
-    "packets_max",
-)
+_TOP = ("name", "recognise", *ROLES, "buffer", "batch", "link_layer", "functions", "packets_max")
 _CALL = ("function", "pointers", "packet", "batch", "requested", "count", "count_bits", "when", "queue")
 _PACKETS = ("pointers", "packet", "batch")  # which of the keys says where a call's packets are
 _BUFFER = ("data", "data_offset", "length", "segment_length", "arrival")

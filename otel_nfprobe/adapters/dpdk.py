@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import struct
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from numpy.typing import NDArray
 from otel_nfprobe.adapters.base import DEQUEUE, KNOWS_LIBRARY, Burst, RoleFunction, make_program
 from otel_nfprobe.adapters.dpdk_free import free_roles
 from otel_nfprobe.adapters.dpdk_stamps import stamp_note, with_stamp
-from otel_nfprobe.adapters.ethdev import MBUF, data_of, mbuf_note, module_at, port_roles
+from otel_nfprobe.adapters.ethdev import MBUF, data_of, is_function, label_at, mbuf_note, module_at, port_roles
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
+from otel_nfprobe.elf.elftables import Symbol
 from otel_nfprobe.elf.modules import Module
-from otel_nfprobe.elf.symbols import function_at
 from otel_nfprobe.target.target import Target
 
 TABLE_SYMBOL = "rte_eth_fp_ops"
@@ -133,10 +132,10 @@ def find_table(target: Target) -> Table:
         RefusedError: there is none, or its contents are not plausible.
     """
     modules = target.modules()
-    symbols = list(_table_symbols(modules))
-    for module, offset, size in symbols:
-        for layout in _layouts(size):
-            table = _read_table(target, modules, module.base + offset, layout, f"symbol in {module.name}")
+    symbols = list(_definitions(modules, TABLE_SYMBOL, LIBRARY_PREFIX))
+    for module, symbol in symbols:
+        for layout in _layouts(symbol.size):
+            table = _read_table(target, modules, module.base + symbol.address, layout, f"symbol in {module.name}")
             if table is not None:
                 return table
     if symbols:
@@ -155,23 +154,13 @@ def find_table(target: Target) -> Table:
     return tables[0]
 
 
-def _table_symbols(modules: Sequence[Module]) -> Iterator[tuple[Module, int, int]]:
-    """Definitions of the table: the program's own copy, which is the live one, first."""
-    ordered = sorted(modules[1:], key=lambda module: not module.name.startswith(LIBRARY_PREFIX))
+def _definitions(modules: Sequence[Module], table: str, library: str) -> Iterator[tuple[Module, Symbol]]:
+    """Definitions of a table: the program's own copy, which is the live one, first, then that of its library."""
+    ordered = sorted(modules[1:], key=lambda module: not module.name.startswith(library))
     for module in [*modules[:1], *ordered]:
-        symbol = _defined(module).get(TABLE_SYMBOL)
-        if symbol is not None:
-            yield module, symbol[0], symbol[1]
-
-
-def _defined(module: Module) -> dict[str, tuple[int, int]]:
-    if not module.image.may_define(TABLE_SYMBOL):  # programs have hundreds of libraries
-        return {}
-    return {
-        symbol.name: (symbol.address, symbol.size)
-        for symbol in module.image.symbols
-        if symbol.name == TABLE_SYMBOL and symbol.size
-    }
+        for symbol in module.image.symbols if module.image.may_define(table) else ():  # programs have many libraries
+            if symbol.name == table and symbol.size:
+                yield module, symbol
 
 
 def _layouts(size: int) -> Iterator[Layout]:
@@ -188,20 +177,10 @@ def _read_table(target: Target, modules: Sequence[Module], address: int, layout:
     transmit = struct.unpack_from(
         "<" + f"{layout.transmit}xQ{layout.entry_bytes - 8 - layout.transmit}x" * layout.ports, content
     )
-    plausible = all(_is_function(modules, pointer) for pointer in {*receive, *transmit})
+    plausible = all(is_function(modules, pointer) for pointer in {*receive, *transmit})
     if not plausible or any(a == b for a, b in zip(receive, transmit, strict=True)):
         return None
     return Table(address, how, receive, transmit, layout)
-
-
-def _is_function(modules: Sequence[Module], address: int) -> bool:
-    """Whether a function of a loaded module starts at the address."""
-    module = module_at(modules, address)
-    if module is None:
-        return False
-    starts = module.image.frames.starts
-    index = bisect_left(starts, address - module.base)
-    return index < len(starts) and starts[index] == address - module.base
 
 
 def _tables_by_shape(target: Target, modules: Sequence[Module]) -> list[Table]:
@@ -272,13 +251,6 @@ VERSIONS = range(22, 25)  # of the library, DPDK 21.11 to 24.07: later ones have
 EVENT_DEQUEUE = Burst(pointers=1, requested=2, count_mask=0xFFFF, queue=0, first=8, step=16)
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbol:
-    module: Module
-    address: int
-    size: int
-
-
 def handover_roles(target: Target) -> list[RoleFunction]:
     """The functions that take packets over, each once; none in a program that has no such library."""
     modules = target.modules()
@@ -302,9 +274,14 @@ def _places(module: Module, names: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def _event_roles(target: Target, modules: Sequence[Module]) -> Iterator[RoleFunction]:
-    for table in _tables(modules):
-        entry_bytes = table.size // DEVICES
-        content = target.read(table.address, table.size)
+    versions = [re.match(rf"{EVENT_LIBRARY}\.so\.(\d+)", module.name) for module in modules]
+    if not any(version is not None and int(version[1]) in VERSIONS for version in versions):
+        return
+    for program, table in _definitions(modules, EVENT_TABLE, EVENT_LIBRARY):
+        entry_bytes, rest = divmod(table.size, DEVICES)
+        if rest or entry_bytes % 8:
+            continue
+        content = target.read(program.base + table.address, table.size)
         dequeues = [
             struct.unpack_from("<Q", content, device * entry_bytes + 8 * DEQUEUE_BURST)[0] for device in range(DEVICES)
         ]
@@ -316,19 +293,6 @@ def _event_roles(target: Target, modules: Sequence[Module]) -> Iterator[RoleFunc
         return  # the first table is the live one
 
 
-def _tables(modules: Sequence[Module]) -> Iterator[_Symbol]:
-    """Definitions of the table: the program's own copy, which is the live one, first."""
-    versions = [re.match(rf"{EVENT_LIBRARY}\.so\.(\d+)", module.name) for module in modules]
-    if not any(version is not None and int(version[1]) in VERSIONS for version in versions):
-        return
-    for module in modules:
-        for symbol in module.image.symbols if module.image.may_define(EVENT_TABLE) else ():
-            if symbol.name == EVENT_TABLE and symbol.size and symbol.size % (8 * DEVICES) == 0:
-                yield _Symbol(module, module.base + symbol.address, symbol.size)
-
-
 def _role(module: Module, address: int, burst: Burst, word: str) -> RoleFunction:
-    function = function_at(module, address - module.base)
-    name = function.label if function is not None else f"{module.name}+{address - module.base:#x}"
     label = f"{module.name.split('.so')[0].removeprefix('librte_')} {word}"
-    return RoleFunction(address, name, DEQUEUE, make_program(DEQUEUE, burst, MBUF), label)
+    return RoleFunction(address, label_at(module, address), DEQUEUE, make_program(DEQUEUE, burst, MBUF), label)

@@ -14,14 +14,11 @@ Drivers are left out: what they free has been sent. Reads files only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from iced_x86 import Decoder, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register
-from iced_x86 import RegisterExt as Registers
+from collections.abc import Iterator
 
 from otel_nfprobe.adapters.base import ABSENT, COUNT_ARGUMENT, COUNT_FIXED, FREE, Burst, RoleFunction, make_program
 from otel_nfprobe.adapters.ethdev import MBUF
-from otel_nfprobe.arch.x86_64.dataflow import infer
+from otel_nfprobe.arch.architecture import of_image
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, functions_of
 from otel_nfprobe.target.target import Target
@@ -43,13 +40,6 @@ REFCNT, NB_SEGS, NEXT = 0x12, 0x14, 0x40
 READ = frozenset((REFCNT, NB_SEGS, *range(0x18, 0x20), 0x38, 0x48, NEXT, 0x50))
 ENQUEUE = 0x70  # in the table, behind its lock, of an entry that begins with a name of 32 bytes
 SIZES = range(96, 2048)  # bytes of a copy
-BEGIN_BYTES = 96  # within which the argument is compared with zero
-TEST_RDI = b"\x48\x85\xff"
-_READS = (OpAccess.READ, OpAccess.COND_READ, OpAccess.READ_WRITE, OpAccess.READ_COND_WRITE)
-_WRITES = (OpAccess.WRITE, OpAccess.COND_WRITE, OpAccess.READ_WRITE, OpAccess.READ_COND_WRITE)
-_CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)
-_KEPT = {Register.RBX, Register.RBP, Register.R12, Register.R13, Register.R14, Register.R15}
-_information = InstructionInfoFactory()
 
 
 def free_roles(target: Target) -> list[RoleFunction]:
@@ -84,58 +74,10 @@ def _functions_that_free(module: Module) -> Iterator[Function]:
 
 def frees_its_argument(module: Module, offset: int, size: int) -> bool:
     """Whether the code is that of rte_pktmbuf_free."""
-    code = module.image.read(offset, size)
-    if TEST_RDI not in code[:BEGIN_BYTES]:
+    architecture = of_image(module.image)
+    found = architecture.list_fields(module.image, offset, size, NEXT, ENQUEUE)
+    if found is None:
         return False
-    instructions = list(Decoder(64, code, ip=offset))
-    enqueues = any(
-        one.flow_control == FlowControl.INDIRECT_CALL and one.memory_displacement == ENQUEUE for one in instructions
-    )
-    return enqueues and _works_on_segments(instructions) and infer(module.image, offset, size).arguments == 1
-
-
-def _works_on_segments(instructions: Sequence[Instruction]) -> bool:
-    """Whether it reads of its argument what a free needs, and nothing else."""
-    read, written = set(), set()
-    for instruction, packets in zip(instructions, _where_packets_are(instructions), strict=True):
-        for memory in _information.info(instruction).used_memory():
-            if memory.base in packets and memory.index == Register.NONE:
-                read.update([memory.displacement] if memory.access in _READS else [])
-                written.update([memory.displacement] if memory.access in _WRITES else [])
-    return read <= READ and {REFCNT, NEXT} <= read and NB_SEGS in written
-
-
-def _where_packets_are(instructions: Sequence[Instruction]) -> list[set[int]]:
-    """For each instruction the registers that can hold a segment's address before it, on some way from the entry."""
-    places = {instruction.ip: position for position, instruction in enumerate(instructions)}
-    before: list[set[int]] = [set() for _ in instructions]
-    before[0] = {Register.RDI}
-    left = [0]
-    while left:
-        position = left.pop()
-        after = _after(instructions[position], before[position])
-        for follower in _followers(instructions[position], position, places):
-            if not after <= before[follower]:
-                before[follower] |= after
-                left.append(follower)
-    return before
-
-
-def _followers(instruction: Instruction, position: int, places: dict[int, int]) -> Iterator[int]:
-    flow = instruction.flow_control
-    jumps = flow in (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
-    if jumps and instruction.near_branch_target in places:
-        yield places[instruction.near_branch_target]
-    if flow in (FlowControl.NEXT, FlowControl.CONDITIONAL_BRANCH, *_CALLS) and position + 1 < len(places):
-        yield position + 1
-
-
-def _after(instruction: Instruction, packets: set[int]) -> set[int]:
-    copies = instruction.mnemonic == Mnemonic.MOV and instruction.op0_kind == OpKind.REGISTER
-    from_register = instruction.op1_kind == OpKind.REGISTER and instruction.op1_register in packets
-    from_next = instruction.memory_base in packets and instruction.memory_displacement == NEXT
-    kept = packets & _KEPT if instruction.flow_control in _CALLS else set(packets)
-    for register in _information.info(instruction).used_registers():
-        if register.access in _WRITES:
-            kept.discard(Registers.full_register(register.register))
-    return kept | {instruction.op0_register} if copies and (from_register or from_next) else kept
+    read, written = found
+    is_free = read <= READ and {REFCNT, NEXT} <= read and NB_SEGS in written
+    return is_free and architecture.infer(module.image, offset, size).arguments == 1

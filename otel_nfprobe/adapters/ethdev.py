@@ -58,6 +58,19 @@ def module_at(modules: Sequence[Module], address: int) -> Module | None:
     return None
 
 
+def is_function(modules: Sequence[Module], address: int) -> bool:
+    """Whether a function of a loaded module starts at the address."""
+    module = module_at(modules, address)
+    frame = None if module is None else module.image.frames.find(address - module.base)
+    return module is not None and frame is not None and frame.start == address - module.base
+
+
+def label_at(module: Module, address: int) -> str:
+    """What the function of a module is called whose code holds the address; the address in it where none does."""
+    function = function_at(module, address - module.base)
+    return f"{module.name}+{address - module.base:#x}" if function is None else function.label
+
+
 def data_of(target: Target, modules: Sequence[Module]) -> Iterator[tuple[int, bytes]]:
     """Writable data of each loaded file together with the memory right behind it (.bss)."""
     paths = {module.path for module in modules}

@@ -23,8 +23,6 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from iced_x86 import Code, Decoder, FlowControl, Instruction, OpKind, Register
-
 from otel_nfprobe.adapters.base import (
     ABSENT,
     CALL,
@@ -36,7 +34,6 @@ from otel_nfprobe.adapters.base import (
     HOLD,
     KEEP,
     KNOWS_PROGRAM,
-    NO_OFFSET,
     PUNT,
     RECEIVE,
     RELEASE,
@@ -44,23 +41,21 @@ from otel_nfprobe.adapters.base import (
     TRANSMIT,
     VECTORS,
     WHEN_ALWAYS,
-    WHEN_NONZERO,
-    Batch,
     Buffer,
     Burst,
     NumberedBuffers,
     RoleFunction,
     make_program,
 )
-from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.ethdev import label_at, module_at
 from otel_nfprobe.adapters.vpp_buffers import (
     BUFFER,
     RECEIVED_MAX,
     find_buffer_memory,
-    make_frame_program,
-    make_input_program,
+    find_vectors,
+    make_node_program,
 )
-from otel_nfprobe.adapters.vpp_frames import Frame, find_frame
+from otel_nfprobe.adapters.vpp_frames import FRAME_ARGUMENT, Frame, find_frame
 from otel_nfprobe.adapters.vpp_graph import (
     INPUT,
     INTERNAL,
@@ -79,6 +74,7 @@ from otel_nfprobe.adapters.vpp_graph import (
     read_vector,
 )
 from otel_nfprobe.adapters.vpp_names import Interfaces, TextReader, read_reasons
+from otel_nfprobe.arch.architecture import of_host, of_image
 from otel_nfprobe.arch.snippet import assemble
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.numbernames import NumberNames
@@ -215,7 +211,6 @@ def find_thread_numbers(target: Target, workers_and_main: int) -> dict[int, int]
 
 PENDING_SYMBOL = "vlib_put_next_frame"
 FRAMES_MAX = 4096  # pending at a time
-_LOADS, _STORES = Code.MOV_R64_RM64, Code.MOV_RM64_R64
 
 
 def find_pending(target: Target, mains: Iterable[int]) -> int | None:
@@ -226,33 +221,14 @@ def find_pending(target: Target, mains: Iterable[int]) -> int | None:
     """
     module = module_of(target, PENDING_SYMBOL)
     function = None if module is None else function_at(module, module.image.exports[PENDING_SYMBOL].address)
-    offsets = set() if function is None else _moved_vectors(function)
+    if module is None or function is None:
+        return None
+    found = of_image(module.image).rewritten_words(module.image, function.offset, function.size)
+    offsets = {offset for offset in found if offset < MAIN_BYTES}
     if len(offsets) != 1:
         return None
     (offset,) = offsets
     return offset if all(_is_vector(target, main + offset) for main in mains) else None
-
-
-def _moved_vectors(function: Function) -> set[int]:
-    """Offsets behind the first argument of words that the function reads, and writes back."""
-    code = function.module.image.read(function.offset, function.size)
-    loaded, stored = set(), set()
-    argument = {Register.RDI}
-    for instruction in Decoder(64, code, ip=function.offset):
-        if instruction.code == _LOADS and instruction.op1_kind == OpKind.MEMORY:
-            loaded |= _displacement(instruction) if instruction.memory_base in argument else set()
-        elif instruction.code == _STORES and instruction.op0_kind == OpKind.MEMORY:
-            stored |= _displacement(instruction)
-        elif instruction.code == _STORES and instruction.op1_register in argument:
-            argument.add(instruction.op0_register)
-        elif instruction.flow_control == FlowControl.RETURN and loaded & stored:
-            break
-    return {offset for offset in loaded & stored if offset < MAIN_BYTES}
-
-
-def _displacement(instruction: Instruction) -> set[int]:
-    plain = instruction.memory_index == Register.NONE and instruction.memory_base != Register.RSP
-    return {int(instruction.memory_displacement)} if plain and instruction.memory_displacement else set()
 
 
 def _is_vector(target: Target, place: int) -> bool:
@@ -338,8 +314,7 @@ def find_handoff(target: Target, graph: Graph, frame: Frame) -> list[RoleFunctio
     putting = table & puts.keys()
     if not taking or not putting:
         return []
-    batch = Batch(frame.count, 2, frame.vectors, RECEIVED_MAX, NO_OFFSET if frame.array is None else frame.array)
-    take = Burst(MAIN, ABSENT, COUNT_RETURN, batch=batch, checked=True, queue=QUEUE)
+    take = Burst(MAIN, ABSENT, COUNT_RETURN, batch=find_vectors(frame, RECEIVED_MAX), checked=True, queue=QUEUE)
     put = Burst(NUMBERS, COUNT, COUNT_RETURN, packets_max=CALL_PACKETS, checked=True)
     return [
         *(_handoff_role(module, address, HAND_OVER, put, "hand over") for address in sorted(putting)),
@@ -383,45 +358,23 @@ def _node_of(queue: bytes) -> int:
 
 
 def _handoff_role(module: Module, address: int, role: int, burst: Burst, word: str) -> RoleFunction:
-    function = function_at(module, address - module.base)
-    name = function.label if function is not None else f"{module.name}+{address - module.base:#x}"
     program, puts = make_program(role, burst, BUFFER), role == HAND_OVER
     if puts:
         program["when"] = WHEN_ALWAYS  # its probe has something to do at each entry
-    return RoleFunction(address, name, role, program, f"frame queues {word}", takes_seventh=puts)
+    label = f"frame queues {word}"
+    return RoleFunction(address, label_at(module, address), role, program, label, takes_seventh=puts)
 
 
 # ---- adapter --------------------------------------------------------------------------------------------------------
 
 
 PROBED = (INTERNAL, INPUT)
+RUNTIME_ARGUMENT = 1
 WITNESSES = 32  # functions that are asked where a frame has its number of vectors
 NAMES_SHOWN = 3  # of the nodes that share a function
 NAME_SOURCE = "graph"
-# A frame that is not there is replaced by the node's runtime, which can be read.
-COUNT_VECTORS = "test rdx, rdx; cmove rdx, rsi; movzx eax, word ptr [rdx+{count}]"
-NODE_AND_VECTORS = (
-    "test rdx, rdx; cmove rdx, rsi; movzx ecx, word ptr [rdx+{count}]; "
-    "mov eax, dword ptr [rsi+{node}]; shl rax, 32; or rax, rcx"
-)
 # The return value says how many; no argument leads to packets.
-PROGRAM = {
-    "count_from": COUNT_RETURN,
-    "count_argument": ABSENT,
-    "requested_argument": ABSENT,
-    "queue_argument": ABSENT,
-    "pointers_argument": ABSENT,
-    "count_mask": 0xFFFFFFFF,
-    "when": WHEN_NONZERO,
-    "length_width": 2,
-    "segment_width": 2,
-    "packets_max": 0xFFFF,
-    **dict.fromkeys(("data_offset", "array_offset", "arrival", "arrival_flags", "holders"), NO_OFFSET),
-    **dict.fromkeys(("pointers_single", "data_pointer", "length", "segment_length", "arrival_unit", "link_layer"), 0),
-    **dict.fromkeys(("count_width", "count_offset", "pointers_offset", "arrival_bit"), 0),
-    **dict.fromkeys(("number_shift", "next_number", "next_flags", "next_bit"), 0),
-    **dict.fromkeys(("checked", "pooled", "verdict", "proven", "offence"), 0),
-}
+PROGRAM = {**Burst(ABSENT, ABSENT, packets_max=0xFFFF).fields(), **NOTHING.fields()}
 
 
 class VppAdapter:
@@ -568,14 +521,14 @@ class VppAdapter:
     def _program(self, role: int) -> dict[str, int]:
         if self._frame is None or self._buffers is None:
             return {**PROGRAM, "role": role}
-        make = make_input_program if role in INPUTS else make_frame_program
-        return make(role, self._frame)
+        return make_node_program(role, self._frame, is_input=role in INPUTS)
 
     def _snippet(self, nodes: list[Node], graph: Graph) -> bytes:
         if self._frame is None:
             return b""
-        text = COUNT_VECTORS if len(nodes) == 1 else NODE_AND_VECTORS
-        return _assemble(text.format(count=self._frame.count, node=graph.layout.node_index))
+        node_index = graph.layout.node_index if len(nodes) > 1 else None
+        # A frame that is not there is replaced by the node's runtime, which can be read.
+        return _assemble(of_host().field_text(FRAME_ARGUMENT, RUNTIME_ARGUMENT, self._frame.count, node_index))
 
 
 @cache

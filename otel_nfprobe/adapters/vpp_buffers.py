@@ -23,14 +23,14 @@ from otel_nfprobe.adapters.base import (
     Numbered,
     make_program,
 )
-from otel_nfprobe.adapters.vpp_frames import Frame
+from otel_nfprobe.adapters.vpp_frames import FRAME_ARGUMENT, Frame
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.target import Mapping, Target
 
 PAGE_BYTES = 4096
 MEMORY_MIN, MEMORY_MAX = 1 << 16, 1 << 40  # of all buffers: buffer_mem_size, of which not all need be mapped
-MAIN_ARGUMENT, FRAME_ARGUMENT = 0, 2  # rdi, rdx
+MAIN_ARGUMENT = 0
 FRAME_PACKETS = 256  # VLIB_FRAME_SIZE
 RECEIVED_MAX = lib.NFP_LATE_NUMBERS  # more of one call of an input node are only counted
 LINK_EITHER = lib.NFP_LINK_EITHER  # nodes move a packet's beginning over its headers
@@ -77,19 +77,15 @@ def find_buffer_memory(target: Target, main: int) -> tuple[int, int] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def make_frame_program(role: int, frame: Frame) -> dict[str, int]:
-    """What the probe of a node function that transmits or drops reads."""
-    batch = _batch(frame, FRAME_PACKETS)
-    return make_program(role, Burst(FRAME_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
+def make_node_program(role: int, frame: Frame, is_input: bool) -> dict[str, int]:
+    """What the probe of a node function reads: its frame, or of an input node those that are pending at its return."""
+    argument, capacity = (MAIN_ARGUMENT, RECEIVED_MAX) if is_input else (FRAME_ARGUMENT, FRAME_PACKETS)
+    burst = Burst(argument, ABSENT, COUNT_RETURN, batch=find_vectors(frame, capacity), checked=True)
+    return make_program(role, burst, BUFFER)
 
 
-def make_input_program(role: int, frame: Frame) -> dict[str, int]:
-    """What the probe of an input node's function reads: the frames that are pending when it returns."""
-    batch = _batch(frame, RECEIVED_MAX)
-    return make_program(role, Burst(MAIN_ARGUMENT, ABSENT, COUNT_RETURN, batch=batch, checked=True), BUFFER)
-
-
-def _batch(frame: Frame, capacity: int) -> Batch:
+def find_vectors(frame: Frame, capacity: int) -> Batch:
+    """Where a frame has its vectors, of which at most so many are described."""
     return Batch(frame.count, 2, frame.vectors, capacity, NO_OFFSET if frame.array is None else frame.array)
 
 

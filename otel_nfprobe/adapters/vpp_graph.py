@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.adapters.ethdev import module_at
+from otel_nfprobe.adapters.ethdev import is_function
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.target.target import Target
@@ -194,7 +194,7 @@ def _node_mains(target: Target, main: int, layout: Layout | None) -> Iterator[tu
         except NfprobeError:
             return
         nodes = _read_nodes(target, _pointers(target, word, NODES_MIN, NODES_MAX))
-        if nodes and (layout is not None or _have_functions(modules, nodes)):
+        if nodes and (layout is not None or all(is_function(modules, node.function) for node in nodes)):
             yield offset, nodes
 
 
@@ -213,17 +213,6 @@ def _read_nodes(target: Target, addresses: Sequence[int]) -> list[_RawNode]:
             return []
         found.append(_RawNode(function, text.decode("ascii"), content))
     return found
-
-
-def _have_functions(modules: Sequence[Module], nodes: list[_RawNode]) -> bool:
-    return all(_is_function(modules, address) for address in {node.function for node in nodes})
-
-
-def _is_function(modules: Sequence[Module], address: int) -> bool:
-    """Whether a function of a loaded module starts at the address."""
-    module = module_at(modules, address)
-    frame = None if module is None else module.image.frames.find(address - module.base)
-    return module is not None and frame is not None and frame.start == address - module.base
 
 
 # ---- the layout --------------------------------------------------------------------------------------------------
@@ -265,7 +254,7 @@ def _runtimes_fit(target: Target, main: int, nodes: list[_RawNode], layout: Layo
     owners = {index for index, node in enumerate(nodes) if node.number(layout.index - 4) in (INTERNAL, INPUT)}
     functions = {function for function, _, _ in runtimes.values()}
     modules = target.modules()
-    return owners <= runtimes.keys() and all(_is_function(modules, function) for function in functions)
+    return owners <= runtimes.keys() and all(is_function(modules, function) for function in functions)
 
 
 # ---- runtimes ----------------------------------------------------------------------------------------------------

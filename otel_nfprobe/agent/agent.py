@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent: looks for processes that match its rules, keeps a session on each, follows restarts.
+"""Agent: finds processes that match its rules, keeps a session on each, follows restarts.
 
-One thread looks, starts, ends and counts; what it says of itself others read as a copy (page.py).
+One thread searches, starts, ends and counts; others read copies of its state (page.py).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from otel_nfprobe.agent.rules import Configuration, Rule
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 
 # ---- processes that nobody attaches to ------------------------------------------------------------------------------
-# Strangers: processes that call themselves what a rule asks for and run as a user whose processes it does not take.
+# Strangers: processes that look like what a rule matches, but run as a user whose processes the rule excludes.
 #
-# A process chooses its name, its arguments and its program. Each is told of once, and so few a minute that nobody
-# fills the log with them.
+# A process chooses its name, its arguments and its program. Each is reported once, and only a few per minute so that
+# nobody can flood the log.
 
 
 PERIOD_S = 60.0
-TOLD_MAX = 10  # in a period
+TOLD_MAX = 10  # per period
 
 
 class Strangers:
-    """Says which processes were left alone for their user.
+    """Reports which processes were not attached to because of their user.
 
     Args:
         notify: one sentence for the log.
@@ -47,7 +47,7 @@ class Strangers:
         self._told = 0
 
     def tell(self, rules: Sequence[Rule], processes: Sequence[Process]) -> None:
-        """Looks at all processes that there are now."""
+        """Checks all current processes."""
         now = time.monotonic()
         if now - self._since >= PERIOD_S:
             self._since, self._told = now, 0
@@ -62,11 +62,11 @@ class Strangers:
             if self._told <= TOLD_MAX:
                 self._notify(_describe(rule, found[identity]))
             elif self._told == TOLD_MAX + 1:
-                self._notify("more processes of other users match; they are not attached to either, and not reported.")
+                self._notify("more processes of other users match; they are not attached to, and no longer reported.")
 
 
 def _refusing(rules: Sequence[Rule], process: Process) -> Rule | None:
-    """The first rule that speaks of a process which no rule takes."""
+    """Returns the first rule that matches a process which no rule accepts."""
     matching = [rule for rule in rules if rule.matches(process)]
     return matching[0] if matching and not any(rule.takes(process) for rule in matching) else None
 
@@ -74,8 +74,8 @@ def _refusing(rules: Sequence[Rule], process: Process) -> Rule | None:
 def _describe(rule: Rule, process: Process) -> str:
     users = ", ".join(_name_of(user) for user in sorted(process.users))
     return (
-        f"{rule.name}: process {process.pid}, which calls itself {process.name!a}, is not attached to: it runs as"
-        f" {users}, whose processes the rule does not take (user)."
+        f"{rule.name}: process {process.pid}, named {process.name!a}, is not attached to: it runs as"
+        f" {users}, whose processes the rule excludes (user)."
     )
 
 
@@ -87,9 +87,9 @@ def _name_of(user: int) -> str:
 
 
 # ---- one attach -----------------------------------------------------------------------------------------------------
-# Attached: one `nfprobe attach` that the agent has started, and what became of it.
+# Attached: one `nfprobe attach` that the agent has started, and its result.
 #
-# A process of its own: what goes wrong in one session harms no other, and the agent itself never touches a target.
+# A separate process: a failure in one session affects no other, and the agent itself never touches a target.
 
 
 REFUSED = 3  # exit status: this target cannot be probed
@@ -101,7 +101,7 @@ class Attached:
     Attributes:
         process: the target.
         rule: by which it is measured.
-        summary: its summary object once it has ended with one, else None.
+        summary: its summary object once it has ended with one, otherwise None.
     """
 
     def __init__(self, process: Process, rule: Rule, notify: Callable[[str], None]) -> None:
@@ -119,7 +119,7 @@ class Attached:
             text=True,
             errors="replace",
             env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment},
-            start_new_session=True,  # a signal to the agent's group is the agent's to pass on
+            start_new_session=True,  # the agent itself forwards signals sent to its group
         )
         assert self._child.stdout is not None
         assert self._child.stderr is not None
@@ -132,7 +132,7 @@ class Attached:
 
     @property
     def status(self) -> int | None:
-        """Exit status once it has ended and all that it said was read, else None."""
+        """Returns the exit status once it has ended and all its output was read, otherwise None."""
         status = self._child.poll()
         if status is None:
             return None
@@ -142,21 +142,21 @@ class Attached:
 
     @property
     def was_refused(self) -> bool:
-        """Whether there is no use in trying this process again."""
+        """Returns whether retrying this process is pointless."""
         return self._child.poll() == REFUSED
 
     @property
     def was_too_dear(self) -> bool:
-        """Whether it ended since its probes cost more than they may."""
+        """Returns whether it ended because its probes exceeded their budget."""
         return bool(self.summary and self.summary.get("budget", {}).get("exceeded"))
 
     def end(self) -> None:
-        """Asks it to detach; `status` says when it has."""
+        """Asks it to detach; `status` returns the result."""
         if self._child.poll() is None:
             self._child.terminate()
 
     def kill(self) -> None:
-        """For one that does not end; the next session on the target cleans up after it."""
+        """Kills one that does not end; the next session on the target cleans up after it."""
         self._child.kill()
         self._child.wait()
 
@@ -178,22 +178,22 @@ class Attached:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
-PAUSE_S = 5.0  # before a session that failed is tried again; doubled each time
+PAUSE_S = 5.0  # before a failed session is retried; doubled each time
 PAUSE_MAX_S = 300.0
-STEADY_S = 60.0  # a session that lived so long did not fail to start
+STEADY_S = 60.0  # a session that ran this long did not fail to start
 MINUTE_S = 60.0
-END_S = 30.0  # for a detach on a busy machine
+END_S = 30.0  # enough for a detach on a busy machine
 Identity = tuple[int, int, str]  # of a process
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the agent has done, by rule.
+    """Statistics of the agent, by rule.
 
     Attributes:
-        sessions: that run now; waiting: processes that match now and have none for the bounds of the file.
-        started, failed, refused, too_dear: of all that ever were.
-        looked_at: monotonic seconds of the last look.
+        sessions: running now; waiting: matching processes without a session because of the file's limits.
+        started, failed, refused, too_dear: since the start.
+        looked_at: monotonic seconds of the last scan.
     """
 
     sessions: dict[str, int]
@@ -207,7 +207,7 @@ class Counts:
 
 @dataclass
 class _Trouble:
-    """Why a process has no session now."""
+    """Why a process currently has no session."""
 
     pause_s: float = PAUSE_S
     until: float = float("inf")
@@ -215,7 +215,7 @@ class _Trouble:
 
 @dataclass
 class Agent:
-    """Sessions on all processes that match.
+    """Keeps a session on each process that matches.
 
     Attributes:
         configuration: its rules.
@@ -230,8 +230,8 @@ class Agent:
     _trouble: dict[Identity, _Trouble] = field(default_factory=dict)
     _totals: dict[str, dict[str, int]] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
-    _leaving: dict[Identity, float] = field(default_factory=dict)  # for others; until when, in monotonic seconds
-    # Of the last minute: monotonic seconds, and the users of the process.
+    _leaving: dict[Identity, float] = field(default_factory=dict)  # making room; until when, in monotonic s
+    # Starts in the last minute: monotonic seconds, and the users of the process.
     _starts: deque[tuple[float, frozenset[int]]] = field(default_factory=deque)
     _strangers: Strangers = field(init=False)
     _looked_at: float = 0.0
@@ -240,10 +240,10 @@ class Agent:
         self._strangers = Strangers(self.notify)
 
     def run(self, reload: Callable[[], Configuration | None]) -> None:
-        """Until `stopping` is set.
+        """Runs until `stopping` is set.
 
         Args:
-            reload: asked at each look; what it returns holds from then on.
+            reload: called at each scan; a configuration that it returns takes effect.
         """
         try:
             while not self.stopping.wait(0 if self._looked_at == 0 else self.configuration.look_s):
@@ -255,7 +255,7 @@ class Agent:
             self._end(list(self._attached.values()))
 
     def look(self) -> None:
-        """Compares what runs with what should."""
+        """Starts and ends sessions according to the current processes."""
         self._collect()
         processes = list(find_processes())
         found = {process.identity: process for process in processes if self._rule_of(process) is not None}
@@ -279,8 +279,9 @@ class Agent:
         self._looked_at = time.monotonic()
 
     def _in_turn(self, found: dict[Identity, Process]) -> list[tuple[Identity, Process]]:
-        """Those of users for whom the fewest sessions have begun come first: whose processes start again and again, or
-        execute others, keeps only himself waiting."""
+        """Orders processes so that users with the fewest started sessions come first: a user whose processes restart
+        or exec repeatedly delays only their own.
+        """
         begun = Counter(users for _, users in self._starts)
         running = Counter(attached.process.users for attached in self._attached.values())
 
@@ -295,14 +296,14 @@ class Agent:
         return sorted(found.items(), key=lambda item: place(item[1]))
 
     def _rank(self, rule: Rule) -> int:
-        """Where a rule stands in the file."""
+        """Returns the position of a rule in the file."""
         rules = list(self.configuration.rules)
         return rules.index(rule) if rule in rules else len(rules)
 
     def _give_way(self, waiting: list[tuple[Process, Rule]]) -> None:
-        """Ends sessions for processes that have waited for one in vain, where `max-sessions` are running.
+        """Ends sessions in favour of processes that have waited in vain, when `max-sessions` are running.
 
-        Rules that stand earlier come first; by one and the same rule each user gets as many as another one.
+        Earlier rules take precedence; within one rule each user gets the same number.
         """
         starts_left = self.configuration.starts_per_minute - len(self._starts)
         if len(self._attached) < self.configuration.sessions_max:
@@ -312,7 +313,7 @@ class Agent:
         running = Counter((item.rule.name, item.process.users) for item in staying)
         for process, rule in waiting:
             own = rule.name, process.users
-            if coming > 0:  # one that ends already is for this one
+            if coming > 0:  # a session that is already ending makes room for this one
                 coming -= 1
             elif starts_left <= 0 or (least := self._who_gives_way(staying, rule, running[own], running)) is None:
                 continue
@@ -322,8 +323,8 @@ class Agent:
                 self._leaving[least.process.identity] = time.monotonic() + END_S
                 least.end()
                 self.notify(
-                    f"{least.rule.name}: the session on {least.process.shown_name} {least.process.pid} ends, so that"
-                    f" {process.shown_name} {process.pid} ({rule.name}) has one (max-sessions)."
+                    f"{least.rule.name}: the session on {least.process.shown_name} {least.process.pid} ends for"
+                    f" {process.shown_name} {process.pid} ({rule.name}) (max-sessions)."
                 )
             starts_left -= 1
             running[own] += 1
@@ -331,7 +332,7 @@ class Agent:
     def _who_gives_way(
         self, staying: list[Attached], rule: Rule, own: int, running: Counter[tuple[str, frozenset[int]]]
     ) -> Attached | None:
-        """The session that ends for a process of this rule, by which its users have `own` ones; the youngest first."""
+        """Returns the session to end for a process of this rule, whose users have `own` ones; the youngest first."""
         rank = self._rank(rule)
         later = [item for item in staying if self._rank(item.rule) > rank]
         if later:
@@ -341,7 +342,7 @@ class Agent:
         return None if most is None or held[most] < own + 2 else most
 
     def _has_room(self, now: float) -> bool:
-        """Whether the file's bounds let one more session begin."""
+        """Returns whether the file's limits allow another session to start."""
         while self._starts and self._starts[0][0] <= now - MINUTE_S:
             self._starts.popleft()
         bounds = self.configuration
@@ -351,13 +352,13 @@ class Agent:
         if waiting and not self._waiting:
             bounds = self.configuration
             self.notify(
-                f"{sum(waiting.values())} processes wait: {bounds.sessions_max} sessions may run at a time"
-                f" (max-sessions), and {bounds.starts_per_minute} begin in a minute (starts-per-minute)."
+                f"{sum(waiting.values())} processes wait: {bounds.sessions_max} sessions may run at once"
+                f" (max-sessions), and {bounds.starts_per_minute} may start per minute (starts-per-minute)."
             )
         self._waiting = dict(waiting)
 
     def counts(self) -> Counts:
-        """A copy for other threads."""
+        """Returns a copy for other threads."""
         names = [rule.name for rule in self.configuration.rules]
         running = [attached.rule.name for attached in list(self._attached.values())]
         totals = {
@@ -392,7 +393,7 @@ class Agent:
             self._judge(attached, status)
 
     def _judge(self, attached: Attached, status: int) -> None:
-        """A session has ended: whether, and when, the process is tried again."""
+        """Decides whether, and when, the process of an ended session is retried."""
         rule, now = attached.rule, time.monotonic()
         trouble = self._trouble.setdefault(attached.process.identity, _Trouble())
         if now - attached.started_at > STEADY_S:
@@ -405,19 +406,19 @@ class Agent:
             self._count("too_dear", rule)
             trouble.pause_s = PAUSE_MAX_S
         elif status == 0 or (attached.summary or {}).get("target_ended"):
-            trouble.pause_s = PAUSE_S  # the target has ended, or runs another program now
+            trouble.pause_s = PAUSE_S  # the target has ended, or has executed another program
         else:
             self._count("failed", rule)
         trouble.until = now + trouble.pause_s
         trouble.pause_s = min(2 * trouble.pause_s, PAUSE_MAX_S)
 
     def _take(self, fresh: Configuration) -> None:
-        """Sessions of rules that have changed end; the next look starts them anew."""
+        """Takes over a new configuration: ends sessions of changed rules; the next scan restarts them."""
         self.configuration = fresh
         changed = [attached for attached in self._attached.values() if self._rule_of(attached.process) != attached.rule]
         self._end(changed)
         self._trouble.clear()
-        self.notify(f"configuration read: {len(fresh.rules)} rules, {len(changed)} sessions ended for it.")
+        self.notify(f"configuration read: {len(fresh.rules)} rules, {len(changed)} sessions ended.")
 
     def _end(self, ending: list[Attached]) -> None:
         for attached in ending:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page: health, readiness and counts of the agent over HTTP, and its word to systemd.
+"""Page: health, readiness and counters of the agent over HTTP, and its notifications to systemd.
 
-`/healthz` answers 200 while the agent looks at processes as often as it should, `/readyz` once it has looked,
-`/metrics` is for Prometheus.
+`/healthz` answers 200 while the agent scans processes as often as it should, `/readyz` after its first scan, `/metrics`
+serves Prometheus.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from otel_nfprobe.agent.agent import Agent
 from otel_nfprobe.metrics.httplistener import HttpListener, Reply
 
 PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LATE_S = 30.0  # without a look, beyond the interval
+LATE_S = 30.0  # without a scan, beyond the interval
 
 
 class Page:
     """Listens until `close`.
 
     Raises:
-        NfprobeError: the address cannot be had.
+        NfprobeError: the address cannot be bound.
     """
 
     def __init__(self, agent: Agent, host: str, port: int) -> None:
@@ -38,16 +38,16 @@ class Page:
         self.port = self._listener.port
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
         self._listener.close()
 
     def _answer(self, path: str, _: str) -> Reply:
         if path == "/metrics":
             return Reply(200, PAGE_TYPE, generate_latest(self._registry))
         if path == "/healthz":
-            return _judge(is_healthy(self._agent), "processes were not looked at for too long")
+            return _judge(is_healthy(self._agent), "no scan of processes for too long")
         if path == "/readyz":
-            return _judge(self._agent.counts().looked_at > 0, "processes were not looked at yet")
+            return _judge(self._agent.counts().looked_at > 0, "processes have not been scanned yet")
         return Reply(404, PAGE_TYPE, b"there are /healthz, /readyz and /metrics\n")
 
 
@@ -77,12 +77,12 @@ def _family(name: str, about: str, kind: str, values: dict[str, int]) -> Metric:
 
 
 def is_healthy(agent: Agent) -> bool:
-    """Whether it looks at processes as often as it should."""
+    """Returns whether it scans processes as often as it should."""
     return time.monotonic() - agent.counts().looked_at < agent.configuration.look_s + LATE_S
 
 
 def tell_systemd(state: str) -> None:
-    """`READY=1`, `STOPPING=1`, ...: a line for who started a `Type=notify` unit; nothing where nobody did."""
+    """Sends `READY=1`, `STOPPING=1`, ... to the service manager of a `Type=notify` unit; does nothing without one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: what of a running process a rule can speak of. Everything is read from /proc."""
+"""Processes: the properties of a running process that rules can match. Everything is read from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# As container runtimes name cgroups: the id alone, or docker-ID.scope, cri-containerd-ID.scope, cri-o's crio-ID ...
+# Names of container cgroups: the ID alone, or docker-ID.scope, cri-containerd-ID.scope, cri-o's crio-ID ...
 _CONTAINER = re.compile(r"(?:[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?")
 _START_TIME_FIELD = 22
 _USER_SLICE = "user.slice"
@@ -20,11 +20,11 @@ class Process:
     """One process.
 
     Attributes:
-        start: when it was started, in the kernel's clock ticks: with the pid it is this process and no later one.
+        start: when it was started, in the kernel's clock ticks: with the pid it identifies the process.
         name: its comm; executable: base name of its program.
         path: of its program, as the process sees it.
-        cgroup: path; unit: of systemd's own, not of a user's manager, or ""; container: its id of 64 digits, or "".
-        users: real, effective, saved and for files: a set-user-id program has several.
+        cgroup: path; unit: of the system's systemd, not of a user's manager, or ""; container: its 64-digit ID, or "".
+        users: real, effective, saved and file system: a set-user-ID program has several.
     """
 
     pid: int
@@ -39,17 +39,17 @@ class Process:
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """What stays the same until it ends or runs another program; its name and cgroup may change."""
+        """Returns what stays the same until it ends or executes another program; its name and cgroup may change."""
         return self.pid, self.start, self.executable
 
     @property
     def shown_name(self) -> str:
-        """Of its program, for a log: the file's owner has chosen it."""
+        """Returns the name of its program for a log; the file's owner chooses that name."""
         return "".join(c if c.isprintable() else "?" for c in self.executable)
 
 
 def find_processes() -> Iterator[Process]:
-    """All processes with a program; kernel threads have none."""
+    """Returns all processes with a program; kernel threads have none."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             process = read_process(int(entry))
@@ -58,7 +58,7 @@ def find_processes() -> Iterator[Process]:
 
 
 def read_process(pid: int) -> Process | None:
-    """None when it has ended, is a kernel thread, or must not be looked at."""
+    """Returns a process; None if it has ended, is a kernel thread, or may not be read."""
     folder = Path("/proc") / str(pid)
     try:
         name, _, rest = (folder / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
@@ -84,9 +84,9 @@ def read_process(pid: int) -> Process | None:
 
 
 def find_unit(cgroup: str) -> str:
-    """The unit that the system's systemd keeps there, or "".
+    """Returns the unit that the system's systemd manages there, or "".
 
-    Below a unit its own program names cgroups as it likes, and below user.slice the user does.
+    Below a unit, its own program names cgroups freely, and below user.slice the user does.
     """
     for part in cgroup.split("/"):
         if part == _USER_SLICE:
@@ -99,7 +99,7 @@ def find_unit(cgroup: str) -> str:
 
 
 def find_container(cgroup: str) -> str:
-    """The id of the outermost container, or ""."""
+    """Returns the ID of the outermost container, or ""."""
     found = (_CONTAINER.fullmatch(part) for part in cgroup.split("/"))
     return next((match[1] for match in found if match), "")
 
@@ -110,7 +110,7 @@ def _find_users(status: str) -> frozenset[int]:
 
 
 def _find_cgroup(text: str) -> str:
-    """Of the unified hierarchy, else of systemd's, else the longest one."""
+    """Returns the path in the unified hierarchy, otherwise in systemd's, otherwise the longest one."""
     paths = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
     for number, controllers, path in paths:
         if number == "0" or controllers == "name=systemd":

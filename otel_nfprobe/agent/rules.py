@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: the agent's configuration file, read and checked before anything is done. docs/agent.md describes it."""
+"""Rules: the agent's configuration file, read and validated at the start. docs/agent.md describes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSIONS_MAX = 16
 STARTS_PER_MINUTE = 30
 ANY = "any"
 _WILDCARDS = re.compile(r"[*?\[]")
-# What the agent decides itself, or what makes no sense for a session that nobody watches.
+# What the agent controls itself, or what makes no sense in an unattended session.
 FORBIDDEN = ("json", "for", "metrics-listen")
 
 
@@ -37,7 +37,7 @@ class Rule:
         match: patterns by matcher; a process must match all of them.
         options: words for `nfprobe attach PID`.
         environment: variables added to the session's.
-        users: numbers of the users whose processes it takes, or None for everybody's.
+        users: IDs of the users whose processes it accepts, or None for everybody's.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Rule:
     users: frozenset[int] | None = frozenset({0})
 
     def takes(self, process: Process) -> bool:
-        """Whether it takes processes of this one's users, whatever they call themselves."""
+        """Returns whether it accepts processes of this one's users, whatever their names."""
         return self.users is None or process.users <= self.users
 
     def matches(self, process: Process) -> bool:
-        """Whether it speaks of this process."""
+        """Returns whether it matches this process."""
         values = {
             "process": (process.executable, process.name),
             "executable": (process.path,),
@@ -70,10 +70,10 @@ class Configuration:
     """The whole file.
 
     Attributes:
-        rules: the first that matches a process holds.
-        look_s: how often processes are looked for.
+        rules: the first match applies.
+        look_s: interval between scans for processes.
         listen: host and port of health, readiness and metrics, or None.
-        sessions_max: that may run at a time; starts_per_minute: that may begin.
+        sessions_max: that may run at once; starts_per_minute: that may start.
     """
 
     rules: Sequence[Rule]
@@ -84,13 +84,13 @@ class Configuration:
 
 
 def read_configuration(path: str, check: Callable[[Sequence[str]], None]) -> Configuration:
-    """The file at `path`.
+    """Returns the configuration at `path`.
 
     Args:
-        check: is given the options of each rule; raises UsageError when `nfprobe attach` does not take them.
+        check: called with the options of each rule; raises UsageError if `nfprobe attach` rejects them.
 
     Raises:
-        UsageError: it cannot be read, or says something that is not understood; the sentence names it.
+        UsageError: it cannot be read, or contains an error; the sentence names it.
     """
     again = f"nfprobe agent --config {path} --check"
     try:
@@ -98,7 +98,7 @@ def read_configuration(path: str, check: Callable[[Sequence[str]], None]) -> Con
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", again) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}.", again) from error
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.", again) from error
     try:
         return _read(content, check)
     except _WrongError as wrong:
@@ -108,7 +108,7 @@ def read_configuration(path: str, check: Callable[[Sequence[str]], None]) -> Con
 
 
 class _WrongError(Exception):
-    """What is wrong, in words."""
+    """The description of an error."""
 
 
 def _read(content: object, check: Callable[[Sequence[str]], None]) -> Configuration:
@@ -140,7 +140,7 @@ def _count(fields: Mapping[str, Any], key: str, otherwise: int) -> int:
 
 def _fields(content: object, where: str, known: Sequence[str]) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise _WrongError(f"{where} is no mapping")
+        raise _WrongError(f"{where} is not a mapping")
     for key in content:
         if key not in known:
             raise _WrongError(f"{where} has {key!r}, which is none of {', '.join(known)}")
@@ -154,7 +154,7 @@ def _read_rule(content: object, where: str) -> Rule:
         raise _WrongError(f"match of {where} needs at least one of {', '.join(MATCHERS)}, each a pattern")
     environment = fields.get("environment") or {}
     if not isinstance(environment, dict):
-        raise _WrongError(f"environment of {where} is no mapping")
+        raise _WrongError(f"environment of {where} is not a mapping")
     words = _make_words(fields.get("options") or {}, where)
     name = str(fields.get("name") or where)
     users = _read_users(fields["user"], where) if "user" in fields else _default_users(match)
@@ -162,7 +162,7 @@ def _read_rule(content: object, where: str) -> Rule:
 
 
 def _default_users(match: Mapping[str, str]) -> frozenset[int] | None:
-    """Root's processes; those of a unit that is named are the unit's, whatever user it runs as."""
+    """Returns root's processes; for rules that match a unit, any user's."""
     unit = match.get("unit", "")
     if not unit or _WILDCARDS.search(unit.partition("@")[0]):
         return frozenset({0})
@@ -182,13 +182,13 @@ def _number_of(user: object, where: str) -> int:
     try:
         return pwd.getpwnam(str(user)).pw_uid
     except KeyError:
-        raise _WrongError(f"{where} has the user {user!r}, whom this machine does not know") from None
+        raise _WrongError(f"{where} has the user {user!r}, who does not exist on this machine") from None
 
 
 def _make_words(options: object, where: str) -> list[str]:
-    """`slowest: 0.1%` becomes `--slowest 0.1%`, a list repeats the option, true is an option without a value."""
+    """Converts options: `slowest: 0.1%` becomes `--slowest 0.1%`, a list repeats the option, true has no value."""
     if not isinstance(options, dict):
-        raise _WrongError(f"options of {where} is no mapping")
+        raise _WrongError(f"options of {where} is not a mapping")
     words: list[str] = []
     for option, value in {"max-share-of-core": SHARE_OF_CORE, **options}.items():
         if option in FORBIDDEN:

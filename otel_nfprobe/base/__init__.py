@@ -11,6 +11,7 @@ __all__ = [
     "layouts",
     "numbernames",
     "printable",
+    "processors",
     "recording_pb2",
     "strategies",
     "timedreader",

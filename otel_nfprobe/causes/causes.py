@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
 from otel_nfprobe.causes.baseline import Typical
@@ -31,14 +32,14 @@ class CauseCount:
     most_ticks: int
 
 
-class CauseTally:
-    """Counts the causes of all packets at or above a latency threshold.
+class LateCauses:
+    """Finds the causes of all packets at or above a latency threshold, drain by drain.
 
     Args:
         threshold_ticks: packets with at least this latency are late.
         typical: the baseline of the recording.
         absences: of the whole recording, dtype ABSENCE.
-        flow: counts only packets of these flows; None: all.
+        flow: judges only packets of these flows; None: all.
     """
 
     def __init__(self, threshold_ticks: int, typical: Typical, absences: Rows, flow: FlowFilter | None = None) -> None:
@@ -48,25 +49,41 @@ class CauseTally:
         self._typical = typical
         self._absences = absences
         self._before = Columns()
-        self._found: list[Rows] = []
 
-    def add(self, columns: Columns) -> None:
-        """Adds the late packets of these columns."""
+    def find(self, columns: Columns) -> tuple[Columns, NDArray[np.intp], Rows]:
+        """Returns the late packets of these columns: rows of packets in the returned columns, and their causes."""
         latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
         late = np.flatnonzero((latency >= self._threshold) & (latency > 0))
         if self._flow is not None:
             late = late[self._flow.match(columns.packets[late])]
         late = late[: JUDGED_MAX - self.judged]
-        if len(late):
-            both = concatenate([self._before, columns])
-            packets = late + len(self._before.packets)
-            self._found.append(find_causes(both, packets, self._typical, self._absences))
-            self.judged += len(late)
-        self._before = columns
+        self.judged += len(late)
+        before, self._before = self._before, columns
+        if not len(late):
+            return columns, late, np.empty(0, CAUSE)
+        both, packets = concatenate([before, columns]), late + len(before.packets)
+        return both, packets, find_causes(both, packets, self._typical, self._absences)
+
+
+class CauseTally:
+    """Counts the causes of all packets that `late` judges."""
+
+    def __init__(self, late: LateCauses) -> None:
+        self._late = late
+        self._found = [np.empty(0, CAUSE)]
+
+    @property
+    def judged(self) -> int:
+        """Number of packets whose causes were counted."""
+        return self._late.judged
+
+    def add(self, columns: Columns) -> None:
+        """Adds the late packets of these columns."""
+        self._found.append(self._late.find(columns)[2])
 
     def counts(self) -> list[CauseCount]:
         """Returns one entry per kind and function, the most frequent first."""
-        found = np.concatenate(self._found) if self._found else np.empty(0, CAUSE)
+        found = np.concatenate(self._found)
         keys = found["kind"].astype(np.int64) << 32 | found["function"]
         counts = []
         for key in np.unique(keys):

@@ -8,23 +8,24 @@ import ctypes
 import errno
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.adapters.installed import adapter_names, choose_adapter
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.printable import printable_value
+from otel_nfprobe.base.processors import HOST, NAMES
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux.descriptors import NO_PIDFD_GETFD, can_take
 from otel_nfprobe.linux.namespaces import foreign_namespaces, root_directory
-from otel_nfprobe.probes.inject import SAFE_SYSTEM_CALLS
+from otel_nfprobe.probes.inject import safe_calls
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import nothing_to_probe
 from otel_nfprobe.target.library_file import sees_proc
-from otel_nfprobe.target.target import Target, Thread
+from otel_nfprobe.target.target import Target, Thread, read_status, read_text
 
 
 class DoctorCommand:
@@ -125,8 +126,9 @@ def _describe_thread(thread: Thread) -> dict[str, Any]:
 
 def _blocked_thread(threads: list[Thread]) -> int | None:
     """The thread that the probe library would be loaded through, or None: then a busy one is waited for."""
-    blocked = [thread for thread in threads if thread.system_call in SAFE_SYSTEM_CALLS]
-    return min(blocked, key=lambda thread: SAFE_SYSTEM_CALLS.index(thread.system_call or 0)).tid if blocked else None
+    rank = safe_calls()
+    blocked = [thread for thread in threads if thread.system_call in rank]
+    return min(blocked, key=lambda thread: rank[thread.system_call or 0]).tid if blocked else None
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -210,8 +212,8 @@ def describe_machine() -> dict[str, dict[str, str]]:
     machine = platform.machine()
     return {
         "kernel": _fact(f"{platform.system()} {platform.release()} {platform.version()}"),
-        "architecture": _fact(machine, "" if machine == "x86_64" else "nfprobe works on x86-64 only"),
-        "cpus": _fact(f"{os.cpu_count()} ({_cpu_model()})"),
+        "architecture": _fact(machine, "" if machine == HOST.machine else f"nfprobe works on {NAMES} only"),
+        "cpus": _fact(f"{os.cpu_count()} ({_cpu_field('model name') or 'unknown'})"),
         "time stamp counter": _tsc(),
         "ptrace scope": _ptrace_scope(),
         "membarrier sync-core": _membarrier(),
@@ -244,26 +246,17 @@ def _fact(value: str, advice: str = "") -> dict[str, str]:
 
 
 def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(path).strip()
 
 
-def _cpu_model() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
+def _cpu_field(name: str) -> str:
+    lines = read_text("/proc/cpuinfo").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def _tsc() -> dict[str, str]:
-    flags: set[str] = set()
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("flags"):
-            flags = set(line.partition(":")[2].split())
-            break
-    sound = {"constant_tsc", "nonstop_tsc"} <= flags
+    flags = set(_cpu_field("flags").split())
+    sound = flags >= of_host().clock_flags
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     advice = "" if sound else "times are wrong where the counter stops or changes its rate"
     return _fact(f"{'constant' if sound else 'not constant'}; clock source {source or 'unknown'}", advice)
@@ -321,7 +314,4 @@ def _counters() -> dict[str, str]:
 
 
 def _effective_capabilities() -> int:
-    for line in _read("/proc/self/status").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    return int(read_status(os.getpid()).get("CapEff", "0"), 16)

@@ -133,8 +133,10 @@ class FunctionsCommand:
             listed = [plan for plan in plans if not _is_part(plan)]
             if arguments.json:
                 signatures = signatures_of(plan.function for plan in listed)
-                rows = [_as_json(plan, signatures[plan.function]) for plan in listed]
-                print_json(rows + [_unframed_as_json(item) for item in unframed])
+                rows = [
+                    _as_json(plan.function, plan.strategy, plan.reason, signatures[plan.function]) for plan in listed
+                ]
+                print_json(rows + [_as_json(item, None, _unframed_reason(item)) for item in unframed])
             else:
                 _print_table(listed, unframed, len(plans) - len(listed))
         finally:
@@ -159,51 +161,29 @@ def _is_part(plan: FunctionPlan) -> bool:
     return bool(getattr(plan, "is_part", False)) or plan.name_source == "section"
 
 
-def _as_json(plan: FunctionPlan, signature: Signature) -> dict[str, Any]:
-    return {
-        "module": plan.module.name,
-        "offset": plan.offset,
-        "size": plan.size,
-        "name": plan.name,
-        "name_source": plan.name_source,
-        "strategy": plan.strategy,
-        "reason": plan.reason,
-        "arguments": signature.arguments,
-        "returns": signature.returns,
-        **_naming_as_json(plan.function),
-        "signature": signature.as_json(),
-    }
-
-
-def _unframed_as_json(item: Unframed) -> dict[str, Any]:
+def _as_json(item: Named, strategy: str | None, reason: str, signature: Signature | None = None) -> dict[str, Any]:
     return {
         "module": item.module.name,
         "offset": item.offset,
         "size": item.size,
         "name": item.name,
         "name_source": item.name_source,
-        "strategy": None,
-        "reason": _unframed_reason(item),
-        "arguments": None,
-        "returns": None,
-        **_naming_as_json(item),
-        "signature": None,
-    }
-
-
-def _unframed_reason(item: Unframed) -> str:
-    return IN_LINKER if item.module.is_dynamic_linker else item.reason
-
-
-def _naming_as_json(item: Named) -> dict[str, Any]:
-    return {
+        "strategy": strategy,
+        "reason": reason,
+        "arguments": signature and signature.arguments,
+        "returns": signature and signature.returns,
         "display_name": item.display_name,
         "aliases": list(item.aliases) if item.name_source != "offset" else [],
         "kind": item.kind,
         "version": item.version.lstrip("@"),
         "is_default_version": not item.version.startswith("@") or item.version.startswith("@@"),
         "folded": item.is_folded,
+        "signature": signature and signature.as_json(),
     }
+
+
+def _unframed_reason(item: Unframed) -> str:
+    return IN_LINKER if item.module.is_dynamic_linker else item.reason
 
 
 def _print_table(plans: Sequence[FunctionPlan], unframed: Sequence[Unframed], parts: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
+from otel_nfprobe import __version__
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import collection_paused
 from otel_nfprobe.base.printable import PrintableStream, printable
@@ -144,7 +145,7 @@ def parse(argv: list[str]) -> tuple[Command, argparse.Namespace]:
         UsageError: they are not understood.
     """
     parser = _Parser(prog="nfprobe", description="Traces packets through a running network function.")
-    parser.add_argument("--version", action="version", version=f"nfprobe {_version()}")
+    parser.add_argument("--version", action="version", version=f"nfprobe {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     chosen = _find_verb(argv)
     command: Command | None = None
@@ -219,12 +220,6 @@ def tell(sentence: str, next_command: str = "") -> None:
     print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
     if next_command:
         print(f"next: {printable(next_command)}", file=sys.stderr, flush=True)
-
-
-def _version() -> str:
-    import otel_nfprobe
-
-    return str(getattr(otel_nfprobe, "__version__", "unknown"))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from otel_nfprobe import __version__
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError, UsageError
@@ -24,7 +25,6 @@ from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, o
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.export.destination import Destination
 from otel_nfprobe.export.limiter import Limiter
-from otel_nfprobe.export.resource import find_version
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.metrics.metrics_settings import find_settings
 from otel_nfprobe.monitor.budget import Budget
@@ -286,7 +286,7 @@ class Measurement:
         resource = self._resource
         settings = {name: value for name, value in vars(self.arguments).items() if name not in SECRETS}
         header = RecordingHeader(
-            nfprobe_version=find_version(),
+            nfprobe_version=__version__,
             session=f"{self._session_id:016x}",
             pid=self.monitor.attachment.target.pid,
             executable=str(resource.get("process.executable.path", "")),

@@ -91,7 +91,7 @@ class StatsCommand:
 def _parse_pid(text: str) -> int | None:
     """A process, or None for all."""
     if text != "all" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process ID")
     return None if text == "all" else int(text)
 
 

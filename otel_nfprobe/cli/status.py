@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.linux.descriptors import look_at_session_file
+from otel_nfprobe.linux.namespaces import namespace_ids
 from otel_nfprobe.monitor.monitor import TRIAL
 from otel_nfprobe.shm.session import (
     FIXED_BYTES,
@@ -92,7 +94,7 @@ def _read(pid: int, holder: int, descriptor: int) -> dict[str, Any] | None:
         os.close(fd)
     start = ffi.from_buffer(fixed)
     header = ffi.cast("struct nfp_session_header *", start)
-    if int(header.target_pid) != _own_pid(pid):
+    if int(header.target_pid) != namespace_ids(Path(f"/proc/{pid}"))[-1]:
         return None  # a forked child has its parent's session
     probes = ffi.cast("struct nfp_probe *", start + PROBE_TABLE_OFFSET)
     threads = ffi.cast("struct nfp_thread_shared *", start + THREAD_TABLE_OFFSET)
@@ -115,15 +117,6 @@ def _state(header: Any) -> str:
     state = STATES.get(int(header.state), UNKNOWN)
     is_trial = state == "armed" and ffi.string(header.message, 16) == TRIAL.encode()
     return TRIAL if is_trial else state
-
-
-def _own_pid(pid: int) -> int:
-    """The process id as the process itself sees it, in its own namespace."""
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
 
 
 def _line(state: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.devices import SYSFS, core_devices, is_core_name, read_devices
 from otel_nfprobe.counters.perf import Kernel
@@ -63,9 +64,9 @@ class Surroundings:
         """Returns whether a seccomp filter applies to nfprobe's own system calls, as in most containers."""
         return self._words("self/status", "Seccomp") == ["2"]
 
-    def rdpmc_is_off(self) -> bool:
+    def reading_is_off(self) -> bool:
         """Returns whether the kernel forbids all programs to read counters."""
-        return any(device.rdpmc == 0 for device in core_devices(read_devices(self.sysfs)))
+        return any(device.direct == 0 for device in core_devices(read_devices(self.sysfs)))
 
     def _words(self, path: str, name: str) -> list[str]:
         for line in self._read(path).splitlines():
@@ -198,17 +199,18 @@ def _try_to_count(opened: list[int], kernel: Kernel, around: Surroundings) -> Re
     try:
         kernel.enable(opened[0])
         found = kernel.read(opened[0])
-        readable = kernel.may_rdpmc(opened[0])
+        readable = kernel.may_read_directly(opened[0])
         kernel.disable(opened[0])
     except OSError as error:
         return Refusal(f"the counters do not start: {error.strerror}")
     if found is None or found[2] < found[1]:
         return _explain_held(around)
-    if around.rdpmc_is_off():
+    reading = of_host().counter_reading
+    if around.reading_is_off():
         return Refusal(
-            "programs may not read counters (the kernel's rdpmc setting is 0)",
-            "echo 1 > /sys/bus/event_source/devices/cpu/rdpmc",
+            f"programs may not read counters (the kernel's {reading} setting is 0)",
+            f"echo 1 > /sys/bus/event_source/devices/cpu/{reading}",
         )
     if not readable:
-        return Refusal("the counters cannot be read by rdpmc here")
+        return Refusal(f"the counters cannot be read by {reading} here")
     return None

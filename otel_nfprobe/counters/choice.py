@@ -17,11 +17,12 @@ from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
 from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
+from otel_nfprobe.target.target import read_text
 
 COUNTERS_MAX = lib.NFP_COUNTER_SLOTS  # maximum per probe
 AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = "/proc/cpuinfo"
 HELP = "nfprobe attach --help"
 NONE = "none"
 _MODIFIED = re.compile(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
@@ -128,7 +129,7 @@ def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -
     names = split_names(text)
     if names == [NONE]:
         return CounterChoice()
-    machine = _Machine(read_devices(root), _read_cpuinfo() if cpuinfo is None else cpuinfo)
+    machine = _Machine(read_devices(root), read_text(CPUINFO) if cpuinfo is None else cpuinfo)
     auto = AUTO in names
     found: dict[str, Counter] = {}
     for name in names:
@@ -238,10 +239,3 @@ class _Machine:
         near = nearest(name, dict.fromkeys(known))
         hint = f"; similar names: {', '.join(near)}" if near else "; perf list shows names"
         return UsageError(f"No counter is called {name!r}{hint}.", HELP)
-
-
-def _read_cpuinfo() -> str:
-    try:
-        return CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

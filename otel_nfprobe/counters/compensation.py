@@ -20,18 +20,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.arch.x86_64.relocate import encode_jump
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.columns import Rows, counter_cost_rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.probes.arena import Arenas
-from otel_nfprobe.probes.calibration import ALIGNMENT_BYTES, NOTHING, RETURN, ROOM_BYTES, write_probed
+from otel_nfprobe.probes.calibration import ALIGNMENT_BYTES, ROOM_BYTES, empty_function, write_probed
 from otel_nfprobe.probes.template import NO_ARGUMENT
 from otel_nfprobe.probes.trampoline import COPY_SHAPES, Probe
 from otel_nfprobe.shm.session import PROGRAM_COUNT, Session
 
 SPARE_PROGRAM = PROGRAM_COUNT - 1
-BARE = NOTHING + RETURN  # the function that does nothing, without a probe
 ROUNDS = 21  # the median counts
 COUNT_MAX = 1 << 29  # per call; sums of a few such counts still fit a signed 32-bit number
 # All templates that read counters.
@@ -119,10 +118,11 @@ def calibrate_counters(
         NfprobeError: nothing can be measured.
     """
     with _Bench(session, arenas, module, count, rounds, meanwhile) as bench:
-        alone, _ = bench.measure(BARE)
-        nested = _encode_call(bench.bare_address - bench.address) + RETURN
-        own = _own(alone, bench.measure(NOTHING + BARE)[0], bench.measure(nested)[0])
-        hop, _ = bench.measure(encode_jump(bench.address, bench.bare_address))
+        host, bare = of_host(), empty_function()
+        alone, _ = bench.measure(bare)
+        nested = host.encode_call(bench.address, bench.bare_address) + host.return_code
+        own = _own(alone, bench.measure(host.no_operation + bare)[0], bench.measure(nested)[0])
+        hop, _ = bench.measure(host.encode_jump(bench.address, bench.bare_address))
         by_shape = {}
         for shape in shapes:
             _write_spare_program(session, shape)
@@ -165,7 +165,8 @@ class _Bench:
 
     def __enter__(self) -> _Bench:
         self._entry.used = self._start + ROOM_BYTES  # reserved until the helper thread has finished
-        self._mapping[self._start : self._start + len(BARE)] = BARE
+        bare = empty_function()
+        self._mapping[self._start : self._start + len(bare)] = bare
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,11 +203,6 @@ def _own(bare: Counts, twice: Counts, nested: Counts) -> Counts:
 
 def _minus(first: Counts, second: Counts) -> Counts:
     return tuple(one - other for one, other in zip(first, second, strict=True))
-
-
-def _encode_call(distance: int) -> bytes:
-    """Returns a call to the code `distance` bytes from the call's own first byte."""
-    return b"\xe8" + (distance - 5).to_bytes(4, "little", signed=True)
 
 
 def _write_spare_program(session: Session, shape: int) -> None:

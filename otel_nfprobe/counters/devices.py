@@ -4,7 +4,7 @@
     /sys/bus/event_source/devices/cpu/type            number of the device
                                      /events/NAME      "event=0xcd,umask=0x1,ldlat=3"
                                      /format/FIELD     "config:0-7,32-35": the field's bits, lowest first
-                                     /rdpmc            0: programs may not read counters
+                                     /rdpmc or the like 0: programs may not read counters
                                      /cpus             on a hybrid processor: CPUs that have this device
 
 Only reads files; with `root`, tests use file trees of other machines.
@@ -16,11 +16,11 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.names import TYPE_HARDWARE, TYPE_RAW, TYPE_SOFTWARE, find_generic
 
 SYSFS = Path("/sys")
-_CORE = re.compile(r"cpu(_core|_atom|_lowpower)?\Z")
 _WORDS = ("config", "config1", "config2")
 HELP = "nfprobe doctor"
 
@@ -52,7 +52,7 @@ class Device:
         events: terms by event name.
         fields: word and bits by field name.
         cpus: CPUs that have it; empty: all.
-        rdpmc: 0 nobody reads counters, 1 programs that have one open, 2 every program; None: not stated.
+        direct: 0 nobody reads counters, 1 programs that have one open, 2 every program; None: not stated.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Device:
     events: dict[str, str] = field(default_factory=dict)
     fields: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     cpus: frozenset[int] = frozenset()
-    rdpmc: int | None = None
+    direct: int | None = None
 
     @property
     def is_core(self) -> bool:
@@ -139,7 +139,7 @@ def read_devices(root: Path = SYSFS) -> list[Device]:
 
 
 def _read_device(directory: Path, number: int) -> Device:
-    rdpmc = _read(directory / "rdpmc")
+    direct = _read(directory / of_host().counter_reading)
     # Scales and units of events are files next to them.
     events = {name: text for name, text in _files(directory / "events") if "." not in name}
     fields = {name: _bits(text) for name, text in _files(directory / "format")}
@@ -149,7 +149,7 @@ def _read_device(directory: Path, number: int) -> Device:
         events,
         {name: place for name, place in fields.items() if place is not None},
         parse_cpus(_read(directory / "cpus")),
-        int(rdpmc) if rdpmc.isdigit() else None,
+        int(direct) if direct.isdigit() else None,
     )
 
 
@@ -189,7 +189,7 @@ def _read(path: Path) -> str:
 
 def is_core_name(name: str) -> bool:
     """Returns whether a device of this name counts per thread."""
-    return _CORE.match(name) is not None
+    return re.fullmatch(of_host().core_devices, name) is not None
 
 
 def core_devices(devices: list[Device]) -> list[Device]:

@@ -16,7 +16,7 @@ from otel_nfprobe.linux.perfring import event_attributes, open_event
 
 TIMES = lib.PERF_FORMAT_TOTAL_TIME_ENABLED | lib.PERF_FORMAT_TOTAL_TIME_RUNNING
 CAPABILITIES = ffi.offsetof("struct perf_event_mmap_page", "capabilities")
-CAP_USER_RDPMC = 1 << 2
+CAP_USER_READING = 1 << 2
 
 
 class Kernel:
@@ -60,11 +60,11 @@ class Kernel:
         number: int = struct.unpack("<Q", fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(8)))[0]
         return number
 
-    def may_rdpmc(self, descriptor: int) -> bool:
+    def may_read_directly(self, descriptor: int) -> bool:
         """Returns whether programs can read the counter themselves."""
         with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
             (capabilities,) = struct.unpack_from("<Q", page, CAPABILITIES)
-            return bool(capabilities & CAP_USER_RDPMC)
+            return bool(capabilities & CAP_USER_READING)
 
     def close(self, descriptor: int) -> None:
         """Closes it."""

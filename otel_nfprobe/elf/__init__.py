@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executable files: functions, where they begin and end, their unwind rows and their names.
+"""Executable files: function ranges, unwind rows and names.
 
-Parsed in a process of its own (elfworker.py), as files come from targets; kept on disk by build id (cache.py).
+Parsed in a separate process (elfworker.py), because files come from targets; cached on disk by build ID (cache.py).
 """
 
 __all__ = [

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was worked out about a module, kept on disk by its build id.
+"""On-disk cache of analysis results, keyed by build ID.
 
     $XDG_CACHE_HOME/nfprobe/BUILD_ID-KIND:   magic | SHA-256 of what follows | key line | zlib of the value
 
-A value decides what is done to a target, so only a folder that this user alone can write is used, and an entry
-that is damaged, or made by another version, counts as absent. Nothing here ever raises: without a cache the
-work is done again. Values are bytes; never put pickles there.
+Cached values decide what is done to a target, so the folder must be writable by this user only, and an entry that is
+damaged, or written by another version, counts as absent. Nothing here raises: without a cache the work is redone.
+Values are bytes; never store pickles.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import otel_nfprobe
 from otel_nfprobe import _core
 
 MAGIC = b"nfprobe\x01"
-FORMAT = 1  # raise it when what any kind of value means changes
+FORMAT = 1  # increment when the meaning of any kind of value changes
 ENTRIES_MAX = 2048
 TOTAL_BYTES_MAX = 1 << 30
-LARGE_ENTRY_BYTES = 1 << 20  # only after such an entry is the total looked at
+LARGE_ENTRY_BYTES = 1 << 20  # the total is checked only after storing such an entry
 ENTRY_BYTES_MAX = 64 << 20
 VALUE_BYTES_MAX = 512 << 20
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -35,12 +35,12 @@ _BUILD_ID = re.compile(r"[0-9a-f]{16,128}")
 
 
 def load(build_id: str, kind: str, key: str = "") -> bytes | None:
-    """The value that was stored under the same build id, kind and key, or None.
+    """Returns the value stored under the same build ID, kind and key, or None.
 
     Args:
-        build_id: in hex; a module without one has no cache.
-        kind: what the value is: a short word.
-        key: what else it depends on.
+        build_id: in hex; a module without one is not cached.
+        kind: of value: a short word.
+        key: further inputs of the value.
     """
     path = _path_of(build_id, kind)
     if path is None:
@@ -58,7 +58,7 @@ def load(build_id: str, kind: str, key: str = "") -> bytes | None:
 
 
 def store(build_id: str, kind: str, value: bytes, key: str = "") -> None:
-    """Keeps a value. Another writer's value is replaced as a whole; when it cannot be kept nothing happens."""
+    """Stores a value, replacing an existing entry atomically; does nothing if it cannot be stored."""
     path = _path_of(build_id, kind)
     if path is None or len(value) > VALUE_BYTES_MAX:
         return
@@ -96,7 +96,7 @@ def _key_line(kind: str, key: str) -> bytes:
 
 @once
 def _code_identity() -> str:
-    """Changes with every version, and with every edit of a version that is worked on."""
+    """Changes with every version, and with every edit of a development tree."""
     digest = hashlib.sha256(otel_nfprobe.__version__.encode())
     for file in [*sorted(Path(otel_nfprobe.__file__).parent.rglob("*.py")), Path(_core.__file__)]:
         status = file.stat()
@@ -117,7 +117,7 @@ def _folder() -> Path | None:
 
 @once
 def _prepare(cache_home: str, home: str) -> Path | None:
-    """The folder, made when it is missing; None when others could write there, or it cannot be made."""
+    """Returns the folder, created if missing; None if others can write there, or it cannot be created."""
     if os.path.isabs(cache_home):
         parent = Path(cache_home)
     elif os.path.isabs(home):
@@ -128,14 +128,14 @@ def _prepare(cache_home: str, home: str) -> Path | None:
     try:
         if parent.parent.is_dir() and not parent.exists():
             parent.mkdir(mode=0o700, exist_ok=True)
-        # Root with another user's home directory leaves nothing there and believes nothing from there.
+        # As root with another user's home directory, the folder is neither written nor trusted.
         if parent.stat().st_uid != os.geteuid():
             return None
         folder.mkdir(mode=0o700, exist_ok=True)
         status = os.lstat(folder)
     except OSError:
         return None
-    # Others may look into it: it may have been made for something else, and entries are readable to nobody.
+    # Others may list it: it may have been created for another purpose, and only the owner can read entries.
     return folder if stat.S_ISDIR(status.st_mode) and _is_own(status, stat.S_IWGRP | stat.S_IWOTH) else None
 
 
@@ -160,7 +160,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _prune(folder: Path, added_bytes: int) -> None:
-    """Removes the oldest entries when there are too many, or they are too large together."""
+    """Removes the oldest entries when there are too many, or their total size is too large."""
     names = os.listdir(folder)
     if len(names) <= ENTRIES_MAX and added_bytes < LARGE_ENTRY_BYTES:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A position in hostile bytes that never leaves them: the numbers and pointers of `.eh_frame`."""
+"""A bounds-checked position in untrusted bytes: the numbers and pointers of `.eh_frame`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FrameError(ValueError):
 
 
 class Cursor:
-    """A position in a byte string that never leaves it."""
+    """A bounds-checked position in a byte string."""
 
     __slots__ = ("data", "end", "position")
 

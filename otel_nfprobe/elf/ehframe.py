@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.base.processors import Processor
 from otel_nfprobe.elf.cursor import ADDRESS_MASK, Cursor, FrameError
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -50,12 +51,8 @@ def quick_rows(
 # ---- the section ----------------------------------------------------------------------------------------------------
 
 
-RSP = 7  # DWARF numbers of x86-64 registers
-RBP = 6
-RETURN_ADDRESS = 16
-
 EXPRESSION = -1  # in Row.register: the rule is an expression that this module does not evaluate
-DEREFERENCED = -2  # the CFA is the word at rbp + offset (gcc's realigned frames)
+DEREFERENCED = -2  # the CFA is the word at the frame pointer + offset (gcc's realigned frames)
 
 ENTRY_BYTES = 64  # more than a patch site displaces
 
@@ -89,6 +86,7 @@ class FrameRules(NamedTuple):
 class CommonEntry:
     """What several frames share (CIE)."""
 
+    processor: Processor
     code_alignment: int
     data_alignment: int
     pointer_encoding: int
@@ -246,7 +244,7 @@ class _State:
 
     def _emit(self, address: int) -> None:
         register, offset = self.register, self.offset
-        if register >= RETURN_ADDRESS or abs(offset) > _OFFSET_MAX:
+        if register >= self.common.processor.return_address or abs(offset) > _OFFSET_MAX:
             register, offset = EXPRESSION, 0
         if self.rows:
             last = self.rows[-1]
@@ -283,7 +281,7 @@ class _State:
         elif code == 0x13:
             self.offset = cursor.sleb() * self.common.data_alignment
         elif code == 0x0F:
-            self.register, self.offset = _evaluate(cursor.block())
+            self.register, self.offset = _evaluate(cursor.block(), self.common.processor.frame_pointer)
         elif code == 0x0A:
             if len(self.remembered) >= _REMEMBERED_MAX:
                 raise FrameError("a frame program that remembers too much")
@@ -298,7 +296,7 @@ class _State:
 
     def _skip(self, code: int, cursor: Cursor) -> None:
         if code == 0x07:
-            if cursor.uleb() == RETURN_ADDRESS:
+            if cursor.uleb() == self.common.processor.return_address:
                 self.undefined_return = True
         elif code in _SKIPPED_OPERANDS:
             for operand in _SKIPPED_OPERANDS[code]:
@@ -307,9 +305,9 @@ class _State:
             raise FrameError(f"an unknown frame instruction {code:#x}")
 
 
-def _evaluate(expression: bytes) -> tuple[int, int]:
-    # gcc's realigned frames: DW_OP_breg6 (rbp) offset, DW_OP_deref.
-    if len(expression) >= 3 and expression[0] == 0x70 + RBP and expression[-1] == 0x06:
+def _evaluate(expression: bytes, frame_pointer: int) -> tuple[int, int]:
+    # gcc's realigned frames: DW_OP_breg of the frame pointer, offset, DW_OP_deref.
+    if len(expression) >= 3 and expression[0] == 0x70 + frame_pointer and expression[-1] == 0x06:
         cursor = Cursor(expression, 1, len(expression) - 1)
         offset = cursor.sleb()
         if cursor.position == cursor.end:
@@ -317,12 +315,13 @@ def _evaluate(expression: bytes) -> tuple[int, int]:
     return EXPRESSION, 0
 
 
-def parse_frames(section: bytes, section_address: int) -> FrameTable:
+def parse_frames(section: bytes, section_address: int, processor: Processor) -> FrameTable:
     """Reads a whole `.eh_frame` section.
 
     Args:
         section: its bytes.
         section_address: where the file wants it loaded.
+        processor: of its code.
 
     Raises:
         FrameError: it is malformed.
@@ -346,7 +345,7 @@ def parse_frames(section: bytes, section_address: int) -> FrameTable:
         distance = struct.unpack_from("<I", section, body)[0]
         cursor = Cursor(section, body + 4, end)
         if distance == 0:
-            commons[position] = _parse_common(cursor, section_address)
+            commons[position] = _parse_common(cursor, section_address, processor)
         else:
             common = commons.get(body - distance)
             if common is None:
@@ -358,7 +357,7 @@ def parse_frames(section: bytes, section_address: int) -> FrameTable:
     return FrameTable(frames)
 
 
-def _parse_common(cursor: Cursor, section_address: int) -> CommonEntry:
+def _parse_common(cursor: Cursor, section_address: int, processor: Processor) -> CommonEntry:
     version = cursor.byte()
     if version not in (1, 3):
         raise FrameError(f"a common entry of unknown version {version}")
@@ -388,6 +387,7 @@ def _parse_common(cursor: Cursor, section_address: int) -> CommonEntry:
     elif augmentation:
         raise FrameError(f"an unknown augmentation {augmentation[:8]!r}")
     return CommonEntry(
+        processor,
         code_alignment,
         data_alignment,
         pointer_encoding,

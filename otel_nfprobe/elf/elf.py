@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
+from otel_nfprobe.base.processors import BY_ELF_MACHINE, NAMES, Processor
 from otel_nfprobe.elf import elfanswers, elfplain
 from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import FrameTable, parse_frames
@@ -30,7 +31,7 @@ from otel_nfprobe.elf.elftables import (
     read_symbols,
 )
 from otel_nfprobe.elf.filecontent import Content, FileContent
-from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX, MACHINE_X86_64
+from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX
 
 CACHE_ENTRIES = 256
 PAGE_BYTES = 4096
@@ -46,13 +47,14 @@ class UnreadableError(NfprobeError):
 
 
 class ElfImage:
-    """One x86-64 ELF file.
+    """One ELF file for a supported processor.
 
     Args:
         path: what to call it in messages.
         content: its bytes, or where they are read.
 
     Attributes:
+        processor: whose code is in it.
         failure: why one of its tables was not read; "" while all were that somebody asked for.
 
     Raises:
@@ -67,7 +69,7 @@ class ElfImage:
         self.cache: dict[str, Any] = {}  # what others worked out about the file
         self.failure = ""  # why a table of the file could not be read
         header = self.content.part(0, 64)
-        _check_header(path, header)
+        self.processor = _check_header(path, header)
         head = self._parse(HEAD, read_head)
         self.has_interpreter = any(kind == SEGMENT_INTERP for kind, _ in head.segments)
         self.segments = [segment for kind, segment in head.segments if kind == SEGMENT_LOAD]
@@ -239,7 +241,7 @@ class ElfImage:
         """
         address, content = self._frame_section()
         try:
-            return parse_frames(content, address)
+            return parse_frames(content, address, self.processor)
         except FrameError as error:
             raise NfprobeError(f"The .eh_frame section of {self.path} is malformed: {error}.") from error
 
@@ -297,16 +299,17 @@ def read_image(file: Any, path: str) -> ElfImage:
     return known
 
 
-def _check_header(path: str, data: bytes) -> None:
+def _check_header(path: str, data: bytes) -> Processor:
     if len(data) < 64 or data[:4] != b"\x7fELF":
         raise UsageError(f"{path} is not an ELF file.", "nfprobe functions ELF-FILE")
     kind, machine = struct.unpack_from("<HH", data, 16)
     if data[4] != 2:
         raise RefusedError(f"{path} is a 32-bit program; nfprobe probes 64-bit x86 programs only.")
-    if data[5] != 1 or machine != MACHINE_X86_64:
-        raise RefusedError(f"{path} is for another processor (ELF machine {machine}), not for x86-64.")
+    if data[5] != 1 or machine not in BY_ELF_MACHINE:
+        raise RefusedError(f"{path} is for another processor (ELF machine {machine}), not for {NAMES}.")
     if kind not in FILE_TYPES:
         raise UsageError(f"{path} is an ELF file, but neither a program nor a shared library.")
+    return BY_ELF_MACHINE[machine]
 
 
 def _until_terminator(content: bytes) -> bytes:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of ELF files: read here where a file is as linkers write them (elfplain.py), else by lief.
+"""Tables of ELF files: read in this process if the file has the usual layout (elfplain.py), otherwise by lief.
 
-What lief reads is kept by the content of files: for one that was seen before no process is started.
+lief's results are cached by file content: a file seen before needs no process.
 
-A file's owner may change it at any moment. So a process that reads gets a copy in memory, and the digest that its
-answer is kept under is the copy's: no file can leave an answer for another one. What is kept is checked as what was
-just read. Answers that make no sense are not kept. Called by elf.py, and for names by names/demangle.py.
+A file's owner may change it at any moment. So the reading process gets a copy in memory, and its answer is cached under
+the digest of that copy: no file can plant an answer for another one. Cached answers are validated like fresh ones.
+Invalid answers are not cached.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from otel_nfprobe.elf.elfparser import HEAD, NAMES, PARTS, RELOCATIONS, SENSELES
 from otel_nfprobe.elf.filecontent import Content
 
 KINDS = {HEAD: "elf-head", SYMBOLS: "elf-symbols", RELOCATIONS: "elf-relocations", NAMES: "elf-names"}
-KEPT_FILE_BYTES_MAX = 256 << 20  # a larger file is not held in memory, twice, for this
+KEPT_FILE_BYTES_MAX = 256 << 20  # a larger file is not copied into memory
 _Answer = TypeVar("_Answer")
 
 
 def ask(question: bytes, content: Content, read: Callable[[list[memoryview]], _Answer]) -> _Answer | None:
-    """What is read of a file, or what lief reads of it, now or earlier; None when it is no file for lief.
+    """Returns what `read` makes of lief's tables of a file, fresh or cached; None if lief does not recognize the file.
 
     Args:
         question: one of KINDS.
         content: the file.
-        read: checks the parts of an answer and takes them apart; raises ValueError or struct.error.
+        read: validates and unpacks the parts of an answer; raises ValueError or struct.error.
 
     Raises:
-        ParserError, NfprobeError: as ElfParser.ask; ParserError also for what `read` does not take.
+        ParserError, NfprobeError: as ElfParser.ask; ParserError also for what `read` rejects.
     """
     plain = elfplain.read_plain(question, content)
     if plain is not None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks processes without rights (elfworker.py) what lief reads of ELF files; their answers are as hostile as the files.
+"""Has lief read ELF files in unprivileged processes (elfworker.py); their answers are as untrusted as the files.
 
     request: REQUEST and the descriptors of the file and of a socket for the answer      then, from the server: STATUS
     answer:  state, number of parts, bytes of each, the parts
 
-A server is started when the first file is to be read. It forks a child for each request, which alone sees the file and
-the socket, and says how that child ended. So what one file does to a child is no other file's concern. The server ends
-when nothing was asked for some seconds, or with this process; it is ended when a child takes too long.
+The server is started for the first file. It forks a child for each request, which alone sees the file and the socket,
+and reports how that child ended. So a file can harm only its own child. The server exits when idle for some seconds, or
+with this process; it is killed when a child takes too long.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from otel_nfprobe.elf.filecontent import Content
 
 HEAD, SYMBOLS, RELOCATIONS, NAMES = b"h", b"s", b"r", b"n"
 PARTS = {HEAD: 6, SYMBOLS: 8, RELOCATIONS: 5, NAMES: 1}
-DONE, NO_ELF, NO_MEMORY = b"d", b"n", b"m"  # any other state: lief has raised something
+DONE, NO_ELF, NO_MEMORY = b"d", b"n", b"m"  # any other state: lief raised an exception
 REQUEST, STATUS = struct.Struct("<sQQ"), struct.Struct("<i")
 ANSWER_BYTES_MAX = 256 << 20
-MEMORY_BYTES, MEMORY_PER_BYTE, MEMORY_BYTES_MAX = 256 << 20, 6, 4 << 30  # lief takes 2.5 bytes per byte of a file
+MEMORY_BYTES, MEMORY_PER_BYTE, MEMORY_BYTES_MAX = 256 << 20, 6, 4 << 30  # lief needs 2.5 bytes per byte of a file
 CPU_SECONDS, BYTES_PER_CPU_SECOND = 20, 4 << 20  # lief takes a second for 200 MiB
-NAMES_CPU_SECONDS = 4  # beside the above; a million names take one or two
-PATIENCE_RATIO = 3  # seconds for one of processor time: others may need the machine, too
+NAMES_CPU_SECONDS = 4  # in addition to the above; a million names take one or two
+PATIENCE_RATIO = 3  # seconds of wall time per second of processor time, for a loaded machine
 START_PATIENCE_S = 60
 END_PATIENCE_S = 5
-SENSELESS = "what was read of it makes no sense"
+SENSELESS = "its tables are inconsistent"
 WORKER = Path(__file__).with_name("elfworker.py")
 KEPT_VARIABLES = ("LD_LIBRARY_PATH",)  # the interpreter may need it; the others may hold passwords
 
@@ -50,38 +50,38 @@ class ParserError(Exception):
 
 
 class _EndedIdleError(ParserError):
-    """The server has ended by itself."""
+    """The server exited because it was idle."""
 
 
 class ElfParser:
-    """One server whose children read ELF files, and the next one where it ends.
+    """A server whose children read ELF files; restarted when it ends.
 
     Args:
-        command: what is started, without the arguments that elfworker.py describes.
-        cpu_seconds: that any file may take; large ones may take more.
+        command: to start, without the arguments that elfworker.py describes.
+        cpu_seconds: limit for any file; large ones may take more.
     """
 
     def __init__(self, command: Sequence[str] = (), cpu_seconds: float = CPU_SECONDS) -> None:
         self._command = [*(command or (sys.executable, "-I", "-S", str(WORKER)))]
         self._cpu_seconds = cpu_seconds
-        self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
+        self._lock = threading.Lock()  # another thread reads modules that are loaded later
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._owner = 0
 
     @property
     def pid(self) -> int | None:
-        """The server's; None when there is none."""
+        """The server's process ID; None if it is not running."""
         return None if self._process is None else self._process.pid
 
     def ask(self, question: bytes, content: Content) -> Parts:
-        """What lief reads of a file: the parts that elfworker.py describes; None when it is none for lief.
+        """Returns what lief reads of a file: the parts that elfworker.py describes; None if it is no file for lief.
 
         Args:
-            question: HEAD, SYMBOLS or RELOCATIONS; or NAMES, for a content of C++ names with zero bytes between them.
+            question: HEAD, SYMBOLS or RELOCATIONS; or NAMES, for a content of C++ names separated by zero bytes.
 
         Raises:
-            ParserError: it was not read.
+            ParserError: the file could not be read.
             NfprobeError: the file is gone; or no process can be started.
         """
         descriptor = content.open()
@@ -89,13 +89,13 @@ class ElfParser:
             with self._lock:
                 try:
                     return self._exchange(question, descriptor, content.size_bytes)
-                except _EndedIdleError:  # before it saw the question
+                except _EndedIdleError:  # before it received the question
                     return self._exchange(question, descriptor, content.size_bytes)
         finally:
             os.close(descriptor)
 
     def start(self) -> None:
-        """Starts the server now, for a monitor that gives up the right to do so later.
+        """Starts the server now, for a monitor that later drops the right to do so.
 
         Raises:
             NfprobeError: no process can be started.
@@ -104,7 +104,7 @@ class ElfParser:
             self._connect()
 
     def end(self) -> None:
-        """Ends the server and its child; the next question starts another one."""
+        """Ends the server and its child; the next question starts a new one."""
         with self._lock:
             self._end()
 
@@ -117,13 +117,13 @@ class ElfParser:
         try:
             ours, theirs = socket.socketpair()
             with ours:
-                with theirs, suppress(ConnectionError):  # a server that is not there any more says nothing below
+                with theirs, suppress(ConnectionError):  # if the server has exited, reading fails below
                     connection.settimeout(None)
                     socket.send_fds(connection, [request], [file, theirs.fileno()])
                 answer = _Answer(_Reader(ours, deadline_s), question)
-            # Without its socket a child that has more to say ends.
+            # Without its socket, a child with more to send ends.
             status = self._wait(connection, deadline_s, PATIENCE_RATIO * seconds)
-        except BaseException:  # of Ctrl-C, too: the status that comes later is not that of the next child
+        except BaseException:  # Ctrl-C, too: the late status must not be taken for the next child's
             self._end()
             raise
         if answer.failure:
@@ -139,7 +139,7 @@ class ElfParser:
         return answer.parts
 
     def _wait(self, connection: socket.socket, deadline_s: float, patience_s: float) -> int:
-        """How a child ended, which only the server says."""
+        """Returns the status of a child, which only the server knows."""
         try:
             return int(STATUS.unpack(_Reader(connection, deadline_s).take(STATUS.size))[0])
         except TimeoutError:
@@ -149,14 +149,14 @@ class ElfParser:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_PATIENCE_S)
             if self._process.returncode == 0:
-                raise _EndedIdleError("the process that reads ELF files ended when it read it") from None
-            raise ParserError("the process that reads ELF files does not answer any more") from None
+                raise _EndedIdleError("the process that reads ELF files exited while reading it") from None
+            raise ParserError("the process that reads ELF files stopped responding") from None
 
     def _connect(self) -> socket.socket:
         if self._owner != os.getpid():  # a forked process has a copy of this object
             self._process = self._connection = None
         if self._process is not None and self._process.poll() is not None:
-            self._end()  # somebody else has ended it, between two files
+            self._end()  # it was killed from outside, between two files
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
@@ -172,7 +172,7 @@ class ElfParser:
                     pass_fds=[theirs.fileno()],
                     cwd="/",
                     env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-                    start_new_session=True,  # Ctrl-C is not for it
+                    start_new_session=True,  # Ctrl-C must not reach it
                 )
             except OSError as error:
                 ours.close()
@@ -180,7 +180,7 @@ class ElfParser:
         self._connection, self._owner = ours, os.getpid()
         try:
             started = _Reader(ours, time.monotonic() + START_PATIENCE_S).take(1) == DONE
-            reason = "it does not say that it is ready"
+            reason = "it did not report that it is ready"
         except OSError as error:
             started, reason = False, str(error) or "it ended"
         if not started:
@@ -194,7 +194,7 @@ class ElfParser:
         if connection is not None:
             connection.close()
         if process is not None and self._owner == os.getpid():
-            if process.returncode is None:  # its number is its group's; its child ends with it in any case
+            if process.returncode is None:  # its ID is its group's; its child ends with it in any case
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             assert process.stdin is not None
@@ -202,12 +202,12 @@ class ElfParser:
 
 
 class _Answer:
-    """What a child says.
+    """The answer of a child.
 
     Attributes:
-        parts: of DONE.
-        is_whole: whether it has said all of it.
-        failure: why that makes no sense, "" when it does.
+        parts: if DONE.
+        is_whole: the answer is complete.
+        failure: why the answer is invalid, or "".
     """
 
     def __init__(self, reader: _Reader, question: bytes) -> None:
@@ -222,17 +222,17 @@ class _Answer:
             self.is_whole = True
         except ParserError as error:
             self.failure = str(error)
-        except OSError:  # it has ended; or takes too long
+        except OSError:  # it exited, or takes too long
             pass
 
 
 class _Reader:
-    """Takes bytes from a socket until a time.
+    """Reads bytes from a socket until a deadline.
 
     Raises:
-        TimeoutError: they have not come by then.
-        ConnectionError: nobody is there any more.
-        ParserError: there are more than any file has.
+        TimeoutError: the deadline passed.
+        ConnectionError: the peer closed the socket.
+        ParserError: more bytes than any file has.
     """
 
     def __init__(self, connection: socket.socket, deadline_s: float) -> None:
@@ -268,13 +268,13 @@ def _how_it_ended(status: int, seconds: float) -> str:
     if os.WIFSIGNALED(status):
         with suppress(ValueError):
             name = signal.Signals(os.WTERMSIG(status)).name
-            return f"the process that reads ELF files was ended by {name} when it read it"
-    return f"the process that reads ELF files ended with status {os.waitstatus_to_exitcode(status)} when it read it"
+            return f"the process that reads ELF files was killed by {name} while reading it"
+    return f"the process that reads ELF files ended with status {os.waitstatus_to_exitcode(status)} while reading it"
 
 
 def _not_started(reason: str) -> NfprobeError:
     return NfprobeError(f"The process that reads ELF files cannot be started: {reason}.", "nfprobe doctor")
 
 
-parser = ElfParser()  # of this process
+parser = ElfParser()  # shared by this process
 atexit.register(lambda: parser.end())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of ELF files that are as linkers write them: the parts that elfworker.py answers with, read here at once.
+"""Tables of ELF files with the layout that linkers write: the same parts as elfworker.py returns, read in this process.
 
-A process that reads with lief takes most of a second of processor time to start, and a dozen milliseconds for each
-file. Here NumPy and struct look at the bytes, which no file can turn against the monitor; each loop is bounded.
-Whatever is odd is left to lief.
+A process that loads lief takes most of a second of processor time to start, and a dozen milliseconds per file. Here
+NumPy and struct parse the bytes, which no file can exploit; each loop is bounded. Unusual files are left to lief.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.base.processors import BY_ELF_MACHINE
 from otel_nfprobe.elf.elfparser import HEAD, RELOCATIONS, SYMBOLS
 from otel_nfprobe.elf.elftables import SYMBOLS_MAX
 from otel_nfprobe.elf.filecontent import Content
-from otel_nfprobe.elf.objectfile import MACHINE_X86_64
 
 # ---- the file -------------------------------------------------------------------------------------------------------
-# An ELF file as linkers write them: headers, the dynamic section, tables of strings and symbols, by NumPy.
+# An ELF file with the layout that linkers write: headers, the dynamic section, string and symbol tables, by NumPy.
 #
-# The file is hostile: each table lies inside it, each number is checked before it is used, all texts together are
-# bounded; section headers, segments and the dynamic section must agree.
+# The file is untrusted: each table must lie inside it, each number is checked before use, the total text is bounded;
+# section headers, segments and the dynamic section must agree.
 
 
 HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -38,29 +37,29 @@ SYMBOL.names = ("name", "info", "other", "section", "address", "bytes")
 LOAD, DYNAMIC = 1, 2  # of segments
 SYMTAB, STRTAB, SECTION_DYNAMIC, NOBITS, DYNSYM = 2, 3, 6, 8, 11
 T_STRTAB, T_SYMTAB, T_STRSZ = 5, 6, 10
-# Of the dynamic section, each at most once: the rest may be repeated, and nobody asks for it.
+# Tags that may occur at most once: others may repeat, and are not used.
 T_SINGLE = (2, 5, 6, 7, 8, 10, 14, 17, 20, 23, 35, 36, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE)
 FLAGS = 7  # of segments
 IN_MEMORY = 2  # SHF_ALLOC
 LOADS_MAX = 64
-HEADERS_MAX = 0xFF00 - 1  # a file with more of them says so elsewhere
+HEADERS_MAX = 0xFF00 - 1  # a file with more stores the count elsewhere
 DYNAMIC_MAX = 1 << 14
 TABLE_BYTES_MAX = 128 << 20
 Table = NDArray[Any]
 
 
 class OddError(Exception):
-    """The file is not one that linkers write, or has what is not read here."""
+    """The file does not have the usual layout, or uses features that are not supported here."""
 
 
 class Strings:
-    """A table of strings.
+    """A string table.
 
     Args:
         data: its bytes.
     """
 
-    TEXT_BYTES_MAX = 64 << 20  # of all that are asked for: in a hostile file they may overlap
+    TEXT_BYTES_MAX = 64 << 20  # total of all strings read: in a hostile file they may overlap
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -76,13 +75,14 @@ class Strings:
 
 
 class PlainFile:
-    """Headers of a file, and what they lead to. All of it raises OddError, and NfprobeError as `Content.part`.
+    """A file's headers and the tables they refer to. Everything raises OddError, and NfprobeError as `Content.part`.
 
     Args:
         content: its bytes.
 
     Attributes:
         segments, sections: rows of SEGMENT and SECTION.
+        processor: whose code is in it.
     """
 
     def __init__(self, content: Content) -> None:
@@ -90,9 +90,14 @@ class PlainFile:
         header = HEADER.unpack(self.take(0, HEADER.size))
         _, machine, _, _, at, sections_at, _, _, size, count, section_size, section_count, names = header
         sizes = size, section_size
-        if machine != MACHINE_X86_64 or sizes != (SEGMENT.itemsize, SECTION.itemsize) or not 0 < count <= HEADERS_MAX:
+        if (
+            machine not in BY_ELF_MACHINE
+            or sizes != (SEGMENT.itemsize, SECTION.itemsize)
+            or not 0 < count <= HEADERS_MAX
+        ):
             raise OddError
-        if not 0 < names < section_count <= HEADERS_MAX:
+        self.processor = BY_ELF_MACHINE[machine]
+        if not 0 < count <= HEADERS_MAX or not 0 < names < section_count <= HEADERS_MAX:
             raise OddError
         self.segments = np.frombuffer(self.take(at, count * size), SEGMENT)
         self.sections = np.frombuffer(self.take(sections_at, section_count * section_size), SECTION)
@@ -100,7 +105,7 @@ class PlainFile:
         self._check_places()
 
     def _check_places(self) -> None:
-        """What is loaded must be in the file, and stand where the section headers say."""
+        """Checks that loaded sections lie in the file, where the section headers say."""
         loads = self.segments[self.segments["type"] == LOAD]
         if not 0 < len(loads) <= LOADS_MAX or (self.segments["flags"] & ~np.uint32(FLAGS)).any():
             raise OddError
@@ -109,14 +114,14 @@ class PlainFile:
         for load in loads:
             if int(load["offset"]) + int(load["file_bytes"]) > self._content.size_bytes:
                 raise OddError
-            inside = self.sections["address"] - load["address"]  # of what lies before it, a huge one
+            inside = self.sections["address"] - load["address"]  # wraps to a huge value for sections before it
             is_there = (inside == self.sections["offset"] - load["offset"]) & (inside < load["file_bytes"])
             missing &= ~(is_there & (self.sections["bytes"] <= load["file_bytes"] - inside))
         if missing.any():
             raise OddError
 
     def take(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the file, all of them."""
+        """Returns bytes of the file; all must exist."""
         if size_bytes > TABLE_BYTES_MAX or offset + size_bytes > self._content.size_bytes:
             raise OddError
         found = self._content.part(offset, size_bytes)
@@ -125,38 +130,38 @@ class PlainFile:
         return found
 
     def rows(self, section: Any, row: np.dtype[Any]) -> Table:
-        """The content of a section that is a table."""
+        """Returns the content of a section that is a table."""
         size_bytes = int(section["bytes"])
         if size_bytes % row.itemsize or int(section["entry_bytes"]) != row.itemsize:
             raise OddError
         return np.frombuffer(self.bytes_of(section), row)
 
     def bytes_of(self, section: Any) -> bytes:
-        """The content of a section."""
+        """Returns the content of a section."""
         if section["type"] == NOBITS:
             raise OddError
         return self.take(int(section["offset"]), int(section["bytes"]))
 
     def only(self, kind: int) -> Any | None:
-        """The section of a type, or None; raises OddError where there are several."""
+        """Returns the section of a type, or None; raises OddError if there are several."""
         found = np.flatnonzero(self.sections["type"] == kind)
         if len(found) > 1:
             raise OddError
         return self.sections[found[0]] if len(found) else None
 
     def strings(self, index: int) -> Strings:
-        """The strings of a section that is a table of them."""
+        """Returns a section that is a string table."""
         if not 0 < index < len(self.sections) or self.sections[index]["type"] != STRTAB:
             raise OddError
         return Strings(self.bytes_of(self.sections[index]))
 
     def section_names(self) -> list[str]:
-        """Of all sections."""
+        """Returns the names of all sections."""
         names = self.strings(self._name_table)
         return [names.at(offset) for offset in self.sections["name"].tolist()]
 
     def at_address(self, address: int, size_bytes: int) -> bytes:
-        """What the file has for an address."""
+        """Returns the file's bytes at an address."""
         for segment in self.segments[self.segments["type"] == LOAD]:
             inside = address - int(segment["address"])
             if inside >= 0 and inside + size_bytes <= int(segment["file_bytes"]):
@@ -165,7 +170,7 @@ class PlainFile:
 
     @cached_property
     def dynamic(self) -> dict[int, int]:
-        """What the dynamic section says, by its tags; empty without one."""
+        """Returns the dynamic section's values by tag; empty without one."""
         segments = self.segments[self.segments["type"] == DYNAMIC]
         section = self.only(SECTION_DYNAMIC)
         if section is None and not len(segments):
@@ -185,7 +190,7 @@ class PlainFile:
         return dict(zip(tags, words[: ends[0], 1].tolist(), strict=True))
 
     def dynamic_strings(self) -> Strings:
-        """The names of the dynamic section and symbols."""
+        """Returns the string table of the dynamic section and symbols."""
         section = self.only(SECTION_DYNAMIC)
         if section is None or not 0 < section["link"] < len(self.sections):
             raise OddError
@@ -195,7 +200,7 @@ class PlainFile:
         return self.strings(int(section["link"]))
 
     def dynamic_symbols(self) -> Table:
-        """All of .dynsym."""
+        """Returns all of .dynsym."""
         section = self.only(DYNSYM)
         if (0 if section is None else section["address"]) != self.dynamic.get(T_SYMTAB, 0):
             raise OddError
@@ -208,14 +213,14 @@ class PlainFile:
         return rows
 
     def other_symbols(self) -> tuple[Table, Strings]:
-        """All of .symtab, and their names."""
+        """Returns all of .symtab, and its names."""
         section = self.only(SYMTAB)
         if section is None:
             return np.empty(0, SYMBOL), Strings(b"")
         return self._symbols(section), self.strings(int(section["link"]))
 
     def tagged(self, kind: int, tag: int) -> Any | None:
-        """The section of a type which the dynamic section names, too; None where neither does."""
+        """Returns the section of a type that the dynamic section refers to, too; None if neither has it."""
         section = self.only(kind)
         if (None if section is None else section["address"]) != self.dynamic.get(tag):
             raise OddError
@@ -232,9 +237,8 @@ RELA, SECTION_NOTE, REL, RELR = 4, 7, 9, 19
 VERDEF, VERNEED, VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 T_PLTRELSZ, T_RELA, T_RELASZ, T_SONAME, T_REL, T_PLTREL, T_JMPREL = 2, 7, 8, 14, 17, 20, 23
 T_RELRSZ, T_RELR, T_VERSYM, T_VERDEF, T_VERNEED = 35, 36, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE
-JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 TYPE_MAX = 42  # of relocations
-SYMBOL_KINDS = (1, 2, 10)  # objects, functions, functions that are chosen at run time
+SYMBOL_KINDS = (1, 2, 10)  # objects, functions, indirect functions
 NOTES_MAX, VERSIONS_MAX = 256, 4096
 NOTE_BYTES_MAX = 1 << 20
 RELR_BYTES_MAX = 1 << 18  # each of them may stand for 64
@@ -242,13 +246,13 @@ HIDDEN_VERSION = 0x8000
 
 
 def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
-    """The parts that elfworker.py answers a question with; None: it is to be asked.
+    """Returns the parts with which elfworker.py answers a question; None: ask lief.
 
     Args:
-        question: HEAD, SYMBOLS, RELOCATIONS of elfparser.py; any other is left to it.
+        question: HEAD, SYMBOLS, RELOCATIONS of elfparser.py; any other is left to lief.
 
     Raises:
-        NfprobeError: the file is gone, or another one.
+        NfprobeError: the file was removed or replaced.
     """
     reader = _READERS.get(question)
     if reader is None:
@@ -260,10 +264,10 @@ def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
 
 
 def dynamic_names(content: Content) -> bytes | None:
-    """All names of the dynamic symbols, each with a zero byte behind it; None: they are to be read of the symbols.
+    """Returns all names of the dynamic symbols, each zero-terminated; None: they must be read from the symbols.
 
     Raises:
-        NfprobeError: the file is gone, or another one.
+        NfprobeError: the file was removed or replaced.
     """
     try:
         return _open(content).dynamic_strings().data
@@ -272,7 +276,7 @@ def dynamic_names(content: Content) -> bytes | None:
 
 
 def symbol_names(content: Content) -> bytes | None:
-    """As `dynamic_names`, with those of the other symbols, which may have a version behind an @."""
+    """As `dynamic_names`, with those of the other symbols, which may have a version after an @."""
     try:
         file = _open(content)
         others = file.only(SYMTAB)
@@ -318,7 +322,7 @@ def _read_head(file: PlainFile) -> list[bytes]:
 
 
 def _notes(file: PlainFile) -> Iterator[tuple[bytes, int, bytes]]:
-    """Name, type and content of each, some twice."""
+    """Yields name, type and content of each note, some twice."""
     parts = [(item, item["file_bytes"]) for item in file.segments[file.segments["type"] == NOTE]]
     parts += [(item, item["bytes"]) for item in file.sections[file.sections["type"] == SECTION_NOTE]]
     for item, size_bytes in parts[: NOTES_MAX + 1]:
@@ -343,7 +347,7 @@ def _notes_of(data: bytes, alignment: int) -> Iterator[tuple[bytes, int, bytes]]
         name = data[place + 12 : place + 12 + name_bytes]
         name.decode()
         place = min((text_at + text_bytes + mask) & ~mask, len(data))
-        yield name.rstrip(b"\0"), kind, data[text_at:place]  # with what fills it up, as lief has it
+        yield name.rstrip(b"\0"), kind, data[text_at:place]  # with padding, as lief returns it
     raise OddError
 
 
@@ -383,7 +387,7 @@ def _is_wanted(symbols: Table) -> NDArray[np.bool_]:
 
 
 def _version_numbers(file: PlainFile, count: int) -> Table:
-    """Of each dynamic symbol; 0 where there are no versions."""
+    """Returns the version index of each dynamic symbol; 0 if there are no versions."""
     section = file.tagged(VERSYM, T_VERSYM)
     if section is None:
         return np.zeros(count, "<u2")
@@ -400,7 +404,7 @@ def _version(names: dict[int, str], number: int) -> str:
 
 
 def _version_names(file: PlainFile) -> dict[int, str]:
-    """By number: those that the file defines, and those that it needs."""
+    """Returns version names by index: those that the file defines, and those that it needs."""
     strings, found, steps = file.dynamic_strings(), dict[int, str](), iter(range(VERSIONS_MAX))
     defined, needed = file.tagged(VERDEF, T_VERDEF), file.tagged(VERNEED, T_VERNEED)
     if defined is not None:
@@ -422,11 +426,11 @@ def _version_names(file: PlainFile) -> dict[int, str]:
 
 
 def _chain(data: bytes, place: int, row: tuple[int, int], steps: Iterator[int]) -> Iterator[int]:
-    """Where the rows of a list begin, each of which says how far behind it the next one is.
+    """Yields the offsets of a list's rows, each of which holds the distance to the next.
 
     Args:
-        row: bytes of one, and where it says so.
-        steps: bounds all lists of a file together.
+        row: size of a row, and the offset of the distance in it.
+        steps: limit for all lists of a file together.
     """
     size_bytes, next_at = row
     for _ in steps:
@@ -448,19 +452,19 @@ def _is_inside(data: bytes, place: int, size_bytes: int) -> bool:
 
 
 def _read_relocations(file: PlainFile) -> list[bytes]:
-    tables = _dynamic_relocations(file)
+    tables, processor = _dynamic_relocations(file), file.processor
     rows = np.concatenate(tables) if tables else np.empty(0, RELOCATION)
     if len(rows) and int(rows["type"].max()) > TYPE_MAX:
         raise OddError
-    named = rows[np.isin(rows["type"], (JUMP_SLOT, GLOB_DAT))]
+    named = rows[np.isin(rows["type"], (processor.lazy_slot, processor.slot))]
     symbols = file.dynamic_symbols()
     if len(named) and int(named["symbol"].max()) >= len(symbols):
         raise OddError
     strings = file.dynamic_strings() if len(named) else Strings(b"")
-    pointers = rows["addend"][rows["type"] == RELATIVE]
+    pointers = rows["addend"][rows["type"] == processor.relative]
     return [
         named["address"].astype("<u8").tobytes(),
-        (named["type"] == JUMP_SLOT).astype("u1").tobytes(),
+        (named["type"] == processor.lazy_slot).astype("u1").tobytes(),
         _joined([strings.at(offset) for offset in symbols["name"][named["symbol"]].tolist()]),
         pointers.astype("<i8").tobytes(),
         _relocated_words(file).astype("<u8").tobytes(),
@@ -468,7 +472,7 @@ def _read_relocations(file: PlainFile) -> list[bytes]:
 
 
 def _dynamic_relocations(file: PlainFile) -> list[Table]:
-    """Those that the dynamic linker applies. Others are odd in a file that is loaded."""
+    """Returns the relocations that the dynamic linker applies. Others are unusual in a loaded file."""
     dynamic, ranges = file.dynamic, []
     if T_REL in dynamic or dynamic.get(T_PLTREL, T_RELA) != T_RELA:
         raise OddError
@@ -488,7 +492,7 @@ def _dynamic_relocations(file: PlainFile) -> list[Table]:
 
 
 def _relocated_words(file: PlainFile) -> Table:
-    """Addresses of words that are relocated where they are (DT_RELR): one, and a bit for each of the 63 behind it."""
+    """Returns addresses of words relocated in place (DT_RELR): an address, then bitmaps of the next 63 words each."""
     dynamic = file.dynamic
     if (T_RELR in dynamic) != (T_RELRSZ in dynamic) or (T_RELR in dynamic) != (file.only(RELR) is not None):
         raise OddError

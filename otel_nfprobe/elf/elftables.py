@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of ELF files: what elfworker.py answers, checked and taken apart. The answers are hostile.
+"""Tables of ELF files: the answers of elfworker.py, validated and unpacked. The answers are untrusted.
 
-No I/O. Raises ValueError for an answer that elfworker.py does not give.
+No I/O. Raises ValueError for an answer that elfworker.py cannot give.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 SYMBOLS_MAX = 1 << 22
-KINDS = frozenset((1, 2, 10))
+OBJECT, FUNCTION, IFUNC = 1, 2, 10  # STT_OBJECT, STT_FUNC, STT_GNU_IFUNC
+KINDS = frozenset((OBJECT, FUNCTION, IFUNC))
 DYNSYM, SYMTAB = "dynsym", "symtab"
 
 
@@ -33,10 +34,10 @@ class Symbol(NamedTuple):
     address: int
     size: int
     name: str
-    kind: int  # STT_FUNC 2, STT_OBJECT 1, STT_GNU_IFUNC 10
-    rank: int  # smaller is the better name among those of one address
+    kind: int  # one of KINDS
+    rank: int  # among the names of one address, the lowest is preferred
     source: str  # one of SOURCES in names.py
-    version: str = ""  # "@@VERSION" what programs bind to, "@VERSION" kept for old ones
+    version: str = ""  # "@@VERSION": the default; "@VERSION": kept for old programs
     binding: int = 1  # STB_LOCAL 0, STB_GLOBAL 1, STB_WEAK 2
 
 
@@ -45,11 +46,11 @@ class Slot(NamedTuple):
 
     address: int
     name: str
-    lazy: bool  # JUMP_SLOT: may still lead to the dynamic linker
+    lazy: bool  # may still point to the dynamic linker
 
 
 class Head(NamedTuple):
-    """What is known of every file.
+    """Tables read of every file.
 
     Attributes:
         segments: all of them, with their types (PT_*).
@@ -65,12 +66,12 @@ class Head(NamedTuple):
 
 
 class Relocations(NamedTuple):
-    """What the dynamic linker writes.
+    """What the dynamic linker relocates.
 
     Attributes:
         slots: by address.
-        pointers: addends of R_X86_64_RELATIVE.
-        words: addresses of words that are relocated where they are (DT_RELR).
+        pointers: addends of relative relocations.
+        words: addresses of words relocated in place (DT_RELR).
     """
 
     slots: list[Slot]
@@ -79,7 +80,7 @@ class Relocations(NamedTuple):
 
 
 def read_head(parts: Sequence[memoryview]) -> Head:
-    """From the parts of an answer to HEAD."""
+    """Unpacks an answer to HEAD."""
     segments = [(row[0], Segment(*row[1:])) for row in struct.iter_unpack("<QQQQQQ", parts[0])]
     rows = list(struct.iter_unpack("<QQ", parts[1]))
     sections = [(name, *row) for name, row in zip(_names(parts[2], len(rows)), rows, strict=True)]
@@ -87,14 +88,14 @@ def read_head(parts: Sequence[memoryview]) -> Head:
     for kind, name_bytes, text_bytes in struct.iter_unpack("<QQQ", parts[3]):
         middle, end = place + name_bytes, place + name_bytes + text_bytes
         if end > len(content):
-            raise ValueError("notes are cut off")
+            raise ValueError("truncated notes")
         notes.append((content[place:middle].decode(), kind, content[middle:end]))
         place = end
     return Head(segments, sections, notes, bytes(parts[5]).decode())
 
 
 def read_symbols(parts: Sequence[memoryview]) -> list[Symbol]:
-    """From the parts of an answer to SYMBOLS."""
+    """Unpacks an answer to SYMBOLS."""
     addresses, sizes, numbers = _words(parts[0]), _words(parts[1]), _words(parts[5], "<u4")
     kinds, bindings, dynamic = bytes(parts[2]), bytes(parts[3]), bytes(parts[4])
     if len(addresses) > SYMBOLS_MAX or not KINDS.issuperset(kinds) or max(dynamic, default=0) > 1 or 0 in addresses:
@@ -116,7 +117,7 @@ def read_symbols(parts: Sequence[memoryview]) -> list[Symbol]:
 
 
 def read_relocations(parts: Sequence[memoryview]) -> Relocations:
-    """From the parts of an answer to RELOCATIONS."""
+    """Unpacks an answer to RELOCATIONS."""
     addresses, lazy = _words(parts[0]), bytes(parts[1])
     rows = zip(addresses, _names(parts[2], len(addresses)), lazy, strict=True)
     slots = {address: Slot(address, name, bool(is_lazy)) for address, name, is_lazy in rows}  # the last one counts

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes in which lief reads ELF files, and C++ names are demangled: a file that makes one crash, hang or obey
-takes nothing else with it.
+"""The processes in which lief reads ELF files, and C++ names are demangled: a file that crashes, hangs or exploits one
+affects nothing else.
 
-    python -I -S elfworker.py SOCKET SYS-PATH    (elfparser.py starts it, and says there what goes over the sockets)
+    python -I -S elfworker.py SOCKET SYS-PATH    (started by elfparser.py, which describes the protocol)
 
-The first one loads lief and gives up its rights before it gets a file: another user, no capability, no file but the
-descriptors that it is sent, and few system calls. It looks into no file: for each request it forks a child, which gives
-up all calls but those that reading takes, has no socket but the one for this answer, and ends. So what a file has made
-of it sees no other file and says nothing about one. Nothing of this package is imported here.
+The first one loads lief and drops its rights before it gets a file: another user, no capabilities, no files but the
+descriptors that it receives, and few system calls. It parses no file: for each request it forks a child, which drops
+all calls but those that reading needs, has no socket but the one for this answer, and exits. So a child that a file has
+taken over sees no other file and answers for no other file. Nothing of this package is imported here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # -I -S: what the monitor imports from, and nothing that the environment or a folder says
+if __name__ == "__main__":  # -I -S: the monitor's import path only, nothing from the environment or a folder
     sys.path[:] = sys.argv[2].split(os.pathsep)
 
 import array
@@ -38,13 +38,13 @@ DONE, NO_ELF, NO_MEMORY, NOT_READ = b"d", b"n", b"m", b"x"
 JUMP_SLOT, GLOB_DAT, RELATIVE = 7, 6, 8
 SONAME = 14  # DT_SONAME
 UNREADABLE_NAME = "?"
-REQUEST = struct.Struct("<sQQ")  # what is asked; the most memory (bytes) and processor time (s) that it may take
-STATUS = struct.Struct("<i")  # of the child, as waitpid tells it
+REQUEST = struct.Struct("<sQQ")  # question; limits of memory (bytes) and processor time (s)
+STATUS = struct.Struct("<i")  # of the child, as from waitpid
 _TABLES = ("dyn_symbols", "symtab_symbols", "symbol_versions", "relocations", "notes", "overlay")
 
-OWN_USERS = 0x7C000000  # behind those of directories and containers; a user of nobody else could be signalled by him
+OWN_USERS = 0x7C000000  # above those of directories and containers; processes of a shared user could signal each other
 NOBODY = 65534
-CPU_SECONDS_MAX, MEMORY_BYTES_MAX = 3600, 6 << 30  # of its life
+CPU_SECONDS_MAX, MEMORY_BYTES_MAX = 3600, 6 << 30  # in its lifetime
 IDLE_MS = 10_000
 FILES_MAX = 16
 F_SETSIG = 10
@@ -78,11 +78,11 @@ SERVING_CALLS_WITH = {  # by their first arguments; prlimit64 of this process it
 
 
 def _end_with_the_monitor() -> None:
-    """Standard input is a pipe of the monitor's: when that is gone the kernel ends this process and its child, whatever
+    """Standard input is a pipe from the monitor: when it closes, the kernel kills this process and its child, whatever
     they do. They are a process group, as elfparser.py starts a session.
 
-    PR_SET_PDEATHSIG would do so when the *thread* ends that has started it. The signal comes from the user that asks
-    for it here: in a container even root may signal none but the same.
+    PR_SET_PDEATHSIG would act when the *thread* that started it ends. The signal is sent by the user that requests it
+    here: in a container even root may signal only the same user.
     """
     fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(0, F_SETSIG, signal.SIGKILL)
@@ -90,9 +90,9 @@ def _end_with_the_monitor() -> None:
 
 
 def give_up_rights(library: ctypes.CDLL) -> None:
-    """For good. What a container does not allow is left out: each of the others is enough for most files."""
+    """Drops rights irrevocably. What a container does not allow is skipped: the other restrictions suffice mostly."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # when memory runs out this process ends, not the monitor
+        file.write("1000")  # the OOM killer takes this process, not the monitor
     library.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     limits = {"CORE": 0, "FSIZE": 0, "MEMLOCK": 0, "NOFILE": FILES_MAX}
     limits |= {"CPU": CPU_SECONDS_MAX, "AS": MEMORY_BYTES_MAX}
@@ -105,7 +105,7 @@ def give_up_rights(library: ctypes.CDLL) -> None:
                 os.setresuid(user, user, user)
                 break
     _end_with_the_monitor()
-    if os.geteuid() == OWN_USERS + os.getpid():  # other users may have more processes, and the limit is the user's
+    if os.geteuid() == OWN_USERS + os.getpid():  # the limit is per user, and other users may have more processes
         limits["NPROC"] = 2
     library.capset(struct.pack("<Ii", CAPABILITIES_VERSION, 0), bytes(24))
     for name, limit in limits.items():
@@ -121,12 +121,12 @@ def _limit(what: int, wanted: int, most: int) -> None:
 
 
 def _allow_only(library: ctypes.CDLL, numbers: Iterable[int], numbers_with: Mapping[int, Sequence[int]]) -> None:
-    """Every other system call fails with EPERM.
+    """Makes every other system call fail with EPERM.
 
     Args:
         library: the C library.
-        numbers: of calls that are made.
-        numbers_with: first arguments, without their high halves, with which other calls are made.
+        numbers: of allowed calls.
+        numbers_with: further allowed calls: values of the first arguments, without their high halves.
     """
     rows = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, X86_64), (RETURN, 0, 0, KILL_PROCESS), (LOAD, 0, 0, NUMBER_AT)]
     for number in numbers:
@@ -199,7 +199,7 @@ def _read_head(content: bytes) -> list[bytes] | None:
 
 
 def _read_symbols(content: bytes) -> list[bytes] | None:
-    """Addresses, sizes, kinds, bindings, whether of .dynsym, numbers of versions, names, versions."""
+    """Returns addresses, sizes, kinds, bindings, whether of .dynsym, version indices, names, versions."""
     parsed = _parse(content, "dyn_symbols", "symtab_symbols", "symbol_versions")
     if parsed is None:
         return None
@@ -224,7 +224,7 @@ def _read_symbols(content: bytes) -> list[bytes] | None:
 
 
 class _Versions:
-    """Versions of symbols as text, by their numbers."""
+    """Version names of symbols, by index."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
@@ -242,14 +242,14 @@ class _Versions:
 
 
 def _read_relocations(content: bytes) -> list[bytes] | None:
-    """Addresses of slots, whether they are lazy, their names, relocated pointers, words relocated where they are."""
+    """Returns slot addresses, whether they are lazy, their names, relocated pointers, words relocated in place."""
     parsed = _parse(content, "dyn_symbols", "relocations")
     if parsed is None:
         return None
     slots, lazy, names = array.array("Q"), bytearray(), []
     pointers, words = array.array("q"), array.array("Q")
     for relocation in parsed.relocations:
-        if relocation.is_relatively_encoded:  # DT_RELR: the addend stands in the relocated word
+        if relocation.is_relatively_encoded:  # DT_RELR: the addend is in the relocated word
             words.append(int(relocation.address))
             continue
         kind = int(relocation.r_info(lief.ELF.Header.CLASS.ELF64)) & 0xFFFFFFFF
@@ -268,16 +268,16 @@ SHOWN_BYTES_MAX = 1 << 16
 
 
 class _CppNames:
-    """C++ names as people write them, by the C++ runtime, which is loaded while that is allowed."""
+    """Demangles C++ names with the C++ runtime, loaded while that is still allowed."""
 
     def __init__(self) -> None:
         self._demangle: Any = None
 
     def load(self) -> None:
-        """Finds the runtime; without one names stay as they are."""
+        """Loads the runtime; without one, names stay mangled."""
         for library in CPP_RUNTIMES:
             with suppress(OSError, AttributeError):
-                self._demangle = ctypes.CDLL(library)["__cxa_demangle"]  # by attribute the class would mangle it
+                self._demangle = ctypes.CDLL(library)["__cxa_demangle"]  # as an attribute, the class would mangle it
                 break
         else:
             return
@@ -287,7 +287,7 @@ class _CppNames:
         self._free.argtypes = [ctypes.c_void_p]
 
     def read(self, content: bytes) -> list[bytes] | None:
-        """Names with zero bytes between them; an empty one is to stay as it is. None without a runtime."""
+        """Demangles names separated by zero bytes; an empty result means unchanged. None without a runtime."""
         return [b"\0".join(map(self._shown, content.split(b"\0")))] if self._demangle else None
 
     def _shown(self, name: bytes) -> bytes:
@@ -313,10 +313,10 @@ READERS: dict[bytes, Callable[[bytes], list[bytes] | None]] = {
 
 
 def _serve(connection: socket.socket, library: ctypes.CDLL, own_bytes: int) -> bool:
-    """One request; False when there is none any more. Says last how the child ended: that cannot say so itself."""
+    """Serves one request; returns False when there are none left. Sends the child's exit status last: only it knows."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    if not poll.poll(IDLE_MS):  # another process is started when it is needed: this one takes 60 MiB
+    if not poll.poll(IDLE_MS):  # another process is started when needed: this one takes 60 MiB
         return False
     request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 2)
     if len(request) != REQUEST.size or len(descriptors) != 2:
@@ -329,7 +329,7 @@ def _serve(connection: socket.socket, library: ctypes.CDLL, own_bytes: int) -> b
             connection.close()
             _narrow(library, own, own_bytes + memory_bytes, cpu_seconds)
             _answer(question, *descriptors)
-            os._exit(0)  # lief complains about every object of its that is left at the end
+            os._exit(0)  # at a normal exit lief complains about every leaked object
         finally:
             os._exit(1)
     for descriptor in descriptors:
@@ -339,12 +339,12 @@ def _serve(connection: socket.socket, library: ctypes.CDLL, own_bytes: int) -> b
 
 
 def _narrow(library: ctypes.CDLL, parent: int, memory_bytes: int, cpu_seconds: int) -> None:
-    """Leaves a child nothing but reading."""
+    """Restricts a child to reading."""
     library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it had ended before
+    if os.getppid() != parent:  # it had exited before
         os._exit(1)
     _limit(resource.RLIMIT_NPROC, 0, 0)
-    _limit(resource.RLIMIT_CPU, cpu_seconds + 1, cpu_seconds + 2)  # SIGXCPU, which says why; then SIGKILL
+    _limit(resource.RLIMIT_CPU, cpu_seconds + 1, cpu_seconds + 2)  # SIGXCPU, which tells the reason; then SIGKILL
     _limit(resource.RLIMIT_AS, memory_bytes, memory_bytes)
     _allow_only(library, READING_CALLS, {})
 
@@ -355,12 +355,12 @@ def _answer(question: bytes, file: int, answer: int) -> None:
         state = DONE if parts is not None else NO_ELF
     except MemoryError:
         parts, state = None, NO_MEMORY
-    except Exception:  # whatever lief raises for what it cannot read
+    except Exception:  # lief may raise anything
         parts, state = None, NOT_READ
     parts = parts or []
     for content in (state + struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)), *parts):
         left = memoryview(content)
-        while left:  # nothing after the last byte: the monitor may have closed its end by then
+        while left:  # do not wait after the last byte: the monitor may have closed its end
             left = left[os.write(answer, left) :]
 
 
@@ -370,9 +370,9 @@ def _whole(descriptor: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Serves one monitor until that is gone."""
+    """Serves one monitor until it exits."""
     lief.logging.disable()
-    # lief warns of numbers that it has no name for; they are ordinary in files of other compilers.
+    # lief warns of numbers that it does not know; other compilers' files often have such.
     warnings.filterwarnings("ignore", ".* is not a valid ", RuntimeWarning)
     connection = socket.socket(fileno=int(sys.argv[1]))
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes of files, in memory only while they are needed.
 
-A program with two hundred libraries has tens of megabytes of them, and of most only some tables are looked at. So a
-part is read when it is asked for, and whole files are forgotten again, those first that were not used for longest. A
-file that is opened again must be the very file that it was.
+A program with two hundred libraries has tens of megabytes of them, of which only some tables are needed. So parts are
+read on demand, and whole files are evicted, least recently used first. A file that is reopened must be the same file.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any
 
 from otel_nfprobe.base.errors import NfprobeError
 
-KEPT_BYTES_MAX = 32 << 20  # of whole files, beside the one that was read last
+KEPT_BYTES_MAX = 32 << 20  # of whole files, besides the last one read
 
 
 class Content:
-    """Bytes that are there.
+    """Bytes in memory.
 
     Args:
         data: all of them.
@@ -30,10 +29,10 @@ class Content:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size_bytes = len(data)
-        self.known: dict[str, Any] = {}  # what others worked out about these very bytes
+        self.known: dict[str, Any] = {}  # results that others derived from these bytes
 
     def part(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes from an offset; fewer where the file ends."""
+        """Returns bytes from an offset; fewer at the end of the file."""
         return self._data[offset : offset + size_bytes]
 
     def whole(self) -> bytes:
@@ -41,16 +40,16 @@ class Content:
         return self._data
 
     def copy(self) -> Content:
-        """All bytes as they are now, which nobody can change any more. Raises as `FileContent.part`."""
+        """Returns all current bytes as an immutable copy. Raises as `FileContent.part`."""
         return self
 
     @cached_property
     def digest(self) -> str:
-        """Of all bytes, as they were when this was asked for first, in hex. Raises as `FileContent.part`."""
+        """Returns the hex digest of all bytes at the time of the first request. Raises as `FileContent.part`."""
         return hashlib.blake2b(self.whole(), digest_size=32).hexdigest()
 
     def open(self) -> int:
-        """A descriptor of a file with these bytes, which the caller closes. Raises as `FileContent.part`."""
+        """Returns a descriptor of a file with these bytes, which the caller closes. Raises as `FileContent.part`."""
         descriptor = os.memfd_create("elf", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(self._data)
@@ -62,7 +61,7 @@ class FileContent(Content):
 
     Args:
         file: open for reading; it may be closed afterwards.
-        path: where the file is found, too, when the path that it was opened by is gone.
+        path: where else the file is found, when the path that it was opened by no longer exists.
     """
 
     def __init__(self, file: Any, path: str) -> None:
@@ -73,20 +72,20 @@ class FileContent(Content):
         self._paths = (str(file.name), path)
 
     def part(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes from an offset; fewer where the file ends.
+        """Returns bytes from an offset; fewer at the end of the file.
 
         Raises:
-            NfprobeError: the file is gone, or another one.
+            NfprobeError: the file was removed or replaced.
         """
         copy = _kept.find(self)
         return self._read(offset, size_bytes) if copy is None else copy.part(offset, size_bytes)
 
     def whole(self) -> bytes:
-        """All bytes. Raises as `part`."""
+        """Returns all bytes. Raises as `part`."""
         return self.copy().whole()
 
     def copy(self) -> Content:
-        """All bytes as they are now, which nobody can change any more; digested once. Raises as `part`."""
+        """Returns all current bytes as an immutable copy; digested once. Raises as `part`."""
         last = _kept.last
         if last is not None and last[0] is self:
             return last[1]
@@ -99,7 +98,7 @@ class FileContent(Content):
 
     @cached_property
     def digest(self) -> str:
-        """Of all bytes, as they were when this was asked for first, in hex. Raises as `part`."""
+        """Returns the hex digest of all bytes at the time of the first request. Raises as `part`."""
         return self.copy().digest
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
@@ -118,10 +117,10 @@ class FileContent(Content):
         return content
 
     def open(self) -> int:
-        """A descriptor of the file, which the caller closes. Raises as `part`."""
+        """Returns a descriptor of the file, which the caller closes. Raises as `part`."""
         for path in self._paths:
             try:
-                # Not blocking: somebody may have put a pipe there.
+                # Non-blocking: the path may be a pipe.
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError:
                 continue
@@ -131,17 +130,17 @@ class FileContent(Content):
         raise self._is_gone()
 
     def _is_gone(self) -> NfprobeError:
-        return NfprobeError(f"{self._paths[-1]} was changed or removed while it was being looked at.")
+        return NfprobeError(f"{self._paths[-1]} was changed or removed while it was being read.")
 
 
 class _Kept:
-    """The whole files that were used last."""
+    """The whole files used last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # modules that are loaded later are looked at by another thread
+        self._lock = threading.Lock()  # another thread reads modules that are loaded later
         self._contents: OrderedDict[tuple[int, ...], Content] = OrderedDict()
         self._size_bytes = 0
-        self.last: tuple[FileContent, Content] | None = None  # the one that was asked for last, found without the lock
+        self.last: tuple[FileContent, Content] | None = None  # the last one used, found without the lock
 
     def find(self, content: FileContent) -> Content | None:
         with self._lock:
@@ -168,7 +167,7 @@ _kept = _Kept()
 
 
 def forget_contents() -> None:
-    """Gives up what is in memory of all files: it can be read again."""
+    """Frees the cached bytes of all files: they can be read again."""
     _kept.forget()
 
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: ELF files, and where a process has loaded them. Made by target.py, used by everything that looks
-at functions. Reads files only.
-"""
+"""Modules: ELF files, and where a process has loaded them. Reads files only."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from otel_nfprobe.elf.elf import ElfImage, read_image
 
 Key = tuple[str, str, int, int]
 MUSL_NAMES = ("libc.so", "libc.musl", "ld-musl")
-MUSL_SYMBOL = "__dls3"  # a stage of its dynamic linker; no other C library has it
+MUSL_SYMBOL = "__dls3"  # a stage of its dynamic linker; only musl has it
 
 
 @dataclass(eq=False)
@@ -41,50 +39,50 @@ class Module:
 
     @cached_property
     def name(self) -> str:
-        """The file's base name."""
+        """Returns the file's base name."""
         return os.path.basename(self.path.removesuffix(" (deleted)"))
 
     @property
     def build_id(self) -> str:
-        """Its build id in hex, or ""."""
+        """Returns the build ID in hex, or ""."""
         return self.image.build_id
 
     @property
     def low(self) -> int:
-        """The lowest mapped address."""
+        """Returns the lowest mapped address."""
         return self.base + self.image.lowest
 
     @property
     def high(self) -> int:
-        """The address behind the last mapped byte."""
+        """Returns the address after the last mapped byte."""
         return self.base + max(segment.address + segment.memory_bytes for segment in self.image.segments)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names it goes by on the command line: with and without version, as file and as DT_SONAME."""
+        """Returns its names on the command line: with and without version, as file and as DT_SONAME."""
         return names_of_file(self.name, self.image.soname)
 
     @property
     def is_dynamic_linker(self) -> bool:
-        """Whether it is ld.so, and nothing else: musl's is the C library, too (is_musl)."""
+        """Returns whether it is ld.so and nothing else: musl's is the C library, too (is_musl)."""
         return self.name.startswith(("ld-linux", "ld-2.", "ld.so"))
 
     @cached_property
     def is_musl(self) -> bool:
-        """Whether it is musl: C library and dynamic linker in one file."""
+        """Returns whether it is musl: C library and dynamic linker in one file."""
         return self.name.startswith(MUSL_NAMES) and self.image.find_export(MUSL_SYMBOL) is not None
 
     @property
     def is_probe_library(self) -> bool:
-        """Whether it is our own library."""
+        """Returns whether it is nfprobe's own library."""
         return self.name.startswith(("libnfprobe", "memfd:libnfprobe"))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Module:
-        """An ELF file on disk.
+        """Returns the module of an ELF file on disk.
 
         Raises:
-            UsageError: it cannot be read, or is no ELF file.
+            UsageError: it cannot be read, or is not an ELF file.
         """
         try:
             with open(path, "rb") as file:
@@ -95,7 +93,7 @@ class Module:
 
 
 def names_of_file(*names: str) -> tuple[str, ...]:
-    """File names with and without version."""
+    """Returns file names with and without version."""
     found = []
     for name in names:
         while name and name not in found:
@@ -108,9 +106,9 @@ def names_of_file(*names: str) -> tuple[str, ...]:
 
 
 def without_copies(found: Mapping[Key, Module], starts: Set[tuple[str, int]]) -> dict[Key, Module]:
-    """Leaves out what is no module: code of a file that the process has mapped once more itself.
+    """Drops entries that are no modules: code of a file that the process itself has mapped a second time.
 
-    V8 does so with its builtins, to have them near the code that it generates.
+    V8 does so with its builtins, to keep them close to generated code.
 
     Args:
         found: modules by path, device, inode and base.

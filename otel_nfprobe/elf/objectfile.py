@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF files that are not loaded: debug files and the members of static archives. Sections and symbols only.
+"""ELF files that are not loaded: debug files and members of static archives. Sections and symbols only.
 
-Such files may be large and little of one is needed: the header is read at once, a section when it is asked
-for. Everything in a file is hostile until checked: what cannot be used raises ObjectError with a reason.
+Such files may be large and little of them is needed: the header is read at once, sections on demand. The content is
+untrusted until checked: malformed parts raise ObjectError with a reason.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from otel_nfprobe.base.processors import BY_ELF_MACHINE
+
 FILE_BYTES_MAX = 1 << 30
-MACHINE_X86_64 = 62
 SECTIONS_MAX = 1 << 20
 SYMTAB, RELA, NOTE, NOBITS = 2, 4, 7, 8  # section types
 COMPRESSED = 0x800  # section flag
@@ -51,37 +52,41 @@ class ObjectSymbol(NamedTuple):
 
 
 class ObjectFile:
-    """An ELF64 file for x86-64.
+    """An ELF64 file for a supported processor.
 
     Args:
-        read: bytes from an offset; fewer where the file ends.
+        read: returns bytes from an offset; fewer at the end of the file.
+
+    Attributes:
+        processor: which one.
 
     Raises:
-        ObjectError: it is none, or is malformed.
+        ObjectError: not such a file, or malformed.
     """
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._read = read
         header = read(0, _HEADER_BYTES)
         if len(header) < _HEADER_BYTES or header[:6] != b"\x7fELF\x02\x01":
-            raise ObjectError("it is no 64-bit ELF file")
+            raise ObjectError("it is not a 64-bit ELF file")
         machine = struct.unpack_from("<H", header, 18)[0]
-        if machine != MACHINE_X86_64:
+        if machine not in BY_ELF_MACHINE:
             raise ObjectError(f"it is for another processor (ELF machine {machine})")
+        self.processor = BY_ELF_MACHINE[machine]
         start = struct.unpack_from("<Q", header, 40)[0]
         entry_bytes, count, names = struct.unpack_from("<HHH", header, 58)
         self.sections = self._read_sections(start, entry_bytes, count, names) if start else []
 
     @classmethod
     def of_bytes(cls, content: bytes) -> ObjectFile:
-        """A file that is in memory."""
+        """Returns a file that is in memory."""
         return cls(lambda offset, size: content[offset : offset + size])
 
     def _read_sections(self, start: int, entry_bytes: int, count: int, names: int) -> list[Section]:
         if entry_bytes != _SECTION_BYTES:
             raise ObjectError("its section headers have an unknown size")
         first = self._take(start, _SECTION_BYTES)
-        if not count:  # more than the header's field can hold: the first section has the number
+        if not count:  # too many for the header's field: the first section has the count
             count = struct.unpack_from("<Q", first, 32)[0]
         if names == 0xFFFF:
             names = struct.unpack_from("<I", first, 40)[0]
@@ -96,21 +101,21 @@ class ObjectFile:
 
     def _take(self, offset: int, size: int) -> bytes:
         if size > FILE_BYTES_MAX:
-            raise ObjectError("a part of it is too large")
+            raise ObjectError("one of its parts is too large")
         content = self._read(offset, size)
         if len(content) != size:
-            raise ObjectError("it is cut off")
+            raise ObjectError("it is truncated")
         return content
 
     def section(self, name: str) -> Section | None:
-        """The first section of this name that has bytes in the file."""
+        """Returns the first section of this name that has bytes in the file."""
         return next((item for item in self.sections if item.name == name and item.kind != NOBITS), None)
 
     def content(self, section: Section) -> bytes:
-        """A section's bytes, decompressed.
+        """Returns a section's bytes, decompressed.
 
         Raises:
-            ObjectError: they are cut off, or compressed in an unknown way.
+            ObjectError: they are truncated, or their compression is unknown.
         """
         if section.kind == NOBITS:
             return b""
@@ -131,10 +136,10 @@ class ObjectFile:
         return unpacked
 
     def symbols(self) -> Iterator[ObjectSymbol]:
-        """The named symbols of .symtab, defined or not.
+        """Returns the named symbols of .symtab, defined or not.
 
         Raises:
-            ObjectError: the table is cut off.
+            ObjectError: the table is truncated.
         """
         for names, row in self._symbol_rows():
             name = text_at(names, row[0])
@@ -152,11 +157,11 @@ class ObjectFile:
 
     @property
     def has_symbols(self) -> bool:
-        """Whether it has a .symtab with bytes."""
+        """Returns whether it has a non-empty .symtab."""
         return any(section.kind == SYMTAB and section.size for section in self.sections)
 
     def relocations(self) -> Iterator[tuple[int, int, int]]:
-        """(section index, offset in it, type) of all relocations with addends."""
+        """Returns (section index, offset in it, type) of all relocations with addends."""
         for section in self.sections:
             if section.kind == RELA:
                 table = self.content(section)
@@ -166,7 +171,7 @@ class ObjectFile:
 
     @property
     def build_id(self) -> str:
-        """The build id in hex, or ""."""
+        """Returns the build ID in hex, or ""."""
         for section in self.sections:
             if section.kind == NOTE:
                 found = _build_id_in(self.content(section))
@@ -176,7 +181,7 @@ class ObjectFile:
 
 
 def text_at(texts: bytes, offset: int) -> str:
-    """The text that ends with a zero byte; "" where there is none."""
+    """Returns the zero-terminated text at an offset; "" if there is none."""
     end = texts.find(b"\0", offset)
     return texts[offset:end].decode("utf-8", "replace") if 0 <= offset < end else ""
 

@@ -29,7 +29,7 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         module, colon, name = text.partition(":")
-        # C++ and Rust names hold "::", and may hold anything behind a bracket.
+        # C++ and Rust names contain "::", and anything may follow a bracket.
         if not colon or name.startswith(":") or any(bracket in module for bracket in "<({"):
             module, name = "*", text
         self.module, self.name = module, name
@@ -40,19 +40,19 @@ class Pattern:
         self._expression = re.compile(fnmatch.translate(name))
 
     def matches_module(self, module: Module) -> bool:
-        """Whether the module goes by a name that the glob means."""
+        """Returns whether the glob matches one of the module's names."""
         return self.module == "*" or self.names_one_of(module.names)
 
     def names_one_of(self, modules: Iterable[str]) -> bool:
-        """Whether it means a module, and not just any, that goes by one of these names."""
+        """Returns whether it selects a module explicitly, and that module has one of these names."""
         return self.module != "*" and any(fnmatch.fnmatchcase(name, self.module) for name in modules)
 
     def matches(self, function: Named) -> bool:
-        """Whether module and name fit."""
+        """Returns whether module and name match."""
         return self.matches_module(function.module) and self.matches_name(function)
 
     def matches_name(self, function: Named) -> bool:
-        """Whether one of its names fits: raw, demangled, or with its version."""
+        """Returns whether one of its names matches: raw, demangled, or with its version."""
         if self.offset is not None:
             return function.offset == self.offset
         if self.name == "*":
@@ -62,18 +62,18 @@ class Pattern:
         return "@" in self.name and self.matches_text(function.name + function.version)
 
     def matches_text(self, name: str) -> bool:
-        """Whether a raw name fits, as it is or demangled, with or without its arguments."""
+        """Returns whether a raw name matches, as it is or demangled, with or without its arguments."""
         if self._expression.match(name):
             return True
         shown = demangle(name)
         if shown == name:
             return False
-        # A name that was copied from a listing may hold brackets that mean something in a glob.
+        # A name copied from a listing may contain brackets that have a meaning in a glob.
         return shown == self.name or bool(self._expression.match(shown) or self._expression.match(short_name(shown)))
 
 
 def near_names(name: str, candidates: list[str], count: int = 3) -> list[str]:
-    """The candidates that are most like a name."""
+    """Returns the candidates most similar to a name."""
     lower = name.strip("*").lower()
     close = [candidate for candidate in candidates if lower and lower in candidate.lower()]
     if len(close) < count:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a module and their names, and the globs that choose among them.
+"""Functions of a module and their names, and the globs that select them.
 
-Ranges come from `.eh_frame` always, names from where names/sources.py finds them; a function without a name is called
-by its offset. Reads files only.
+Ranges always come from `.eh_frame`, names from the sources in names/sources.py; a function without a name is called by
+its offset. Reads files only.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 
 # ---- names of slots -------------------------------------------------------------------------------------------------
-# Names of functions that only a process can tell: what its GOT slots hold for a name that was imported.
+# Names that only a running process reveals: the GOT slots of an imported name.
 #
-# A stripped C library names `memcpy` where it chooses an implementation, and none of the implementations. The
-# slots of a running process hold the chosen one. Reads only.
+# A stripped C library names `memcpy`, which selects an implementation, but none of the implementations. The slots of a
+# running process hold the selected one. Reads only.
 
 
 WINDOW_BYTES = 4096
 
 
 def imported_names(target: Target, addresses: Iterable[int]) -> dict[int, str]:
-    """Names under which slots of the process lead to some addresses."""
+    """Returns names under which slots of the process point to some addresses."""
     wanted = frozenset(addresses)
     found: dict[int, str] = {}
     for module in target.modules() if wanted else []:
         try:
             values = _values(target, module)
-        except NfprobeError:  # a part of the module is not mapped, or not any more
+        except NfprobeError:  # a part of the module is not mapped
             continue
         for name, value in values:
             if name and value in wanted:
@@ -92,13 +92,13 @@ class Named:
     Attributes:
         offset: the file's own address of its first byte.
         size: bytes.
-        name: the best of its names as a linker sees it, or "0xOFFSET" when it has none.
+        name: the preferred one of its names as a linker sees it, or "0xOFFSET" if it has none.
         name_source: one of SOURCES in names.py, or "offset", or "section".
         aliases: all its names.
         exported: other modules can bind to one of its names.
-        kind: "function", or "ifunc resolver": code that chooses the function of that name when programs start.
-        version: "@@VERSION" when programs bind to this one, "@VERSION" when only old programs do, else "".
-        code_names: source and names before an adapter gave it one, or None: `found_names` has them.
+        kind: "function", or "ifunc resolver": code that selects the function of that name at program start.
+        version: "@@VERSION" if programs bind to this one, "@VERSION" if only old programs do, otherwise "".
+        code_names: source and names before an adapter renamed it, or None; see `found_names`.
     """
 
     module: Module
@@ -113,63 +113,63 @@ class Named:
     code_names: tuple[str, tuple[str, ...]] | None = None
 
     def give_name(self, name: str, source: str) -> None:
-        """What an adapter calls it: its name from now on, and one of its names."""
+        """Sets the name that an adapter gives it and adds it to its names."""
         self.code_names = self.found_names
         self.name, self.name_source, self.aliases = name, source, (name, *self.aliases)
 
     @property
     def found_names(self) -> tuple[str, tuple[str, ...]]:
-        """Source and names that were found with its code: they alone say what it does."""
+        """Returns source and names that belong to its code; only they describe what it does."""
         return self.code_names or (self.name_source, self.aliases)
 
     @property
     def address(self) -> int:
-        """Address in the process."""
+        """Returns the address in the process."""
         return self.module.base + self.offset
 
     @property
     def label(self) -> str:
-        """`module:name` or `module+0xoffset`, as people read it."""
+        """Returns `module:name` or `module+0xoffset`."""
         if self.name_source == "offset":
             return f"{self.module.name}+{self.offset:#x}"
         return f"{self.module.name}:{self.name}"
 
     @property
     def display_name(self) -> str:
-        """The name for people: demangled. Programs use `name`."""
+        """Returns the demangled name, for people. Programs use `name`."""
         return demangle(self.name)
 
     @property
     def is_folded(self) -> bool:
-        """Whether it has names that have nothing in common: several functions that are one piece of code."""
+        """Returns whether it has unrelated names: several functions folded into one piece of code."""
         bare = [demangle(alias).strip("_") for alias in self.aliases]
         return any(one not in other and other not in one for one, other in combinations(bare[:ALIASES_COMPARED], 2))
 
 
 @dataclass(eq=False, slots=True)
 class Function(Named):
-    """One function of a module: what one frame of `.eh_frame` describes."""
+    """One function of a module: the range of one `.eh_frame` entry."""
 
     frame: Frame = field(kw_only=True, repr=False)
 
 
 @dataclass(eq=False, slots=True)
 class Unframed(Named):
-    """A function that a symbol names and that no frame starts at.
+    """A function that a symbol names, but at whose start no `.eh_frame` entry begins.
 
     Attributes:
-        reason: why it is no Function.
+        reason: why it is not a Function.
     """
 
     reason: str = field(kw_only=True)
 
 
 def functions_of(module: Module) -> list[Function]:
-    """All functions of a module, by offset.
+    """Returns all functions of a module, by offset.
 
     Raises:
         NfprobeError: the module's `.eh_frame` is malformed.
-        UsageError: an archive that somebody named cannot be used.
+        UsageError: an archive that the user named cannot be used.
     """
     known: list[Function] | None = module.cache.get("functions")
     if known is None:
@@ -182,7 +182,7 @@ def functions_of(module: Module) -> list[Function]:
 
 
 def function_of(module: Module, index: int) -> Function:
-    """The function at an index of the module's frame table; the same object each time. Raises as functions_of."""
+    """Returns the function at an index of the module's frame table; always the same object. Raises as functions_of."""
     made = _made(module)
     known = made.get(index)
     if known is None:
@@ -192,13 +192,13 @@ def function_of(module: Module, index: int) -> Function:
 
 
 def _made(module: Module) -> dict[int, Function]:
-    """The functions that somebody asked for, by index of their frame."""
+    """Returns the functions requested so far, by index of their frame."""
     made: dict[int, Function] = module.cache.setdefault("made", {})
     return made
 
 
 def functions_without_frame(module: Module) -> list[Unframed]:
-    """Functions with a size that symbols name where no frame starts: mostly code written by hand.
+    """Returns functions with a size that symbols name and no frame describes: mostly handwritten assembly.
 
     Raises: as functions_of.
     """
@@ -214,14 +214,14 @@ def functions_without_frame(module: Module) -> list[Unframed]:
         if address in starts or not size or module.image.section_of(address).startswith(".plt"):
             continue
         around = frames.find(address)
-        reason = NO_FRAME if around is None else f"inside the function at {around.start:#x}, which has the frame"
+        reason = NO_FRAME if around is None else f"inside the function at {around.start:#x}, whose frame covers it"
         name, source, aliases, exported, kind, version = _naming(symbols)
         found.append(Unframed(module, address, size, name, source, aliases, exported, kind, version, reason=reason))
     return found
 
 
 def use_archives(source: Target | Module | list[Module], archives: Sequence[str | Path]) -> None:
-    """Lets functions without a name be named by static archives that hold the same code."""
+    """Names functions without a name from static archives that contain the same code."""
     modules = [source] if isinstance(source, Module) else source if isinstance(source, list) else source.modules()
     for module in modules:
         if module.cache.get("archives", ()) != tuple(archives):
@@ -231,7 +231,7 @@ def use_archives(source: Target | Module | list[Module], archives: Sequence[str 
 
 
 def function_at(module: Module, offset: int) -> Function | None:
-    """The function whose range holds the file's own address."""
+    """Returns the function whose range contains one of the file's own addresses."""
     frames = module.image.frames
     index = bisect_right(frames.starts, offset) - 1
     if index >= 0 and offset < frames.starts[index] + frames.frames[index].size:
@@ -244,7 +244,7 @@ def find_functions(
     globs: Iterable[str],
     exclude: Iterable[str] = (),
 ) -> list[Function]:
-    """Functions that match one of the globs and none of the excluded ones, by module and offset.
+    """Returns functions that match one of the globs and none of the excluded ones, by module and offset.
 
     Args:
         source: a target, modules, or the path of an ELF file.
@@ -252,7 +252,7 @@ def find_functions(
         exclude: the same.
 
     Raises:
-        UsageError: a glob matches nothing; names what is near it.
+        UsageError: a glob matches nothing; the text lists similar names.
     """
     found, unframed = list_functions(source, globs, exclude)
     if not found and unframed:
@@ -265,7 +265,7 @@ def list_functions(
     globs: Iterable[str],
     exclude: Iterable[str] = (),
 ) -> tuple[list[Function], list[Unframed]]:
-    """As find_functions, and beside them the functions that no frame describes. Raises as find_functions."""
+    """As find_functions, plus the functions without a frame. Raises as find_functions."""
     modules, next_command = modules_of(source)
     target = None if isinstance(source, str | Path | Module | list) else source
     excluded = [Pattern(text) for text in exclude]
@@ -288,7 +288,7 @@ def list_functions(
 
 
 def exported_address(target: Target, name: str) -> int | None:
-    """Address of a function of the target's C library, or None."""
+    """Returns the address of a function of the target's C library, or None."""
     for prefix in C_LIBRARIES:
         for module in target.modules():
             if module.name.startswith(prefix):
@@ -299,18 +299,18 @@ def exported_address(target: Target, name: str) -> int | None:
 
 
 def exported_offset(path: str | Path, name: str) -> int | None:
-    """The file's own address of an exported symbol, or None."""
+    """Returns the file's own address of an exported symbol, or None."""
     symbol = Module.from_file(path).image.exports.get(name)
     return None if symbol is None else symbol.address
 
 
 def build_id_of(path: str | Path) -> str:
-    """Build id of an ELF file in hex, or ""."""
+    """Returns the build ID of an ELF file in hex, or ""."""
     return Module.from_file(path).build_id
 
 
 def modules_of(source: Target | Module | str | Path | list[Module]) -> tuple[Sequence[Module], str]:
-    """The modules of a source of functions, and the command that lists its functions."""
+    """Returns the modules of a source of functions, and the command that lists its functions."""
     if isinstance(source, str | Path):
         return [Module.from_file(source)], f"nfprobe functions {source}"
     if isinstance(source, Module):
@@ -337,7 +337,7 @@ def _select(pattern: Pattern, modules: Sequence[Module], target: Target | None) 
 
 
 def names_in(module: Module) -> Names:
-    """All names of a module's functions by address, the best one first. Raises as functions_of."""
+    """Returns all names of a module's functions by address, the preferred one first. Raises as functions_of."""
     known: Names | None = module.cache.get("names")
     if known is None:
         known = names_of(module)
@@ -358,7 +358,7 @@ def _function(module: Module, frame: Frame, symbols: Sequence[Symbol]) -> Functi
 
 
 def _naming(symbols: Sequence[Symbol]) -> tuple[str, str, tuple[str, ...], bool, str, str]:
-    """Name, source, aliases, exported, kind and version of what symbols stand for; the best one is first."""
+    """Returns name, source, aliases, exported, kind and version of symbols; the preferred one is first."""
     best = symbols[0]
     aliases = tuple(dict.fromkeys(symbol.name for symbol in symbols))
     exported = any(symbol.source == "dynsym" for symbol in symbols)
@@ -367,7 +367,7 @@ def _naming(symbols: Sequence[Symbol]) -> tuple[str, str, tuple[str, ...], bool,
 
 
 def _name_by_slots(target: Target, modules: Sequence[Module]) -> None:
-    """Names functions that have none by the slots that lead to them; only where a library chooses among several."""
+    """Names functions without a name by the slots that point to them; only where a library selects among several."""
     unnamed = {}
     for module in modules:
         if "slot names" not in module.cache and any(symbol.kind == 10 for symbol in module.image.symbols):
@@ -379,7 +379,7 @@ def _name_by_slots(target: Target, modules: Sequence[Module]) -> None:
 
 
 def _check_readable(pattern: Pattern, modules: Sequence[Module], target: Target | None) -> None:
-    """Raises where nothing matches because a file could not be read."""
+    """Raises if nothing matches because a file could not be read."""
     for module in modules:
         if pattern.matches_module(module):
             module.image.check()
@@ -389,7 +389,7 @@ def _check_readable(pattern: Pattern, modules: Sequence[Module], target: Target 
 
 
 def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, str]:
-    """The sentence, and options for a next command that shows more."""
+    """Returns the sentence, and options for a next command that shows more."""
     chosen = [module for module in modules if pattern.matches_module(module)]
     if not chosen:
         names = sorted({name for module in modules for name in module.names})
@@ -403,7 +403,7 @@ def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, 
         return f"No function starts at {pattern.text!r}.", ""
     if not any(functions_of(module) or functions_without_frame(module) for module in chosen):
         files = ", ".join(module.name for module in chosen)
-        return f"No functions are found in {files}: no .eh_frame says where they are, and no symbol names one.", ""
+        return f"No functions are found in {files}: they have neither .eh_frame nor function symbols.", ""
     sentence = _inlined_sentence(pattern, chosen)
     if sentence:
         return sentence, f" --inlined --functions {shlex.quote(pattern.text)}"
@@ -417,7 +417,7 @@ def _nothing_matches(pattern: Pattern, modules: Sequence[Module]) -> tuple[str, 
 
 def _inlined_sentence(pattern: Pattern, modules: Sequence[Module]) -> str:
     from otel_nfprobe.elf.names.inlined import (
-        inlined_in,  # what reads debug information is loaded for this sentence alone
+        inlined_in,  # the debug information reader is loaded for this sentence only
     )
 
     found = inlined_in(modules, pattern.matches_text)

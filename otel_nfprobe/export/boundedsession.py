@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session of requests, for the SDK's HTTP exporters, whose answers are bounded as otlp_http.py says."""
+"""A `requests` session for the SDK's HTTP exporters, with responses bounded as in otlp_http.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _BoundedAdapter(HTTPAdapter):
 
 
 def open_session() -> requests.Session:
-    """A session that connects when it is first used."""
+    """Returns a session that connects on first use."""
     session = requests.Session()
     for scheme in ("http://", "https://"):
         session.mount(scheme, _BoundedAdapter())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that OTEL_CONFIG_FILE names, as plain values: YAML 1.2 with references to environment variables replaced.
+"""The file named by OTEL_CONFIG_FILE, as plain values: YAML 1.2 with references to environment variables replaced.
 
-As the specification of declarative configuration has it: references stand in values only, never in keys, they are
-replaced before a value's type is found, and what they bring in is text, not YAML. What the values mean is
-configuration.py's.
+As specified for declarative configuration: references occur in values only, never in keys, are replaced before a
+value's type is resolved, and insert text, not YAML. configuration.py interprets the values.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class _Loader(yaml.SafeLoader):
     """The core schema of YAML 1.2: `yes` and `on` are text, `010` is ten."""
 
 
-_Loader.yaml_implicit_resolvers = {}  # not those of the base class, which are of YAML 1.1
+_Loader.yaml_implicit_resolvers = {}  # the base class has those of YAML 1.1
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""])
@@ -41,7 +40,7 @@ _Loader.add_implicit_resolver(
     list("-+0123456789."),
 )
 for _patterns in _Loader.yaml_implicit_resolvers.values():
-    # PyYAML only looks at where a text begins.
+    # PyYAML only looks at the first character.
     _patterns[:] = [(tag, re.compile(f"(?:{pattern.pattern})$")) for tag, pattern in _patterns]
 
 
@@ -54,10 +53,10 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 def read_file(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the file says.
+    """Returns the content of the file.
 
     Raises:
-        UsageError: it cannot be read, is no YAML mapping, or a reference is malformed.
+        UsageError: it cannot be read, is not a YAML mapping, or a reference is malformed.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -75,16 +74,16 @@ def read_file(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place is not None else ""
-        raise UsageError(f"{path} is no YAML{where}.", f"cat {path}") from None
+        raise UsageError(f"{path} is not YAML{where}.", f"cat {path}") from None
     finally:
         loader.dispose()
     if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no mapping.", f"cat {path}")
+        raise UsageError(f"{path} does not contain a mapping.", f"cat {path}")
     return found
 
 
 def replace_references(text: str, environment: Mapping[str, str]) -> str:
-    """A value with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced; `$$` stands for `$`.
+    """Returns a value with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced; `$$` stands for `$`.
 
     Raises:
         ValueError: a reference is malformed.
@@ -96,14 +95,14 @@ def replace_references(text: str, environment: Mapping[str, str]) -> str:
             raise ValueError(match[0])
         return environment.get(inside[1], "") or inside[2] or ""
 
-    # An escaped `$` ends what a reference can be part of.
+    # A reference cannot span an escaped `$`.
     return "$".join(_REFERENCE.sub(replace, part) for part in text.split("$$"))
 
 
 def _substitute(
     node: yaml.Node | None, loader: _Loader, environment: Mapping[str, str], path: str, seen: set[int]
 ) -> None:
-    if node is None or id(node) in seen:  # an alias is the same node again
+    if node is None or id(node) in seen:  # an alias repeats the same node
         return
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):

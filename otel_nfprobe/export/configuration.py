@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarative configuration: what a file named by OTEL_CONFIG_FILE says, as far as it concerns nfprobe.
+"""Declarative configuration: the parts of the file named by OTEL_CONFIG_FILE that concern nfprobe.
 
-While the variable is set, no other OTEL_* variable counts, except where the file refers to it. Resource attributes, the
-OTLP exporters of spans and metrics, and `disabled` are read; they become the variables that mean the same, which the
-rest of nfprobe reads as it reads the environment. Everything else in the file is named in one sentence.
+While it is set, other OTEL_* variables are ignored, except where the file refers to them. Resource attributes,
+the OTLP exporters of spans and metrics, and `disabled` are translated into the equivalent variables, which the rest of
+nfprobe reads like the environment. One sentence lists all other parts of the file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def _is_bool(item: object, wanted: type) -> bool:
 
 @dataclass
 class Configuration:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        variables: the OTEL_* variables that mean the same.
-        resource: attributes of the resource, of their own types.
+        variables: the equivalent OTEL_* variables.
+        resource: attributes of the resource, with their types.
         unused: parts of the file that nfprobe does not use, as paths.
     """
 
@@ -49,12 +49,12 @@ class Configuration:
 
     @property
     def complaint(self) -> str:
-        """What to tell about it; empty when all of it is used."""
+        """Returns a sentence about its unused parts; empty if all of it is used."""
         return f"{self.path}: not used by nfprobe: {', '.join(self.unused)}." if self.unused else ""
 
 
 def find_configuration(environment: Mapping[str, str]) -> Configuration | None:
-    """What OTEL_CONFIG_FILE names says; None while the variable is not set.
+    """Returns the configuration named by OTEL_CONFIG_FILE; None if the variable is not set.
 
     Raises:
         UsageError: the file cannot be used.
@@ -62,13 +62,13 @@ def find_configuration(environment: Mapping[str, str]) -> Configuration | None:
     path = environment.get(names.OTEL_CONFIG_FILE, "").strip()
     if not path:
         return None
-    from otel_nfprobe.export.configfile import read_file  # YAML takes long to load, and most have no such file
+    from otel_nfprobe.export.configfile import read_file  # YAML takes long to load, and most users have no such file
 
     return _Reader(path, read_file(path, environment)).read()
 
 
 def find_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment that holds: with a configuration file its OTEL_* variables are what the file says.
+    """Returns the effective environment: with a configuration file, its OTEL_* variables come from the file.
 
     Raises:
         UsageError: the file cannot be used.
@@ -81,7 +81,7 @@ def find_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class _Reader:
-    # One file. Paths of keys are kept for what is said about them.
+    # One file. Paths of keys are kept for messages.
     def __init__(self, path: str, document: dict[str, Any]) -> None:
         self._document = document
         self._found = Configuration(path)
@@ -90,7 +90,7 @@ class _Reader:
     def read(self) -> Configuration:
         version = self._document.get("file_format")
         if not isinstance(version, str) or not version.startswith("1."):
-            raise self._refuse("file_format", f"is {version!r}, and nfprobe reads 1.0 and what is compatible with it")
+            raise self._refuse("file_format", f"is {version!r}, and nfprobe reads 1.0 and compatible versions")
         known = {"file_format", "disabled", "resource", "tracer_provider", "meter_provider"}
         self._note_unused("", self._document, known)
         if self._flag("disabled", self._document.get("disabled")):
@@ -121,7 +121,7 @@ class _Reader:
         if (kind and single not in _KINDS) or (kind.endswith("_array") != isinstance(value, list) and kind):
             raise self._refuse(where, f"has a value that is not of type {kind}")
         if any(not isinstance(item, (str, bool, int, float)) for item in items):
-            raise self._refuse(where, "has a value that is no attribute")
+            raise self._refuse(where, "has a value that cannot be an attribute")
         if kind:
             wanted = _KINDS[single]
             if not all(isinstance(item, _TAKEN[wanted]) and _is_bool(item, wanted) for item in items):
@@ -149,7 +149,7 @@ class _Reader:
             if self._read_exporter(f"{place}.exporter", settings.get("exporter"), "metrics"):
                 self._ended = True
 
-    # Entries of a list that are of these kinds, until one was used: what comes after it, and other kinds, are not.
+    # Yields entries of a list until one was used: only the first usable one of these kinds counts.
     def _list_kinds(
         self, where: str, provider: dict[str, Any], kinds: tuple[str, ...]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -222,26 +222,26 @@ class _Reader:
         if value is None:
             return {}
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise self._refuse(where, "is no mapping")
+            raise self._refuse(where, "is not a mapping")
         return value
 
     def _list(self, where: str, value: Any) -> list[Any]:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self._refuse(where, "is no list")
+            raise self._refuse(where, "is not a list")
         return value
 
     def _text(self, where: str, value: Any) -> str:
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise self._refuse(where, "is no text")
+            raise self._refuse(where, "is not a string")
         return value.strip()
 
     def _number(self, where: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._refuse(where, "is no whole number of milliseconds")
+            raise self._refuse(where, "is not a whole number of milliseconds")
         return value
 
     def _flag(self, where: str, value: Any) -> bool:

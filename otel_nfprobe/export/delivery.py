@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery: what becomes of one attempt to hand a request to a receiver, whatever it is handed over by.
+"""Delivery: the result of one attempt to send a request to a receiver, by any transport.
 
-A transport (otlp_grpc.py, otlp_http.py, sdk_transport.py) makes an Outcome of everything that can happen; otlp.py
-decides by it whether to send again. The rules are those of the OTLP specification.
+A transport (otlp_grpc.py, otlp_http.py, sdk_transport.py) turns everything that can happen into an Outcome, by which
+otlp.py decides whether to retry. The rules are those of the OTLP specification.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-RETRY_AFTER_MAX_S = 300.0  # of what a receiver may ask for: a wrong number must not end the export
+RETRY_AFTER_MAX_S = 300.0  # limit of a receiver's request: a wrong number must not stop the export
 MESSAGE_CHARACTERS_MAX = 400
 NO_RESPONSE = "The receiver's answer is not an ExportTraceServiceResponse."
 
 
 class OutcomeKind(enum.Enum):
-    """What an attempt came to."""
+    """Kinds of results."""
 
     DELIVERED = enum.auto()
-    RETRY = enum.auto()  # not delivered, or nobody knows
-    REFUSED = enum.auto()  # the same request will never be taken
+    RETRY = enum.auto()  # not delivered, or unknown
+    REFUSED = enum.auto()  # the receiver will never accept this request
     CANCELLED = enum.auto()  # by `cancel`
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one attempt.
+    """The result of one attempt.
 
     Attributes:
-        message: what the receiver said, or why it was not reached.
-        rejected_spans: of a delivered request, as far as the receiver says.
-        retry_after_s: how long the receiver asks to be left in peace; 0: it does not say.
+        message: the receiver's message, or why it was not reached.
+        rejected_spans: of a delivered request, as reported by the receiver.
+        retry_after_s: the delay that the receiver asks for; 0: none given.
     """
 
     verdict: OutcomeKind
@@ -48,20 +48,20 @@ class Outcome:
 
 
 class Transport(Protocol):
-    """A way to a receiver."""
+    """A connection to a receiver."""
 
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
-        """Hands over one ExportTraceServiceRequest. Raises nothing."""
+        """Sends one ExportTraceServiceRequest. Never raises."""
 
     def cancel(self) -> None:
-        """Ends an attempt that is under way, from another thread."""
+        """Aborts the current attempt, from another thread."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases its resources."""
 
 
 def read_response(data: bytes) -> Outcome:
-    """The outcome that is in an ExportTraceServiceResponse. What cannot be read was taken all the same."""
+    """Returns the outcome in an ExportTraceServiceResponse. An unreadable response counts as delivered."""
     try:
         partial = ExportTraceServiceResponse.FromString(data).partial_success
     except DecodeError:
@@ -70,7 +70,7 @@ def read_response(data: bytes) -> Outcome:
 
 
 def read_retry_s(status: bytes) -> float | None:
-    """RetryInfo's delay in a google.rpc.Status, seconds; None when there is none."""
+    """Returns RetryInfo's delay in a google.rpc.Status, in seconds; None if there is none."""
     try:
         for detail in Status.FromString(status).details:
             retry_info = RetryInfo()
@@ -82,12 +82,12 @@ def read_retry_s(status: bytes) -> float | None:
 
 
 def bound_pause_s(asked_s: float) -> float:
-    """What is granted of a pause that a receiver asks for, seconds."""
+    """Limits the delay that a receiver asks for; in seconds."""
     return min(max(0.0, asked_s), RETRY_AFTER_MAX_S)
 
 
 def make_readable(said: str) -> str:
-    """What a receiver said, as it may be shown: one line that a terminal takes for text, of bounded length."""
+    """Returns a receiver's message in printable form: one line of bounded length, without control characters."""
     start = said[: 4 * MESSAGE_CHARACTERS_MAX]
     return " ".join("".join(c if c.isprintable() else " " for c in start).split())[:MESSAGE_CHARACTERS_MAX]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Destination: who gets the spans, from the command line and OTEL_TRACES_EXPORTER.
+"""Destination: the receiver of spans, from the command line and OTEL_TRACES_EXPORTER.
 
-`otlp` is nfprobe's own exporter, to an endpoint; any other name is an exporter that is installed for the OpenTelemetry
-SDK. Opens no connection.
+`otlp` is nfprobe's own exporter, to an endpoint; any other name is an installed exporter of the OpenTelemetry SDK.
+Opens no connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class NamedExporter:
-    """An exporter of the SDK, by its name."""
+    """An exporter of the SDK, by name."""
 
     name: str
 
@@ -33,7 +33,7 @@ Destination = Endpoint | NamedExporter
 
 
 def find_destination(exporter: str | None, endpoint: str | None, environment: Mapping[str, str]) -> Destination | None:
-    """Who gets the spans; None: nobody.
+    """Returns the destination of spans; None: no export.
 
     Args:
         exporter: of --exporter, or None.
@@ -59,13 +59,13 @@ def find_destination(exporter: str | None, endpoint: str | None, environment: Ma
         return NamedExporter(wanted)
     found = find_endpoint(endpoint, environment)
     if found is None and wanted == OTLP:
-        # Asked for by its name, it goes where the specification says it goes by default.
+        # Requested by name, it uses the specification's default endpoint.
         return find_default_endpoint(environment)
     return found
 
 
 def find_complaint(environment: Mapping[str, str]) -> str:
-    """What to tell about a configuration file that says more than nfprobe uses; empty when there is none.
+    """Returns a sentence about unused parts of a configuration file; empty if there are none.
 
     Raises:
         UsageError: it cannot be used.
@@ -75,7 +75,7 @@ def find_complaint(environment: Mapping[str, str]) -> str:
 
 
 def find_default_endpoint(environment: Mapping[str, str]) -> Endpoint | None:
-    """The endpoint of the environment, or the specification's; None when the SDK is disabled."""
+    """Returns the endpoint of the environment, or the specification's default; None if the SDK is disabled."""
     found = find_endpoint(None, environment)
     if found is not None:
         return found
@@ -86,7 +86,7 @@ def find_default_endpoint(environment: Mapping[str, str]) -> Endpoint | None:
 
 
 def open_destination(destination: Destination) -> Endpoint | Transport:
-    """What an Exporter takes.
+    """Returns the destination in the form that Exporter expects.
 
     Raises:
         UsageError: no such exporter is installed, or it does not work.

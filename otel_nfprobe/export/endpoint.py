@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The endpoint: where spans go and how, from the command line and the OTEL_EXPORTER_OTLP_* variables.
+"""The endpoint: destination and protocol of spans, from the command line and the OTEL_EXPORTER_OTLP_* variables.
 
-The command line wins over the environment, a signal's own variables (OTEL_EXPORTER_OTLP_TRACES_*) over
-OTEL_EXPORTER_OTLP_*. `http://` sends in the clear and `https://` by TLS; without a scheme it is TLS, except to
+The command line overrides the environment; a signal's own variables (OTEL_EXPORTER_OTLP_TRACES_*) override
+OTEL_EXPORTER_OTLP_*. `http://` sends in the clear and `https://` by TLS; without a scheme TLS is used, except to
 loopback addresses and where OTEL_EXPORTER_OTLP_INSECURE is true. Opens no connection.
 """
 
@@ -38,14 +38,14 @@ class Endpoint:
     """A checked endpoint.
 
     Attributes:
-        target: `host:port` as gRPC takes it.
-        secure: TLS; then root_certificates (None: the system's), client_key and client_certificate are PEM
-            bytes, and the _file attributes are where they were read.
+        target: `host:port` for gRPC.
+        secure: use TLS; then root_certificates (None: the system's), client_key and client_certificate are PEM bytes;
+            the _file attributes are the paths they were read from.
         loopback: the host is this machine.
         headers: gRPC metadata, or HTTP headers.
         timeout_s: for one attempt.
         gzip: compress requests.
-        path: where requests are posted by OTLP/HTTP; empty: gRPC.
+        path: of OTLP/HTTP requests; empty: gRPC.
     """
 
     target: str
@@ -64,12 +64,12 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """As it is written in a variable that is for one signal."""
+        """Returns the URL as for a signal's own variable."""
         return f"{'https' if self.secure else 'http'}://{self.target}{self.path}"
 
 
 def find_endpoint(argument: str | None, environment: Mapping[str, str], signal: str = TRACES) -> Endpoint | None:
-    """The endpoint to export to, or None when there is none or OTEL_SDK_DISABLED is true.
+    """Returns the endpoint to export to, or None if there is none or OTEL_SDK_DISABLED is true.
 
     Args:
         argument: of --endpoint, or None.
@@ -88,7 +88,7 @@ def find_endpoint(argument: str | None, environment: Mapping[str, str], signal: 
     protocol = _read_protocol(read)
     scheme, host, port, path = _split(text, protocol)
     if protocol == HTTP and (argument is not None or not read.is_own("ENDPOINT")):
-        # What is for every signal is a base; what is for one signal is the whole address.
+        # The variable for all signals is a base URL; that of one signal is the complete URL.
         own = f"/v1/{signal}"
         path = path.rstrip("/").removesuffix("/v1/traces").removesuffix("/v1/metrics") + own
     loopback = _is_loopback(host)
@@ -106,7 +106,7 @@ def find_endpoint(argument: str | None, environment: Mapping[str, str], signal: 
 
 
 def _split(text: str, protocol: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path of an endpoint; the path is empty for gRPC."""
+    """Returns scheme, host, port and path of an endpoint; the path is empty for gRPC."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "", text
@@ -118,17 +118,17 @@ def _split(text: str, protocol: str) -> tuple[str, str, int, str]:
     except ValueError:
         raise _refuse(text, "its host or port is malformed") from None
     if not host or not (_HOST.fullmatch(host) or _is_address(host)) or parts.username is not None:
-        raise _refuse(text, "it names no host")
+        raise _refuse(text, "it has no host")
     if port == 0:
         raise _refuse(text, "its port is 0")
     if protocol == HTTP:
         if parts.query or parts.fragment:
             raise _refuse(text, "it has a query or a fragment")
-        # Without a port an URL means that of its scheme; a bare host is none.
+        # Without a port, a URL means the default of its scheme; a bare host is not a URL.
         usual = {"http": 80, "https": 443}.get(scheme, DEFAULT_PORTS[HTTP])
         return scheme, host, port or usual, parts.path or "/"
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        why = "it has a path, as only OTLP over HTTP has, and the protocol is gRPC"
+        why = "it has a path, which only OTLP over HTTP uses, and the protocol is gRPC"
         raise _refuse(text, why, f"OTEL_EXPORTER_OTLP_PROTOCOL={HTTP} nfprobe attach PID --endpoint {text}")
     return scheme, host, port or DEFAULT_PORTS[GRPC], ""
 
@@ -150,26 +150,26 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Variables:
-    """The OTEL_EXPORTER_OTLP_* variables as one signal sees them."""
+    """The OTEL_EXPORTER_OTLP_* variables as they apply to one signal."""
 
     def __init__(self, environment: Mapping[str, str], signal: str) -> None:
         self._environment = environment
         self._own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
 
     def is_own(self, name: str) -> bool:
-        """Whether the signal's own variable is set."""
+        """Returns whether the signal's own variable is set."""
         return bool(self._environment.get(self._own + name, "").strip())
 
     def name(self, name: str) -> str:
-        """The variable that holds."""
+        """Returns the name of the variable that applies."""
         return self._own + name if self.is_own(name) else f"OTEL_EXPORTER_OTLP_{name}"
 
     def text(self, name: str) -> str:
-        """Its value; empty when it is not set."""
+        """Returns its value; empty if it is not set."""
         return self._environment.get(self.name(name), "").strip()
 
     def is_true(self, name: str) -> bool:
-        """Whether it says true."""
+        """Returns whether its value is true."""
         return self.text(name).lower() == "true"
 
 
@@ -178,7 +178,7 @@ def _read_protocol(read: _Variables) -> str:
     if protocol not in DEFAULT_PORTS:
         variable = read.name("PROTOCOL")
         raise UsageError(
-            f"{variable} is {protocol!r}, and nfprobe speaks {GRPC} and {HTTP}.", f"export {variable}={GRPC}"
+            f"{variable} is {protocol!r}, and nfprobe supports {GRPC} and {HTTP}.", f"export {variable}={GRPC}"
         )
     return protocol
 
@@ -228,7 +228,7 @@ def _read_file(read: _Variables, name: str) -> bytes | None:
         raise UsageError(sentence, f"ls -l {path}") from None
 
 
-# gRPC takes anything and then cannot connect, without a word about why.
+# gRPC accepts anything and then fails to connect without giving a reason.
 def _check_certificates(read: _Variables, found: Mapping[str, Any]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     root, key, certificate = (
@@ -238,7 +238,7 @@ def _check_certificates(read: _Variables, found: Mapping[str, Any]) -> None:
         try:
             context.load_verify_locations(cafile=root)
         except ssl.SSLError:
-            sentence = f"{read.name('CERTIFICATE')} names {root!r}, which holds no PEM certificate."
+            sentence = f"{read.name('CERTIFICATE')} names {root!r}, which contains no PEM certificate."
             raise UsageError(sentence, f"openssl x509 -in {root} -noout -text") from None
     if (key is None) != (certificate is None):
         missing = "CLIENT_CERTIFICATE" if key else "CLIENT_KEY"
@@ -247,10 +247,10 @@ def _check_certificates(read: _Variables, found: Mapping[str, Any]) -> None:
         raise UsageError(sentence, f"export {read.name(missing)}=FILE.pem")
     if key and certificate:
         try:
-            context.load_cert_chain(certificate, key, password="")  # never asks on the terminal
+            context.load_cert_chain(certificate, key, password="")  # never prompts on the terminal
         except (ssl.SSLError, OSError):
             sentence = (
-                f"{read.name('CLIENT_CERTIFICATE')} and {read.name('CLIENT_KEY')} are no PEM certificate with its key"
+                f"{read.name('CLIENT_CERTIFICATE')} and {read.name('CLIENT_KEY')} hold no PEM certificate and its key"
                 " (a key must not have a password)."
             )
             raise UsageError(sentence, f"openssl x509 -in {certificate} -noout -text") from None

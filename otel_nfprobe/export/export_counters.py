@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Export counters: what became of the spans. Every span that was submitted is in exactly one of them."""
+"""Export counters: what happened to the spans. Every submitted span is in exactly one of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 
 @dataclass
 class ExportCounters:
-    """What became of the spans. Taken as a copy, by `Exporter.read_counters`.
+    """What happened to the spans. `Exporter.read_counters` returns a copy.
 
     Attributes:
         dropped_spans: by reason.
-        spooled_spans: written to the spool, and neither delivered nor dropped yet.
-        recovered: the same of spans that earlier sessions left in the spool; None: of this session.
+        spooled_spans: written to the spool, and not yet delivered or dropped.
+        recovered: the same counters for spans that earlier sessions left in the spool; None: of this session.
         is_failing: the last attempt did not reach the receiver.
-        last_error: why not, or what it refused.
-        sentences: what the receiver and the spool have to say to a person, each once.
+        last_error: the reason, or what was refused.
+        sentences: messages about the receiver and the spool for the user, each once.
     """
 
     exported_spans: int = 0
@@ -33,21 +33,21 @@ class ExportCounters:
 
     @property
     def total_exported(self) -> int:
-        """Delivered spans of this session and of those before it."""
+        """Returns delivered spans of this session and earlier ones."""
         return self.exported_spans + (self.recovered.exported_spans if self.recovered else 0)
 
     @property
     def total_dropped(self) -> dict[str, int]:
-        """Their dropped spans by reason."""
+        """Returns dropped spans of this session and earlier ones, by reason."""
         return dict(self.dropped_spans + (self.recovered.dropped_spans if self.recovered else Counter()))
 
     @property
     def total_spooled(self) -> int:
-        """Their spans that wait on disk."""
+        """Returns spans of this session and earlier ones that wait on disk."""
         return self.spooled_spans + (self.recovered.spooled_spans if self.recovered else 0)
 
     def copy(self) -> ExportCounters:
-        """A copy that does not change any more."""
+        """Returns an independent copy."""
         return replace(
             self,
             dropped_spans=Counter(self.dropped_spans),

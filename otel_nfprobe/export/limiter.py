@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limiter: which of the selected packets become traces when that many may not, and how many did not.
+"""Limiter: which of the selected packets become traces when their number is limited, and how many did not.
 
-Two bounds, one after the other: --max-traces-per-second, counted in the packets' own time so that an export of a
-recording drops the same ones; and what the monitor can get rid of at the moment. The order is the same for both: the
-fair sample goes first, then the late packets that were least late. What remains of the sample is still fair: it has a
-smaller probability, which the trace state says. Pure.
+Two limits apply in turn: --max-traces-per-second, counted in the packets' own time so that an export of a recording
+drops the same ones; and what the monitor can currently send. The order is the same for both: the fair sample is dropped
+first, then the late packets that were least late. The rest of the sample is still fair: it has a lower probability,
+which the trace state gives. Pure.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NEVER = 1 << 56
 
 
 class Chosen(NamedTuple):
-    """What a bound has left.
+    """The result of applying a limit.
 
     Attributes:
         kept: of each packet, whether it becomes a trace.
-        threshold: of the sample's probability from now on; 0: as it was.
+        threshold: of the sample's probability from now on; 0: unchanged.
     """
 
     kept: npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ def choose(
     randomness: npt.NDArray[np.uint64],
     allowed: int,
 ) -> Chosen:
-    """Of these packets at most `allowed`: the late ones first, of them the slowest.
+    """Selects at most `allowed` of these packets: late ones first, of them the slowest.
 
     Args:
         reasons: REASON_* bits of each.
@@ -66,10 +66,10 @@ def choose(
 
 
 class Quota:
-    """A token bucket that holds one second's worth, in the packets' own time.
+    """A token bucket that holds one second's worth of tokens, in the packets' own time.
 
     Args:
-        per_s: traces per second; less than one a second is saved up.
+        per_s: traces per second; fractions accumulate.
         ticks_per_second: of the session's clock.
     """
 
@@ -80,7 +80,7 @@ class Quota:
         self._last_ticks: int | None = None
 
     def count_allowed(self, now_ticks: int) -> int:
-        """Traces that may be written now."""
+        """Returns how many traces may be written now."""
         if self._last_ticks is None:
             self._last_ticks = now_ticks
         passed = max(0, now_ticks - self._last_ticks)
@@ -89,21 +89,21 @@ class Quota:
         return max(0, int(self._tokens))
 
     def take(self, traces: int) -> None:
-        """They are written; more than was allowed is owed."""
+        """Removes tokens for written traces; an excess is subtracted later."""
         self._tokens -= traces
 
 
 class Limiter:
-    """Keeps to both bounds.
+    """Applies both limits.
 
     Args:
         per_s: traces per second; None: as many as are selected.
         ticks_per_second: of the session's clock.
-        is_consistent: the sample is decided by the trace id alone, so that its probability can be said.
+        is_consistent: the sample is decided by the trace ID alone, so its probability can be stated.
 
     Attributes:
         dropped: traces that were selected and not written, by reason.
-        room: traces that there is room for now; None: that does not matter.
+        room: traces for which there is room now; None: unlimited.
         is_behind: the drain cannot keep up.
     """
 
@@ -118,12 +118,12 @@ class Limiter:
 
     @property
     def is_needed(self) -> bool:
-        """Whether `admit` can drop anything."""
+        """Returns whether `admit` can drop anything."""
         return self._quota is not None or self.room is not None or self.is_behind
 
     @property
     def trace_state(self) -> str:
-        """Of what was admitted last; empty: that of the session holds."""
+        """Returns the trace state of the packets admitted last; empty: the session's applies."""
         if not self._is_consistent or not 0 < self._threshold < _NEVER:
             return ""
         return format_threshold(self._threshold)
@@ -135,13 +135,13 @@ class Limiter:
         randomness: npt.NDArray[np.uint64],
         now_ticks: int,
     ) -> npt.NDArray[np.uint8]:
-        """The reasons that remain of each packet: 0 when it is not written.
+        """Returns the remaining reasons of each packet: 0 if it is not written.
 
         Args:
             reasons: REASON_* bits of each.
             latency_ticks: of each.
             randomness: low 56 bits of each one's trace id.
-            now_ticks: when the newest of them was done.
+            now_ticks: when the newest of them completed.
         """
         remaining: npt.NDArray[np.uint8] = reasons.copy()
         self._threshold = 0
@@ -157,7 +157,7 @@ class Limiter:
         return remaining
 
     def take(self, traces: int) -> None:
-        """So many traces are written, those that others only link to included."""
+        """Accounts for written traces, including those that are only link targets."""
         if self._quota is not None:
             self._quota.take(traces)
         if self.is_behind:
@@ -180,6 +180,6 @@ class Limiter:
                 self.dropped[word] += count
         remaining[gone] = 0
         if chosen.threshold:
-            # A late packet that is not in the smaller sample must not be counted as one of it.
+            # A late packet outside the smaller sample must not count as part of the sample.
             remaining[randomness < np.uint64(chosen.threshold)] &= np.uint8(0xFF ^ REASON_SAMPLE)
             self._threshold = chosen.threshold

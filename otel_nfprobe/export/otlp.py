@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP: sends encoded requests in a thread of its own, behind a queue of bounded bytes and, with a spool, a disk.
+"""OTLP: sends encoded requests in a separate thread, from a queue of bounded bytes and, with a spool, from disk.
 
 `submit` never blocks the drain, neither for the receiver nor for the disk: when the queue is full the request is
-dropped and its spans are counted. Every span that was submitted ends in exactly one counter. With a spool a request
-is written before it is sent; a second thread does that.
+dropped and its spans are counted. Every submitted span ends in exactly one counter. With a spool, a second thread
+writes each request to disk before it is sent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from otel_nfprobe.export.spool import Spool, SpoolFullError
 from otel_nfprobe.export.spool_file import NO_ROOM, DamagedError, RequestLocation
 
 # ---- transports -----------------------------------------------------------------------------------------------------
-# Transport: opens the way to an endpoint by its protocol. gRPC and HTTP are loaded when they are used.
+# Transport: chosen by an endpoint's protocol. gRPC and HTTP are loaded on demand.
 
 
 def open_transport(endpoint: Endpoint) -> Transport:
-    """A transport to the endpoint. Opens no connection yet."""
+    """Returns a transport to the endpoint. Does not connect yet."""
     if endpoint.path:
         from otel_nfprobe.export.otlp_http import HttpTransport
 
@@ -56,10 +56,10 @@ _BACKOFF_FIRST_S = 0.25
 _BACKOFF_MAX_S = 5.0
 _JITTER = 0.2
 _SENTENCES_MAX = 8
-_KEPT_SHARE = 2  # this part of the queue's bytes stays in memory although it is on disk, to be sent without reading
-_SHORT_CLOSE_S = 1.0  # for a receiver that is not there, when everything is on disk
-_ABANDON_S = 2.0  # a thread that does not end by then hangs in the disk or the network, and is left behind
-_FLUSH_S = 10.0  # for what is still to be written to disk
+_KEPT_SHARE = 2  # 1/2 of the queue's bytes stay in memory although they are on disk, to be sent without reading
+_SHORT_CLOSE_S = 1.0  # for an unreachable receiver, when everything is on disk
+_ABANDON_S = 2.0  # a thread still running then is blocked by the disk or the network, and is abandoned
+_FLUSH_S = 10.0  # to finish writing to disk
 _LOOK_S = 0.2
 
 
@@ -76,14 +76,13 @@ class _Waiting:
 
 
 class Exporter:
-    """Sends requests in the order of their submission, retrying as the OTLP specification says.
+    """Sends requests in the order of their submission, and retries as specified by OTLP.
 
     Args:
-        where: where to, and how (`find_endpoint`), or what hands requests over.
-        queue_bytes: encoded bytes that may wait in memory, the request being sent included.
-        retry_total_s: a receiver that is away longer than this gets each request that is not on disk once, until it
-            is back.
-        spool: where requests wait on disk; what is left there is sent first.
+        where: destination and protocol (`find_endpoint`), or a transport.
+        queue_bytes: limit of encoded bytes in memory, including the request being sent.
+        retry_total_s: while a receiver is unreachable for longer, each request that is not on disk is tried only once.
+        spool: where requests wait on disk; earlier requests in it are sent first.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Exporter:
         self._failing_since: float | None = None
         self._queue: deque[_Waiting] = deque()
         self._unwritten: deque[_Waiting] = deque()
-        self._resident_bytes = self._safe_bytes = 0  # in memory; of these on disk, too
+        self._resident_bytes = self._safe_bytes = 0  # in memory; of these, also on disk
         self._spool_error = ""
         self._changed = threading.Condition()
         self._counters = ExportCounters(recovered=ExportCounters() if spool is not None else None)
@@ -116,7 +115,7 @@ class Exporter:
             thread.start()
 
     def submit(self, request: EncodedRequest, wait: bool = False) -> bool:
-        """Queues a request. Returns whether it was; if not, its spans are counted as dropped.
+        """Queues a request. Returns whether it was queued; otherwise its spans are counted as dropped.
 
         Args:
             request: what `SpanEncoder.encode` yields.
@@ -141,21 +140,21 @@ class Exporter:
         return True
 
     def read_room_bytes(self) -> int:
-        """Encoded bytes that `submit` would take now."""
+        """Returns how many encoded bytes `submit` would accept now."""
         with self._changed:
             return max(0, self._queue_bytes - self._resident_bytes)
 
     def read_counters(self) -> ExportCounters:
-        """Counters as they stand."""
+        """Returns the current counters."""
         with self._changed:
             self._counters.is_failing = self._failing_since is not None
             return self._counters.copy()
 
     def wait(self, patience_s: float = float("inf"), timeout_s: float = float("inf")) -> bool:
-        """Waits until everything is sent. Returns whether it is.
+        """Waits until everything is sent. Returns whether it was.
 
         Args:
-            patience_s: gives up when the receiver is away for so long.
+            patience_s: gives up when the receiver is unreachable for this time.
             timeout_s: gives up after this time.
         """
         until = time.monotonic() + timeout_s
@@ -193,7 +192,7 @@ class Exporter:
             self._spool.close(is_empty=not self._counters.spooled_spans)
         return self.read_counters()
 
-    # What neither was delivered nor will be, by this exporter.
+    # Spans neither delivered nor still to be delivered by this exporter.
     def _count_rest(self) -> None:
         for entry in self._queue:
             if entry.place is None:
@@ -204,7 +203,7 @@ class Exporter:
         self._resident_bytes = 0
 
     def _is_full(self, size: int) -> bool:
-        # An empty queue takes any request, or one larger than the queue could never be sent.
+        # An empty queue accepts any request; otherwise one larger than the queue could never be sent.
         return bool(self._resident_bytes) and self._resident_bytes + size > self._queue_bytes
 
     def _counts_of(self, entry: _Waiting) -> ExportCounters:
@@ -251,7 +250,7 @@ class Exporter:
             return None, DROPPED_SPOOL_FULL
         except OSError as error:
             return None, DROPPED_DISK_FULL if error.errno in NO_ROOM else DROPPED_DISK_ERROR
-        except Exception as error:  # this thread must go on: the one that sends waits for it
+        except Exception as error:  # this thread must continue: the sender waits for it
             self._tell(f"The spool cannot be written: {_describe(error)}.")
             return None, DROPPED_DISK_ERROR
 
@@ -266,10 +265,10 @@ class Exporter:
         try:
             self._recover()
             self._send_all()
-        except BaseException as error:  # nobody else would say that nothing is sent any more
+        except BaseException as error:  # otherwise nothing would report that sending has stopped
             with self._changed:
                 self._failed = True
-                self._tell(f"Spans are not sent any more, since the sender has failed: {_describe(error)}.")
+                self._tell(f"The sender has failed and sends no more spans: {_describe(error)}.")
                 self._changed.notify_all()
 
     def _send_all(self) -> None:
@@ -286,7 +285,7 @@ class Exporter:
     def _is_over(self) -> bool:
         return self._closing and (not self._queue or time.monotonic() >= self._give_up_at)
 
-    # What ended sessions left goes before everything of this one.
+    # Requests of ended sessions go before those of this one.
     def _recover(self) -> None:
         if self._spool is None:
             return
@@ -310,7 +309,7 @@ class Exporter:
                 self._tell(sentence)
             self._changed.notify_all()
 
-    # Sends one request until it is delivered or counted as dropped; False when `close` has run out of time.
+    # Sends one request until it is delivered or counted as dropped; False if `close` ran out of time.
     def _send(self, entry: _Waiting) -> bool:
         data = entry.data
         if data is None:
@@ -336,14 +335,14 @@ class Exporter:
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
         return False
 
-    # An answer that a transport stumbles over costs its request, not the thread.
+    # A response on which a transport fails costs its request, not the thread.
     def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         try:
             return self._transport.attempt(data, timeout_s)
         except Exception as error:
             return Outcome(OutcomeKind.REFUSED, _describe(error))
 
-    # Returns whether another attempt is worth while for a request that is in memory only.
+    # Returns whether to retry a request that is in memory only.
     def _note_failure(self, error: str) -> bool:
         now = time.monotonic()
         with self._changed:
@@ -355,7 +354,7 @@ class Exporter:
             self._counters.retries += 1
         return True
 
-    # Waits before the next attempt; the deadline of close, set meanwhile, ends the wait early.
+    # Waits before the next attempt; a deadline that close sets meanwhile ends the wait early.
     def _sleep(self, wait_s: float) -> None:
         wake_at = time.monotonic() + wait_s
         with self._changed:
@@ -376,7 +375,7 @@ class Exporter:
                 counts.dropped_spans[DROPPED_REJECTED] += rejected
             if outcome.message:
                 self._counters.last_error = outcome.message
-                self._tell(f"The receiver says: {outcome.message.rstrip('.')}.")
+                self._tell(f"The receiver reports: {outcome.message.rstrip('.')}.")
             if entry.place is None and self._ledger is not None:
                 self._ledger.count_unwritten(entry.spans)
             self._leave_queue(entry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP over gRPC: one unary call for each request."""
+"""OTLP over gRPC: one unary call per request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grpc
 from otel_nfprobe.export.delivery import Outcome, OutcomeKind, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
 
-# What the OTLP specification calls retryable. RESOURCE_EXHAUSTED is so only together with RetryInfo.
+# Retryable according to the OTLP specification. RESOURCE_EXHAUSTED only together with RetryInfo.
 _RETRYABLE = frozenset(
     {
         grpc.StatusCode.CANCELLED,
@@ -32,8 +32,8 @@ class GrpcTransport:
         self._export = self._channel.unary_unary(_METHOD, request_serializer=None, response_deserializer=None)
 
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
-        """Hands over one request."""
-        # Not by a future: for each of those gRPC makes a thread.
+        """Sends one request."""
+        # Not by a future: gRPC creates a thread for each.
         gzip = self._endpoint.gzip
         try:
             response = self._export(
@@ -46,13 +46,13 @@ class GrpcTransport:
         except grpc.RpcError as error:
             return Outcome(OutcomeKind.CANCELLED) if self._is_cancelled else _judge(error)
         except ValueError as error:
-            # The channel was closed, or a header holds what gRPC does not send.
+            # The channel was closed, or a header contains characters that gRPC does not send.
             if self._is_cancelled:
                 return Outcome(OutcomeKind.CANCELLED)
             return Outcome(OutcomeKind.REFUSED, f"{type(error).__name__}: {error}")
 
     def cancel(self) -> None:
-        """Ends an attempt that is under way, by closing the channel: there is none after it."""
+        """Aborts the current attempt by closing the channel: no further attempt is possible."""
         self._is_cancelled = True
         self._channel.close()
 

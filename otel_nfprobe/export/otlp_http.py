@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP over HTTP, in protobuf's binary form: one POST for each request, on a connection that stays."""
+"""OTLP over HTTP, in binary protobuf: one POST per request, on a persistent connection."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from otel_nfprobe import __version__
 from otel_nfprobe.base.timedreader import TimedReader
 from otel_nfprobe.export.delivery import Outcome, OutcomeKind, bound_pause_s, make_readable, read_response, read_retry_s
 from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.resource import SCOPE_NAME, find_version
+from otel_nfprobe.export.resource import SCOPE_NAME
 
 # ---- bounded answers ------------------------------------------------------------------------------------------------
-# HTTP answers of a server that nobody vouches for: read within a time and a number of bytes, and never unpacked.
+# HTTP responses of untrusted servers: limited in time and size, and never decompressed.
 #
-# urllib3's timeouts are for each read, `100 Continue` may come again and again, and a few bytes unpack to gigabytes.
+# urllib3's timeouts are per read, `100 Continue` may be repeated endlessly, and a few bytes decompress to gigabytes.
 
 
-ANSWER_BYTES_MAX = 1 << 20  # of what a server says; more is not read
+ANSWER_BYTES_MAX = 1 << 20  # the rest is not read
 
 
 class _TimedResponse(http.client.HTTPResponse):
-    # Made when the request was sent; the socket's timeout is then what is left of the request's.
+    # Created when the request was sent; the socket's timeout is the rest of the request's.
     def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(connection, *arguments, **options)
         timeout_s = connection.gettimeout()
@@ -60,19 +61,19 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 def bound_answers(manager: urllib3.PoolManager) -> urllib3.PoolManager:
-    """Has all answers of a manager end by their request's timeout. Returns it."""
+    """Limits all responses of a manager to their request's timeout. Returns the manager."""
     manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return manager
 
 
 def read_answer(response: urllib3.BaseHTTPResponse) -> bytes:
-    """The first ANSWER_BYTES_MAX of the body as they came; the connection is given back if that was all.
+    """Returns up to ANSWER_BYTES_MAX of the undecoded body; releases the connection if the body is complete.
 
     Raises:
-        urllib3.exceptions.HTTPError, OSError: it did not come whole, or not in time.
+        urllib3.exceptions.HTTPError, OSError: it is incomplete or late.
     """
     answer = response.read(ANSWER_BYTES_MAX, decode_content=False)
-    # Behind an interim answer another one stands, which is not that of the next request.
+    # An interim response is followed by another one, which must not be taken for the next request's.
     if response.status < 200 or response.read(1, decode_content=False):
         response.close()
     else:
@@ -83,7 +84,7 @@ def read_answer(response: urllib3.BaseHTTPResponse) -> bytes:
 # ---- transport ------------------------------------------------------------------------------------------------------
 
 
-RETRYABLE = frozenset({429, 502, 503, 504})  # as the OTLP specification says
+RETRYABLE = frozenset({429, 502, 503, 504})  # according to the OTLP specification
 _GZIP_LEVEL = 1
 _CONTENT_TYPE = "application/x-protobuf"
 
@@ -94,7 +95,7 @@ class HttpTransport:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._cancelled = False
-        self._headers = {"User-Agent": f"{SCOPE_NAME}/{find_version()}", **dict(endpoint.headers)}
+        self._headers = {"User-Agent": f"{SCOPE_NAME}/{__version__}", **dict(endpoint.headers)}
         self._headers["Content-Type"] = _CONTENT_TYPE
         if endpoint.gzip:
             self._headers["Content-Encoding"] = "gzip"
@@ -120,11 +121,11 @@ class HttpTransport:
                 return Outcome(OutcomeKind.CANCELLED)
             return Outcome(OutcomeKind.RETRY, _describe(error))
         except ValueError as error:
-            return Outcome(OutcomeKind.REFUSED, _describe(error))  # a header that HTTP does not carry
+            return Outcome(OutcomeKind.REFUSED, _describe(error))  # a header that is invalid in HTTP
         return judge(response.status, response.headers.get("Retry-After", ""), answer)
 
     def cancel(self) -> None:
-        """The attempt under way ends by its timeout; nothing is retried."""
+        """Does nothing: the current attempt ends by its timeout, without a retry."""
         self._cancelled = True
 
     def close(self) -> None:
@@ -133,11 +134,11 @@ class HttpTransport:
 
 
 def judge(status: int, retry_after: str, answer: bytes) -> Outcome:
-    """The outcome of an HTTP response.
+    """Returns the outcome of an HTTP response.
 
     Args:
-        retry_after: the header's text, seconds or a date; empty when there is none.
-        answer: the body; of an error it is a google.rpc.Status.
+        retry_after: the header's text, seconds or a date; empty if absent.
+        answer: the body; of an error response a google.rpc.Status.
     """
     if 200 <= status < 300:
         return read_response(answer)
@@ -168,7 +169,7 @@ def _read_message(answer: bytes) -> str:
     return make_readable(message)
 
 
-# urllib3 puts the object's address into its sentences.
+# urllib3 includes the object's address in its messages.
 def _describe(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r".*object at 0x[0-9a-f]+>: |.*[a-zA-Z]*Connection[^:]*: ", "", text)

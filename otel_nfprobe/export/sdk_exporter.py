@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SDK exporter: nfprobe's sending half for any program that uses the OpenTelemetry SDK (OTEL_TRACES_EXPORTER=nfprobe).
+"""SDK exporter: nfprobe's sender for any program that uses the OpenTelemetry SDK (OTEL_TRACES_EXPORTER=nfprobe).
 
-`export` encodes and returns: nobody waits for the receiver. Settings are the standard OTEL_EXPORTER_OTLP_* variables;
-NFPROBE_SPOOL names a directory for what cannot be delivered.
+`export` encodes and returns without waiting for the receiver. Settings are the standard OTEL_EXPORTER_OTLP_* variables;
+NFPROBE_SPOOL names a directory for spans that cannot be delivered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSE_S = 10.0
 
 
 class NfprobeSpanExporter(SpanExporter):
-    """Exports spans by OTLP, in a thread of its own behind a bounded queue.
+    """Exports spans by OTLP, in a separate thread with a bounded queue.
 
     Args:
         endpoint: as --endpoint; None: OTEL_EXPORTER_OTLP_ENDPOINT, or the specification's default.
@@ -38,14 +38,14 @@ class NfprobeSpanExporter(SpanExporter):
     """
 
     def __init__(self, endpoint: str | None = None) -> None:
-        # The SDK asks for an exporter only when it is not disabled.
+        # The SDK creates an exporter only if it is not disabled.
         environment = {name: value for name, value in os.environ.items() if name != "OTEL_SDK_DISABLED"}
         found = find_endpoint(endpoint, environment) if endpoint else find_default_endpoint(environment)
         assert found is not None
         self._exporter = Exporter(found, spool=_open_spool(found))
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Queues spans; FAILURE when some were dropped: the queue is full, or a name is no text that OTLP can hold."""
+        """Queues spans; FAILURE if some were dropped: the queue is full, or a name is not valid Unicode."""
         queued = [request is not None and self._exporter.submit(request) for request in _make_requests(spans)]
         return SpanExportResult.SUCCESS if all(queued) else SpanExportResult.FAILURE
 
@@ -54,11 +54,11 @@ class NfprobeSpanExporter(SpanExporter):
         return self._exporter.wait(timeout_s=timeout_millis / 1000)
 
     def shutdown(self) -> None:
-        """Sends the rest."""
+        """Sends the remaining spans."""
         self._exporter.close(CLOSE_S)
 
     def read_counters(self) -> ExportCounters:
-        """What became of the spans."""
+        """Returns what happened to the spans."""
         return self._exporter.read_counters()
 
 
@@ -67,7 +67,7 @@ def _open_spool(endpoint: Endpoint) -> Spool | None:
     return Spool(SpoolSettings(Path(directory).absolute()), describe_endpoint(endpoint)) if directory else None
 
 
-# Requests within the limits of native/core/otlp.h; a span that alone is larger is sent alone. None: one that cannot be.
+# Yields requests within the limits of native/core/otlp.h; a larger span is sent alone. None: it cannot be encoded.
 def _make_requests(spans: Sequence[ReadableSpan]) -> Iterator[EncodedRequest | None]:
     if not spans:
         return
@@ -85,5 +85,5 @@ def _make_requests(spans: Sequence[ReadableSpan]) -> Iterator[EncodedRequest | N
 def _encode(spans: Sequence[ReadableSpan]) -> bytes | None:
     try:
         return encode_spans(spans).SerializeToString()
-    except ValueError:  # a surrogate in a name; of attributes the SDK leaves such out
+    except ValueError:  # a surrogate in a name; the SDK drops such attributes itself
         return None

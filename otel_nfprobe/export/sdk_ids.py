@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SDK id generator: trace ids that a packet has in every NF, so that a program's own span is in the packet's trace.
+"""SDK ID generator: the trace IDs that a packet has in every NF, so that a program's own span is in the packet's trace.
 
-    with packet_trace(digest, unix_ns):     # of the packet that is about to be sent, as `nfprobe ids` prints it
+    with packet_trace(digest, unix_ns):     # of the packet about to be sent, as `nfprobe ids` prints it
         with tracer.start_as_current_span("send"): ...
 
-The trace is the one that monitors with --correlate give the packet. Elsewhere ids are random.
+The trace is the one that monitors with --correlate give the packet. Otherwise IDs are random.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from contextvars import ContextVar
 
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
+from otel_nfprobe.pipeline.identity import BITS_64, mix
+
 WINDOW_NS = 10**9  # of --correlate
-_BITS_64 = (1 << 64) - 1
 _trace: ContextVar[int | None] = ContextVar("nfprobe_packet_trace", default=None)
 
 
 class PacketIdGenerator(RandomIdGenerator):
-    """Random ids, and inside of `packet_trace` the packet's."""
+    """Random IDs, and inside `packet_trace` the packet's."""
 
     def generate_trace_id(self) -> int:
         """A trace id."""
@@ -30,18 +31,18 @@ class PacketIdGenerator(RandomIdGenerator):
         return super().generate_trace_id() if trace is None else trace
 
     def is_trace_id_random(self) -> bool:
-        """Its low 56 bits are as good as random: they are hashed."""
+        """Returns True: its low 56 bits are a hash, so they are as good as random."""
         return True
 
 
 @contextmanager
 def packet_trace(digest: int, unix_ns: int | None = None, window_ns: int = WINDOW_NS) -> Iterator[int]:
-    """Gives traces that begin inside of it the trace id of a packet, which is what it yields.
+    """Gives traces that begin inside it the trace ID of a packet, which it yields.
 
     Args:
         digest: the packet's id.
-        unix_ns: when it is received by the NF; None: now.
-        window_ns: of --correlate-window, as the monitors have it.
+        unix_ns: when the NF receives it; None: now.
+        window_ns: --correlate-window of the monitors.
     """
     window = (time.time_ns() if unix_ns is None else unix_ns) // window_ns
     token = _trace.set(correlated_trace_id(digest, window))
@@ -52,13 +53,7 @@ def packet_trace(digest: int, unix_ns: int | None = None, window_ns: int = WINDO
 
 
 def correlated_trace_id(digest: int, window: int) -> int:
-    """The trace id of a packet in a window, as docs/identity.md defines it and native/core/otlp_id.h makes it."""
-    high = _mix((_mix(digest) + window) & _BITS_64)
-    low = _mix(~high & _BITS_64 ^ digest)
+    """Returns the trace ID of a packet in a window, as defined in docs/identity.md and native/core/otlp_id.h."""
+    high = mix((mix(digest) + window) & BITS_64)
+    low = mix(~high & BITS_64 ^ digest)
     return (high or 1) << 64 | low
-
-
-def _mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _BITS_64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _BITS_64
-    return x ^ x >> 31

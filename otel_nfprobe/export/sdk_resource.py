@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SDK resource detector: the attributes that nfprobe gives a target, for spans that another program makes about it.
+"""SDK resource detector: the attributes that nfprobe gives a target, for spans of another program about that target.
 
-OTEL_EXPERIMENTAL_RESOURCE_DETECTORS=nfprobe, with NFPROBE_TARGET_PID; without that the program itself is described.
+OTEL_EXPERIMENTAL_RESOURCE_DETECTORS=nfprobe, with NFPROBE_TARGET_PID; without it the program itself is described.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from otel_nfprobe.export.resource import SCHEMA_URL, describe_target
 
 
 class TargetResourceDetector(ResourceDetector):
-    """Process, host and a service.instance.id that is the same in every session on the process."""
+    """Process, host, and a service.instance.id that is the same in every session on the process."""
 
     def detect(self) -> Resource:
-        """The resource; empty when there is no such process."""
+        """Returns the resource; empty if there is no such process."""
         text = os.environ.get(NFPROBE_TARGET_PID, "").strip()
         pid = int(text) if text.isascii() and text.isdigit() else os.getpid()
         if not os.path.exists(f"/proc/{pid}"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SDK sampler: the fair sample of --sample for any program: the same traces, and `ot=th` in the trace state.
 
-OTEL_TRACES_SAMPLER=nfprobe, OTEL_TRACES_SAMPLER_ARG=0.001. Decided by the trace id alone, so a program and all monitors
-on the way of its packets keep the same traces (--correlate).
+OTEL_TRACES_SAMPLER=nfprobe, OTEL_TRACES_SAMPLER_ARG=0.001. The decision depends on the trace ID alone, so a program and
+all monitors on its packets' path keep the same traces (--correlate).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _KEY = "ot"
 
 
 class ConsistentSampler(Sampler):
-    """Keeps a trace when the randomness of its id is not below the probability's threshold.
+    """Keeps a trace if the randomness of its ID is not below the probability's threshold.
 
     Args:
-        probability: 0 to 1, or its text.
+        probability: 0 to 1, as a number or text.
     """
 
     def __init__(self, probability: float | str | None = 1.0) -> None:
         self.probability = float(1.0 if probability in (None, "") else probability)
         if not 0 <= self.probability <= 1:
-            raise ValueError(f"{probability} is not a share from 0 to 1")
+            raise ValueError(f"{probability} is not a probability from 0 to 1")
         self._threshold = find_threshold(self.probability) if self.probability > 0 else 1 << 56
         self._state = format_trace_state(self.probability).removeprefix(f"{_KEY}=")
 
@@ -44,7 +44,7 @@ class ConsistentSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Decides about one span."""
+        """Decides on one span."""
         parent = get_current_span(parent_context).get_span_context().trace_state
         state = parent if trace_state is None else trace_state
         if trace_id & _RANDOM_BITS < self._threshold:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SDK transport: hands spans to any installed OpenTelemetry SpanExporter, as objects of the SDK.
+"""SDK transport: passes spans to any installed OpenTelemetry SpanExporter, as objects of the SDK.
 
-One Python object per span and attribute: for thousands of spans a second, not millions. Called through otlp.py.
+Creates a Python object per span and attribute: for thousands of spans per second, not millions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GROUP = "opentelemetry_traces_exporter"
 
 
 def open_sdk_transport(name: str) -> SdkTransport:
-    """A transport to the exporter that is installed under this name, which reads its own settings.
+    """Returns a transport to the exporter installed under this name, which reads its own settings.
 
     Raises:
-        UsageError: there is none, or it does not work.
+        UsageError: there is no such exporter, or it fails.
     """
     found: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=GROUP)}
     names = ", ".join(sorted(found))
@@ -35,7 +35,7 @@ def open_sdk_transport(name: str) -> SdkTransport:
         raise UsageError(f"No exporter is installed under the name {name!r}; there are otlp, {names}.", "pip list")
     try:
         exporter = found[name].load()()
-    except Exception as error:  # whatever somebody's exporter raises
+    except Exception as error:  # third-party exporters may raise anything
         sentence = f"The exporter {name!r} cannot be used: {type(error).__name__}: {error}"
         raise UsageError(
             f"{' '.join(sentence.split()).rstrip('.')}.", "nfprobe attach PID --exporter console"
@@ -50,26 +50,26 @@ class SdkTransport:
         self._exporter = exporter
 
     def attempt(self, data: bytes, timeout_s: float) -> Outcome:
-        """Exports the spans of one request. What fails is not repeated: exporters do that themselves."""
+        """Exports the spans of one request. Failures are not retried: exporters do that themselves."""
         try:
             result = self._exporter.export(list(read_spans(data)))
-        except Exception as error:  # whatever somebody's exporter raises
+        except Exception as error:  # third-party exporters may raise anything
             return Outcome(OutcomeKind.REFUSED, f"{type(error).__name__}: {error}")
         if result is SpanExportResult.SUCCESS:
             return Outcome(OutcomeKind.DELIVERED)
         return Outcome(OutcomeKind.REFUSED, f"{type(self._exporter).__name__} has failed")
 
     def cancel(self) -> None:
-        """Ends the exporter's retries, as far as it does that."""
+        """Stops the exporter's retries, if it supports that."""
         self._exporter.shutdown()
 
     def close(self) -> None:
-        """Ends the exporter."""
+        """Shuts the exporter down."""
         self._exporter.shutdown()
 
 
 def read_spans(data: bytes) -> Iterator[ReadableSpan]:
-    """The spans of an ExportTraceServiceRequest."""
+    """Returns the spans of an ExportTraceServiceRequest."""
     for resource_spans in ExportTraceServiceRequest.FromString(data).resource_spans:
         resource = Resource(_attributes(resource_spans.resource.attributes), resource_spans.schema_url)
         for scope_spans in resource_spans.scope_spans:

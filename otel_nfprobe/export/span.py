@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: columns in, OTLP requests out. Prepares what the C encoder (native/core/otlp.h) copies from.
+"""Spans: columns in, OTLP requests out. Prepares the input of the C encoder (native/core/otlp.h).
 
-Pure: no I/O, no clock reading. Ids are derived from the packets and the session, so the same recording always
-gives the same bytes. The pipeline's arrays are read in place: no Python object is made per packet or span.
+Pure: no I/O, no clock. IDs are derived from the packets and the session, so the same recording always gives the same
+bytes. The pipeline's arrays are read in place, without a Python object per packet or span.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TAIL = dtype_of("nfp_tail")
 TAIL_KINDS = ("none", *(kind.name.lower() for kind in CauseKind))
 
 TEXT_STRUCT = "struct nfp_otlp_text"
-SETS_KEPT = 64  # of counters that were changed: calls wait for their packets for seconds at most
+SETS_KEPT = 64  # earlier counter sets: calls wait for their packets for seconds at most
 
 
 class EncodedRequest(NamedTuple):
-    """The bytes of one ExportTraceServiceRequest, and how many spans and packets are in it; copies count no packets."""
+    """The bytes of one ExportTraceServiceRequest, and its numbers of spans and packets; copies count no packets."""
 
     data: bytes
     spans: int
@@ -45,7 +45,7 @@ class EncodedRequest(NamedTuple):
 
 
 def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
-    """What `tail.find_causes` found, dtype CAUSE, as dtype TAIL for `SpanEncoder.encode`."""
+    """Converts the result of `find_causes`, dtype CAUSE, to dtype TAIL for `SpanEncoder.encode`."""
     tails = np.zeros(len(causes), dtype=TAIL)
     tails["kind"] = causes["kind"]
     tails["function"] = causes["function"]
@@ -58,9 +58,9 @@ def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
 
 
 def find_session_id(session: str) -> int:
-    """The 64 bits of a session that go into its trace ids, from its name in a recording.
+    """Returns the 64 bits of a session that go into its trace IDs, from its name in a recording.
 
-    Attach writes them as 16 hex digits; any other name is hashed.
+    Attach writes 16 hex digits; any other name is hashed.
     """
     if re.fullmatch("[0-9a-f]{16}", session):
         return int(session, 16)
@@ -72,17 +72,17 @@ class SpanEncoder:
 
     Args:
         resource_attributes: of the resource (`make_resource_attributes`).
-        function_names: index is the function id; ids beyond it are called `unknown function`.
+        function_names: by function ID; others are called `unknown function`.
         session_id: 64 bits that differ between sessions; part of every trace id.
-        clock: converts ticks; its newest anchors are taken at each `encode`.
-        trace_state: of the spans of packets drawn for the sample, such as `ot=th:fd70a4`; at most 60 bytes.
-        correlate_window_ns: of trace ids shared with other NFs (Identity); 0: they are unique.
+        clock: converts ticks; its newest anchors are used at each `encode`.
+        trace_state: of spans of sampled packets, such as `ot=th:fd70a4`; at most 60 bytes.
+        correlate_window_ns: of trace IDs shared with other NFs (Identity); 0: they are unique.
         time_scale: whether stretched copies are written.
-        is_linked: each batch is a trace of its own, to which its packets link.
+        is_linked: each batch is a separate trace, to which its packets link.
 
     Attributes:
-        dropped_spans: calls left out because their packet's trace alone is larger than a request.
-        bad_packets: packets without spans, because their indices point outside of the columns.
+        dropped_spans: calls left out because their packet's trace alone exceeds a request.
+        bad_packets: packets without spans, because their indices are out of range.
         clock: of the session.
         function_names: as given, or as set since.
     """
@@ -124,11 +124,11 @@ class SpanEncoder:
 
     @property
     def ticks_per_second(self) -> float:
-        """Of the session's clock."""
+        """Returns the tick rate of the session's clock."""
         return self.clock.ticks_per_second
 
     def set_trace_state(self, trace_state: str) -> None:
-        """Sets the trace state of packets drawn for the sample; empty: that of the session."""
+        """Sets the trace state of sampled packets; empty: the session's."""
         state = Span(trace_state=trace_state or self._trace_state).SerializeToString()
         if len(state) > lib.NFP_OTLP_TRACE_STATE_MAX:
             raise ValueError(f"trace_state is longer than {lib.NFP_OTLP_TRACE_STATE_MAX - 2} bytes")
@@ -136,27 +136,27 @@ class SpanEncoder:
         self._job.trace_state_size = len(state)
 
     def set_functions(self, function_names: Sequence[str]) -> None:
-        """Replaces the function names, when probes were added."""
+        """Replaces the function names, after probes were added."""
         if list(function_names) != self.function_names:
             self.function_names = list(function_names)
             self._prepare()
 
     def set_threads(self, threads: Sequence[tuple[int, str]]) -> None:
-        """Sets thread id and name of each thread table index; spans of other threads carry neither."""
+        """Sets thread ID and name by thread table index; spans of other threads have neither."""
         if list(threads) != self._threads:
             self._threads = list(threads)
             self._prepare()
 
     def set_numbers(self, names: NumberNames) -> None:
-        """Sets what the target calls its interfaces and its reasons to drop packets."""
+        """Sets the target's names of its interfaces and of its drop reasons."""
         self._numbers = names
         self._prepare()
 
     def set_counters(self, counters: Sequence[tuple[str, int]], number: int = 0) -> None:
-        """Sets name and scale of the counters that calls were counted with, in the order of their readings.
+        """Sets name and scale of the counters that calls were measured with, in the order of their values.
 
         Args:
-            number: how often they had been changed; those long before are forgotten.
+            number: of the counter set; old sets are forgotten.
         """
         self._counters[number] = list(counters)
         for old in sorted(self._counters)[:-SETS_KEPT]:
@@ -170,13 +170,13 @@ class SpanEncoder:
         reasons: npt.NDArray[np.uint8],
         tails: Rows | None = None,
     ) -> Iterator[EncodedRequest]:
-        """Yields requests of at most 8,192 spans and, but for one trace, 768 KiB. The arrays must not change meanwhile.
+        """Yields requests of at most 8,192 spans and, except for one trace, 768 KiB. The arrays must stay unchanged.
 
         Args:
             columns: calls, batches and packets.
             selected: indices of packets, shape (n,).
             reasons: why each was selected, REASON_* bits of sampling.py, shape (n,).
-            tails: what made each late, dtype TAIL, shape (n,); None when it was not examined.
+            tails: the causes of each, dtype TAIL, shape (n,); None if they were not examined.
         """
         selected, reasons = np.ascontiguousarray(selected, np.uint32), np.ascontiguousarray(reasons, np.uint8)
         if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
@@ -198,13 +198,13 @@ class SpanEncoder:
             yield from self._encode_all(len(selected), is_copy=factor != self._scale.passes[0])
 
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
-        """The low 56 bits of every packet's trace id: what a consistent sample is drawn by."""
+        """Returns the low 56 bits of every packet's trace ID, which decide consistent samples."""
         ids = self.find_trace_ids(columns, np.arange(len(columns.packets), dtype=np.uint32))
         randomness: npt.NDArray[np.uint64] = ids[:, 1] & RANDOMNESS
         return randomness
 
     def find_trace_ids(self, columns: Columns, packets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-        """Trace ids by packet index: shape (n, 2), high word first; zeros where there is no batch."""
+        """Returns trace IDs by packet index: shape (n, 2), high word first; zeros if there is no batch."""
         self._set_columns(columns)
         packets = np.ascontiguousarray(packets, dtype=np.uint32)
         ids = np.zeros((len(packets), 2), dtype=np.uint64)
@@ -214,10 +214,10 @@ class SpanEncoder:
     def find_batch_links(
         self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32] | None = None
     ) -> npt.NDArray[np.uint64]:
-        """Where a batch of each packet is a span, if the packet is exported: shape (n, 3), trace id and span id.
+        """Returns where a batch of each packet is a span, if the packet is exported: shape (n, 3), trace and span ID.
 
         Args:
-            numbers: of which of its handovers; 0, and None: the batch that received it.
+            numbers: which of its handovers; 0, and None: the batch that received it.
         """
         self._set_columns(with_again(columns))
         packets = np.ascontiguousarray(packets, dtype=np.uint32)
@@ -273,7 +273,7 @@ class SpanEncoder:
         self._job.anchor_count = len(self.clock.anchors)
 
     def _point(self, field: str, kind: str, array: npt.NDArray[Any] | None) -> None:
-        # C keeps the address only: the array must live as long.
+        # C keeps only the address: the array must live as long.
         self._kept[field] = array
         setattr(self._job, field, ffi.NULL if array is None else _pointer(kind, array))
 
@@ -313,16 +313,16 @@ class SpanEncoder:
         self._job.reason_count = count
 
     def _set_scale(self, factor: int) -> None:
-        # Of what is encoded from now on.
+        # For everything encoded from now on.
         offset, size = self._places[factor]
         self._job.resource = {"offset": offset, "size": size}
         self._job.time_scale = factor
         if lib.nfp_otlp_prepare(self._job) > lib.NFP_OTLP_BYTES_MAX:
-            raise ValueError("the resource's attributes leave no room for spans in a request")
+            raise ValueError("the resource's attributes are too large: a request has no room for spans")
 
 
 def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Which selected packet is the first one of its batch."""
+    """Returns which selected packets are the first of their batch."""
     opens, rows = np.zeros(len(selected), np.uint8), np.flatnonzero(selected < len(columns.packets))
     _, first = np.unique(columns.packets["batch"][selected[rows]], return_index=True)
     opens[rows[first]] = 1
@@ -330,7 +330,7 @@ def _find_first_of_batch(columns: Columns, selected: npt.NDArray[np.uint32]) -> 
 
 
 def _find_first_taken_over(columns: Columns, selected: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Of each handover whether it is the first one of a selected packet to its batch."""
+    """Returns for each handover whether it is the first of a selected packet to its batch."""
     opens, rank = np.zeros(len(columns.handovers), np.uint8), np.full(len(columns.packets), NONE, np.uint32)
     rows = np.flatnonzero(selected < len(columns.packets))
     rank[selected[rows][::-1]] = rows[::-1].astype(np.uint32)
@@ -352,7 +352,7 @@ def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
 # The dtypes are those of native/core/otlp.h.
 
 
-# Names of C++ templates reach kilobytes; nobody reads them to the end, and each span repeats its name twice.
+# Names of C++ templates reach kilobytes; nobody reads all of it, and each span contains its name twice.
 NAME_BYTES_MAX = 512
 
 _INTERNAL = Span.SpanKind.SPAN_KIND_INTERNAL
@@ -363,28 +363,28 @@ _FUNCTION = dtype_of("nfp_otlp_function")
 
 
 class SpanText:
-    """Bytes put one after another, each found again by offset and size."""
+    """A byte buffer of texts, each located by offset and size."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._bytes = 0
 
     def add(self, part: bytes) -> tuple[int, int]:
-        """Returns offset and size."""
+        """Adds a text. Returns its offset and size."""
         offset = self._bytes
         self._parts.append(part)
         self._bytes += len(part)
         return offset, len(part)
 
     def add_functions(self, names: Sequence[str]) -> Rows:
-        """One row for each, struct nfp_otlp_function, and one more for ids beyond them."""
+        """Adds a row for each function, struct nfp_otlp_function, and one for unknown IDs."""
         rows = np.zeros(len(names) + 1, dtype=_FUNCTION)
         for index, name in enumerate([*names, "unknown function"]):
             rows[index] = self._add_function(_shorten(name))
         return rows
 
     def add_numbered(self, key: str, names: Mapping[int, str], count: int) -> Rows:
-        """One row for each number below `count`, struct nfp_otlp_text: the attribute `key`, or nothing."""
+        """Adds a row for each number below `count`, struct nfp_otlp_text: the attribute `key`, or nothing."""
         rows = np.zeros(count, dtype=_TEXT)
         for number, name in names.items():
             if number < count:
@@ -393,17 +393,17 @@ class SpanText:
         return rows
 
     def add_threads(self, threads: Sequence[tuple[int, str]], numbers: NumberNames) -> Rows:
-        """One row for each id and name, struct nfp_otlp_text, and an empty one for indices beyond them."""
+        """Adds a row for each thread, struct nfp_otlp_text, and an empty one for unknown indices."""
         rows = np.zeros(len(threads) + 1, dtype=_TEXT)
         for index, (tid, name) in enumerate(threads):
             rows[index] = self.add(_encode_thread(tid, name, numbers.thread_number(tid)))
         return rows
 
     def add_counters(self, counters: Mapping[int, Sequence[tuple[str, int]]]) -> tuple[Rows, Rows]:
-        """Rows of names, struct nfp_otlp_counter, and of the sets that they are in, struct nfp_otlp_counter_set.
+        """Adds rows of names, struct nfp_otlp_counter, and of their sets, struct nfp_otlp_counter_set.
 
         Args:
-            counters: name and scale of each, by the number of the set.
+            counters: name and scale of each, by set number.
         """
         pairs = [pair for of_set in counters.values() for pair in of_set]
         rows, sets = np.zeros(len(pairs), dtype=_COUNTER), np.zeros(len(counters), dtype=_COUNTER_SET)
@@ -448,7 +448,7 @@ def _shorten_counter(key: str) -> bytes:
 
 
 def _shorten(name: str) -> str:
-    # Symbol tables hold any bytes; protobuf takes UTF-8 only.
+    # Symbol tables may contain any bytes; protobuf takes UTF-8 only.
     encoded = name.encode("utf-8", "replace")
     if len(encoded) <= NAME_BYTES_MAX:
         return encoded.decode("utf-8", "replace")

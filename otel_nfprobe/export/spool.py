@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spool: requests on disk from their submission until somebody has taken them, bounded in bytes and age.
+"""Spool: stores requests on disk from submission until they are delivered, bounded in bytes and age.
 
-Each session writes into a directory of its own (spool_file.py), so a `kill -9` loses nothing that is there. What ended
-sessions left for the same endpoint is sent by the next session, the oldest first, or by `nfprobe export`. Called by
-otlp.py, from its threads only.
+Each session writes into its own directory (spool_file.py), so a `kill -9` loses nothing already written. Requests that
+ended sessions left for the same endpoint are sent by the next session, oldest first, or by `nfprobe export`. Used from
+the threads of otlp.py only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from otel_nfprobe.export.spool_file import NO_ROOM, RequestLocation, SpoolSessio
 
 MAX_BYTES = 1 << 30
 MAX_AGE_S = 24 * 3600.0
-_LOOK_S = 2.0  # how often the sizes of other sessions' files are looked at
+_LOOK_S = 2.0  # how often the sizes of other sessions' files are read
 
 
 @dataclass(frozen=True)
 class SpoolSettings:
-    """Where the spool is, and its bounds: bytes of all sessions together, seconds since a request was submitted."""
+    """Directory and limits of the spool: bytes of all sessions together, seconds since a request was submitted."""
 
     directory: Path
     max_bytes: int = MAX_BYTES
@@ -38,35 +38,35 @@ class SpoolSettings:
 
 
 class SpoolFullError(OSError):
-    """The spool has as many bytes as it may have."""
+    """The spool has reached its size limit."""
 
 
 def find_directory(environment: Mapping[str, str]) -> Path:
-    """The spool that is used when nobody names one: in the user's state directory."""
+    """Returns the default spool: in the user's state directory."""
     state = environment.get("XDG_STATE_HOME", "")
     base = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return base / "nfprobe" / "spool"
 
 
 def describe_endpoint(endpoint: Endpoint) -> str:
-    """What a session's spool is compared by; no header, which may be a secret."""
+    """Returns the key by which a session's spool is matched; without headers, which may be secret."""
     return f"{'http/protobuf' if endpoint.path else 'grpc'} {endpoint.url}"
 
 
 class Spool:
-    """The spool as one exporter uses it.
+    """The spool as seen by one exporter.
 
     Args:
-        settings: where and how large.
-        endpoint: `describe_endpoint`; empty: spans of every endpoint are taken over.
+        settings: directory and limits.
+        endpoint: `describe_endpoint`; empty: takes over spans for every endpoint.
         write: whether spans of this session will be written.
 
     Attributes:
-        own: this session's part, None without `write`, or when the disk is full.
-        lost_spans: of ended sessions, which their monitors had in memory when they were killed.
-        damaged_spans: of ended sessions, which cannot be read.
-        old_spans: of ended sessions for other endpoints, older than the bound.
-        sentences: what a person should know of the recovery.
+        own: this session's part; None without `write`, or if the disk is full.
+        lost_spans: of ended sessions: in their monitors' memory when those were killed.
+        damaged_spans: of ended sessions: unreadable.
+        old_spans: of ended sessions for other endpoints: older than the limit.
+        sentences: messages for the user about the recovery.
 
     Raises:
         UsageError: the directory cannot be used.
@@ -77,7 +77,7 @@ class Spool:
         self.lost_spans = self.damaged_spans = self.old_spans = 0
         self.sentences: list[str] = []
         self._endpoint = endpoint
-        self._adopted: dict[SpoolSession, int] = {}  # requests that are still to be sent
+        self._adopted: dict[SpoolSession, int] = {}  # requests still to be sent
         self._other_bytes = 0
         self._look_at = 0.0
         try:
@@ -86,7 +86,7 @@ class Spool:
             self.own = SpoolSession.create(settings.directory / name, endpoint) if write else None
         except OSError as error:
             if error.errno in NO_ROOM:
-                # What is there can be sent all the same, and makes room.
+                # Existing requests can still be sent, which makes room.
                 self.own = None
                 self.sentences.append(f"The spool {str(settings.directory)!r} has no room: spans wait in memory only.")
                 return
@@ -95,7 +95,7 @@ class Spool:
             raise UsageError(sentence, f"ls -ld {directory}") from None
 
     def append(self, data: bytes, spans: int) -> RequestLocation:
-        """Writes a request of this session. Raises SpoolFullError, or OSError when the disk refuses."""
+        """Writes a request of this session. Raises SpoolFullError, or OSError if the disk fails."""
         assert self.own is not None
         now = time.monotonic()
         if now >= self._look_at:
@@ -106,13 +106,13 @@ class Spool:
         return self.own.append(data, spans)
 
     def recover(self) -> Iterator[RequestLocation]:
-        """Requests of ended sessions, the oldest session first."""
+        """Yields requests of ended sessions, oldest session first."""
         for directory in sorted(self.settings.directory.glob("[0-9]*-*")):
             with suppress(OSError):
                 yield from self._recover(directory)
 
     def finish(self, place: RequestLocation) -> None:
-        """A request was acknowledged or dropped."""
+        """Marks a request as acknowledged or dropped."""
         place.spool.finish(place)
         if place.spool in self._adopted:
             self._adopted[place.spool] -= 1
@@ -120,11 +120,11 @@ class Spool:
                 self._release(place.spool)
 
     def is_old(self, place: RequestLocation) -> bool:
-        """Whether it has waited longer than it may."""
+        """Returns whether a request is older than the limit."""
         return time.time() - place.unix_ns / 1e9 > self.settings.max_age_s
 
     def close(self, is_empty: bool) -> None:
-        """Lets go of everything. `is_empty`: nothing of this session waits."""
+        """Closes all files. `is_empty`: nothing of this session is left to send."""
         for session in list(self._adopted):
             self._release(session)
         if self.own is not None:
@@ -159,7 +159,7 @@ class Spool:
             self._sweep(directory)
         yield from places
 
-    # Of another endpoint: it stays for whoever sends there, as long as it is not too old.
+    # For another endpoint: it stays for a session with that endpoint, until it is too old.
     def _leave(self, session: SpoolSession) -> None:
         if time.time() - session.directory.stat().st_mtime < self.settings.max_age_s:
             session.close()
@@ -171,10 +171,10 @@ class Spool:
         spans = sum(place.spans for place in places) + session.count_lost()
         self.old_spans += spans
         if spans:
-            self.sentences.append(f"{spans:,} spooled spans for {session.endpoint} were too old and are gone.")
+            self.sentences.append(f"{spans:,} spooled spans for {session.endpoint} were too old and have been deleted.")
         session.close(keep=False)
 
-    # What is no spool, or holds damaged segments only: nobody needs it after some time.
+    # Not a spool, or damaged segments only: deleted after some time.
     def _sweep(self, directory: Path) -> None:
         facts = directory.lstat()
         ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
@@ -190,8 +190,8 @@ class Spool:
         return total
 
 
-# A directory that is there already stays as it is (somebody may have named /tmp): what is made in it is private. But
-# nobody else may be able to put something else in its place.
+# An existing directory is left unchanged (the user may have named /tmp), but what is created in it is private. No other
+# user may be able to replace it.
 def _make_private(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = directory.stat()

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spool files: the bytes of one session's spool, and what of them is still to be sent.
+"""Spool files: the bytes of one session's spool, and which of them are still to be sent.
 
-    SPOOL/SESSION/ledger             counters of the session in a mapped page, see LEDGER: they survive kill -9
+    SPOOL/SESSION/ledger             the session's counters in a mapped page, see LEDGER: they survive kill -9
     SPOOL/SESSION/00000001.segment   records: RECORD | one ExportTraceServiceRequest
-    SPOOL/SESSION/*.damaged          segments that were set aside
+    SPOOL/SESSION/*.damaged          damaged segments, set aside
 
-Positions count spans: a record holds those from `first` on, and everything below the ledger's `done` has been dealt
-with. So one aligned store says that a request was acknowledged. A lock on the ledger says that its session lives.
+Positions count spans: a record holds those from `first` on, and everything below the ledger's `done` is complete. So
+one aligned store acknowledges a request. A lock on the ledger shows that its session is alive.
 
-The newest segment is written from its start again whenever all in it is done, and a segment that is done becomes the
-next one: while the receiver keeps up the same few pages are used, which costs a tenth of fresh ones. So what stands
-behind the last record of a segment, or in one that was just taken, may be of earlier rounds. Positions tell.
+The newest segment is rewritten from its start whenever all of it is done, and a completed segment becomes the next one:
+while the receiver keeps up, the same few pages are reused, which costs a tenth of fresh ones. So bytes after the last
+record of a segment, or in a recycled one, may be from earlier rounds. Positions identify them.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ REQUEST_BYTES_MAX = 64 << 20
 LEDGER = np.dtype(
     [
         ("magic", "S8"),
-        ("submitted", "<u8"),  # spans that the session has produced
-        ("appended", "<u8"),  # of these, spans that were written into segments
-        ("done", "<u8"),  # of those, spans acknowledged or dropped
-        ("unwritten_done", "<u8"),  # spans acknowledged or dropped that no segment ever held
-        ("damaged", "<u8"),  # spans behind `done` that cannot be read and were counted as dropped
+        ("submitted", "<u8"),  # spans produced by the session
+        ("appended", "<u8"),  # of these, written into segments
+        ("done", "<u8"),  # of those, acknowledged or dropped
+        ("unwritten_done", "<u8"),  # spans acknowledged or dropped without being written to a segment
+        ("damaged", "<u8"),  # unreadable spans after `done`, counted as dropped
         ("endpoint", f"S{ENDPOINT_BYTES_MAX}"),
     ]
 )
 RECORD = np.dtype(
     [
         ("magic", "<u4"),
-        ("crc", "<u4"),  # of all that follows, the request included
+        ("crc", "<u4"),  # of everything after it, including the request
         ("bytes", "<u4"),
         ("spans", "<u4"),
         ("first", "<u8"),
         ("unix_ns", "<u8"),
     ]
 )
-_CHECKED_FROM = 8  # of a record's head
+_CHECKED_FROM = 8  # offset in a record's header
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DamagedError(Exception):
-    """What was read is not what was written."""
+    """The bytes read differ from those written."""
 
 
 @dataclass(frozen=True)
 class RequestLocation:
-    """Where a request stands in a spool."""
+    """Position of a request in a spool."""
 
     spool: SpoolSession
     segment: int
@@ -85,20 +85,20 @@ class RequestLocation:
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """Returns the position after it."""
         return self.first + self.spans
 
     def read(self) -> bytes:
-        """The request's bytes. Raises DamagedError."""
+        """Returns the request's bytes. Raises DamagedError."""
         return self.spool.read(self)
 
 
 class SpoolSession:
-    """One session's directory. `create` makes one, `adopt` takes over that of a session that has ended.
+    """One session's directory. `create` makes a new one, `adopt` takes over that of an ended session.
 
     Attributes:
-        endpoint: where its spans were to go.
-        size_bytes: of its segments' files.
+        endpoint: the destination of its spans.
+        size_bytes: total size of its segments.
     """
 
     def __init__(self, directory: Path, ledger_file: int) -> None:
@@ -108,9 +108,9 @@ class SpoolSession:
         self._map = mmap.mmap(ledger_file, LEDGER_BYTES)
         self._ledger: Any = np.frombuffer(self._map, dtype=LEDGER, count=1)[0:1]
         self._lock = Lock()
-        self._files: dict[int, int] = {}  # descriptor of each segment that is there
-        self._ends: dict[int, int] = {}  # position behind its last record
-        self._offsets: dict[int, int] = {}  # behind its last record
+        self._files: dict[int, int] = {}  # descriptor of each existing segment
+        self._ends: dict[int, int] = {}  # position after its last record
+        self._offsets: dict[int, int] = {}  # file offset after its last record
         self._sizes: dict[int, int] = {}  # of the file
         self._damaged: set[int] = set()
         self._spares: list[int] = []
@@ -118,13 +118,13 @@ class SpoolSession:
 
     @classmethod
     def create(cls, directory: Path, endpoint: str) -> SpoolSession:
-        """A new spool; its directory must not exist. Raises OSError."""
+        """Creates a spool; its directory must not exist. Raises OSError."""
         directory.mkdir(mode=0o700)
         ledger = -1
         try:
             ledger = os.open(directory / "ledger", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Without room on the disk a store into the page would kill the process.
+            # If the disk is full, a store into the mapped page would kill the process.
             os.posix_fallocate(ledger, 0, LEDGER_BYTES)
         except OSError:
             if ledger >= 0:
@@ -138,7 +138,7 @@ class SpoolSession:
 
     @classmethod
     def adopt(cls, directory: Path) -> SpoolSession | None:
-        """Takes over a directory; None when its session lives, or it is not a spool of this user. Raises OSError."""
+        """Takes over a directory; None if its session is alive, or it is not a spool of this user. Raises OSError."""
         around = directory.lstat()
         if not stat.S_ISDIR(around.st_mode) or around.st_uid != os.geteuid():
             return None
@@ -147,7 +147,7 @@ class SpoolSession:
         except (FileNotFoundError, BlockingIOError):
             return None
         facts = os.fstat(ledger)
-        # Another one may have sent all of it and removed it, between the two calls.
+        # Another process may have sent and removed it between the two calls.
         if facts.st_nlink == 0 or facts.st_uid != os.geteuid() or facts.st_size < LEDGER_BYTES:
             os.close(ledger)
             return None
@@ -159,33 +159,33 @@ class SpoolSession:
 
     @property
     def endpoint(self) -> str:
-        """Where its spans were to go."""
+        """Returns the destination of its spans."""
         return bytes(self._ledger["endpoint"][0]).decode(errors="replace")
 
     def count_submitted(self, spans: int) -> None:
-        """Spans were produced."""
+        """Counts produced spans."""
         self._ledger["submitted"] += spans
 
     def count_unwritten(self, spans: int) -> None:
-        """Spans that no segment holds were acknowledged or dropped."""
+        """Counts acknowledged or dropped spans that are in no segment."""
         self._ledger["unwritten_done"] += spans
 
     def count_lost(self) -> int:
-        """Spans that an ended session had in memory only, when it was killed. Once: then they are counted as done."""
+        """Returns the spans that a killed session had in memory only, and counts them as done, so only once."""
         row = self._ledger[0]
         lost = int(row["submitted"]) - int(row["appended"]) - int(row["unwritten_done"])
         self._ledger["unwritten_done"] += max(0, lost)
         return max(0, lost)
 
     def count_damaged(self, readable: int) -> int:
-        """Spans that were written and cannot be read, when `recover` gave so many that can. Once, as `count_lost`."""
+        """Returns the written but unreadable spans, given how many `recover` could read. Only once, as `count_lost`."""
         row = self._ledger[0]
         damaged = int(row["appended"]) - int(row["done"]) - int(row["damaged"]) - readable
         self._ledger["damaged"] += max(0, damaged)
         return max(0, damaged)
 
     def append(self, data: bytes, spans: int) -> RequestLocation:
-        """Writes a request behind the others. Raises OSError; then nothing was written."""
+        """Appends a request. Raises OSError; then nothing was written."""
         with self._lock:
             if self._ledger is None:
                 raise OSError(errno.EBADF, "the spool is closed")
@@ -208,12 +208,12 @@ class SpoolSession:
             return RequestLocation(self, segment, offset, len(data), spans, first, unix_ns)
 
     def find_growth(self, data: bytes) -> int:
-        """Bytes by which `append` would make its files larger."""
+        """Returns by how many bytes `append` would enlarge its files."""
         end = self._offsets.get(self._newest, 0) + RECORD.itemsize + len(data)
         return max(0, end - self._sizes.get(self._newest, 0))
 
     def read(self, place: RequestLocation) -> bytes:
-        """The bytes of a request, checked. Raises DamagedError."""
+        """Returns the bytes of a request, verified. Raises DamagedError."""
         file, offset = self._files.get(place.segment, -1), place.offset
         try:
             head = os.pread(file, RECORD.itemsize, offset)
@@ -227,7 +227,7 @@ class SpoolSession:
         return data
 
     def finish(self, place: RequestLocation) -> None:
-        """A request was acknowledged or dropped, and those before it. Frees what nobody needs any more."""
+        """Marks a request and those before it as acknowledged or dropped. Frees segments that are no longer needed."""
         with self._lock:
             if self._ledger is None:
                 return
@@ -245,7 +245,7 @@ class SpoolSession:
                     self._remove(segment)
 
     def recover(self) -> Iterator[RequestLocation]:
-        """What an ended session left, in its order. What is damaged is in `damaged` afterwards."""
+        """Yields the requests that an ended session left, in order. Damaged segments are in `damaged` afterwards."""
         row = self._ledger[0]
         done = position = int(row["done"])
         found: list[tuple[int, list[RequestLocation]]] = []
@@ -259,7 +259,7 @@ class SpoolSession:
             places = list(self._scan(segment, position if found else 0))
             if places:
                 self._ends[segment] = position = places[-1].end
-                # Its writer may have died between the record and the ledger.
+                # Its writer may have been killed between writing the record and the ledger.
                 self._ledger["appended"] = max(int(row["appended"]), position)
             found.append((segment, places))
         self._find_damage(found, done)
@@ -268,10 +268,10 @@ class SpoolSession:
 
     @property
     def damaged(self) -> list[str]:
-        """The segments that were found damaged."""
+        """Returns the segments found to be damaged."""
         return [f"{number:08}.segment" for number in sorted(self._damaged)]
 
-    # Records that follow one another, from `position` on.
+    # Reads consecutive records from `position` on.
     def _scan(self, segment: int, position: int) -> Iterator[RequestLocation]:
         offset = 0
         while (place := self._read_head(segment, offset)) is not None:
@@ -285,7 +285,7 @@ class SpoolSession:
             position = place.end
             offset += RECORD.itemsize + place.size_bytes
 
-    # A segment is damaged when what follows it does not go on where its last good record ends.
+    # A segment is damaged if the next one does not continue where its last good record ends.
     def _find_damage(self, found: list[tuple[int, list[RequestLocation]]], done: int) -> None:
         self._damaged.clear()
         follows = int(self._ledger["appended"][0])
@@ -343,7 +343,7 @@ class SpoolSession:
         self.size_bytes = sum(self._sizes.values())
 
     def close(self, keep: bool = True) -> None:
-        """Lets go of the directory; without `keep`, or when nothing waits in it, it is removed."""
+        """Closes the directory; without `keep`, or if nothing waits in it, removes it."""
         with self._lock:
             done = int(self._ledger["done"][0])
             for segment in list(self._files):
@@ -362,7 +362,7 @@ class SpoolSession:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether the session of a directory lives, as far as can be seen."""
+    """Returns whether the session of a directory appears to be alive."""
     try:
         os.close(_lock_ledger(directory))
     except BlockingIOError:
@@ -373,7 +373,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def _lock_ledger(directory: Path) -> int:
-    """The ledger of a directory, locked. Raises FileNotFoundError, BlockingIOError: its session lives."""
+    """Returns the ledger of a directory, locked. Raises FileNotFoundError; BlockingIOError: its session is alive."""
     ledger = os.open(directory / "ledger", os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)

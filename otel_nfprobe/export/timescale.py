@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time scale: whether traces are written a second time, stretched around their start. A display aid.
+"""Time scale: whether traces are also written stretched around their start. A display aid.
 
-Jaeger's pages cut times to whole microseconds; stretched a thousand times, a ns is drawn as a us. The copies have
-trace ids of their own, stand in a service of their own, and say `nf.time_scale` on every span
-(native/core/otlp_id.h).
+Jaeger's UI truncates times to whole microseconds; stretched a thousand times, a ns is drawn as a us. The copies have
+their own trace IDs and service, and `nf.time_scale` on every span (native/core/otlp_id.h).
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _UNITS = {1000: "ns as us", 1_000_000: "ns as ms"}
 
 @dataclass(frozen=True)
 class TimeScale:
-    """How often, and how much longer, each trace is written.
+    """Which copies of each trace are written.
 
     Attributes:
-        factor: of the copies; 1: there are none.
-        is_only: the copies are written, and the true traces are not.
+        factor: of the copies; 1: no copies.
+        is_only: only the copies are written, not the original traces.
     """
 
     factor: int = 1
@@ -32,13 +31,13 @@ class TimeScale:
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """The factors with which each trace is written."""
+        """Returns the factors with which each trace is written."""
         if self.factor == 1:
             return (1,)
         return (self.factor,) if self.is_only else (1, self.factor)
 
     def rename(self, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-        """The resource of the copies: the same, under another service.name."""
+        """Returns the resource of the copies: the same, with another service.name."""
         name = attributes.get(SERVICE_NAME, "unknown_service")
         return {**attributes, SERVICE_NAME: f"{name} ({_UNITS.get(self.factor, f'time x {self.factor}')})"}
 

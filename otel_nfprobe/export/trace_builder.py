@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explain: from takes to requests. Selects packets, says what made the late ones late, links them to the culprits.
+"""Builds requests from drained columns: selects packets, finds the causes of late ones, and links them to the culprits.
 
-What a packet waited for came before it, in takes that are over. So takes are kept for a bounded time, and packets
-are looked at together a few times per second: then most of what they waited for is at hand once for all of them. A
-late packet whose cause lies in an earlier batch links to the span of that batch, which belongs to the trace of one
-of the batch's own packets: if none of them was selected, one is added (reason `culprit`).
+What delayed a packet came before it, in columns drained earlier. So these are kept for a bounded time, and packets are
+examined together a few times per second, when most of what delayed them is at hand. A late packet whose cause lies in
+an earlier batch links to the span of that batch, which belongs to the trace of one of the batch's own packets: if none
+of them was selected, one is added (reason `culprit`).
 
-No I/O, no clock reading. Used by drain.py while the target runs and by cli/export.py in a replay.
+No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from otel_nfprobe.pipeline.sampling import (
     find_population,
 )
 
-KEPT_S = 1.0  # how long takes are kept
+KEPT_S = 1.0  # how long drained columns are kept
 KEPT_PACKETS = 200_000
 KEPT_CALLS = 400_000
-WAITING_PACKETS = 50_000  # looked at when so many have come
+WAITING_PACKETS = 50_000  # examined once so many are waiting
 WAITING_CALLS = 100_000
-REFRESH_GROWTH = 1.25  # what is usual is worked out again when so many more batches were seen
+REFRESH_GROWTH = 1.25  # the baseline is recomputed after this growth of the number of batches
 CULPRITS_KEPT = 4096
-EXPLAINED_MAX = 500  # late packets that are looked at one by one; of more, one of each batch speaks for the others
+EXPLAINED_MAX = 500  # late packets examined individually; above this, one represents its batch
 
 
 @dataclass
@@ -71,11 +71,11 @@ class Explainer:
     """Selected packets of one session, on their way to requests.
 
     Args:
-        sampler: which packets.
-        encoder: how they are written.
+        sampler: selects packets.
+        encoder: writes them.
         ticks_per_second: of the session's clock.
-        typical: what is usual; None: to be learned from what is added.
-        limiter: how many may be written; None: all.
+        typical: the baseline; None: to be learned from what is added.
+        limiter: how many may be written; None: unlimited.
     """
 
     def __init__(
@@ -97,30 +97,30 @@ class Explainer:
         self._kept: deque[_Take] = deque()
         self._fades_at_ticks = 0
         self._absences: Rows = no_absences()
-        self._exported: dict[int, int] = {}  # batch id: position in its batch of a packet that was exported
+        self._exported: dict[int, int] = {}  # batch id: position in the batch of an exported packet
 
     @property
     def looks_for_causes(self) -> bool:
-        """Whether any packet can be selected for being late."""
+        """Returns whether any packet can be selected for being late."""
         return self._sampler.slower_than_ticks is not None or self._sampler.tracker is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything waits to be looked at."""
+        """Returns whether any packets are waiting to be examined."""
         return bool(self._waiting)
 
     @property
     def waiting_traces(self) -> int:
-        """Selected packets that wait."""
+        """Returns the number of selected packets that wait."""
         return sum(len(take.selected) for take in self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is waiting to be looked at at once."""
+        """Returns whether enough packets wait to examine them at once."""
         return self._waiting_packets > WAITING_PACKETS or self._waiting_calls > WAITING_CALLS
 
     def add(self, columns: Columns) -> None:
-        """Selects packets of one take; the arrays must not change after this."""
+        """Selects packets of drained columns; the arrays must not change afterwards."""
         if self._sample is not None and self.looks_for_causes:
             self._sample.add(columns)
         if not len(columns.batches):
@@ -139,12 +139,12 @@ class Explainer:
             self._sampler.tracker.fade()
 
     def add_absences(self, absences: Rows) -> None:
-        """Takes in when threads did not run (dtype ABSENCE); before the packets that it made late are looked at."""
+        """Adds when threads did not run (dtype ABSENCE); must precede the packets that this delayed."""
         if len(absences) and self.looks_for_causes:
             self._absences = np.concatenate((self._absences, absences))[-ABSENCES_MAX:]
 
     def requests(self) -> Iterator[EncodedRequest]:
-        """Requests with all packets that are waiting; to be exhausted before anything else is done."""
+        """Yields requests with all waiting packets; exhaust it before calling anything else."""
         takes, self._waiting = self._limit(self._waiting), []
         self._waiting_packets = self._waiting_calls = 0
         if any((take.reasons & (REASON_SLOW | REASON_SLOWEST)).any() for take in takes):
@@ -158,7 +158,7 @@ class Explainer:
             self._keep(takes)
 
     def _limit(self, takes: list[_Take]) -> list[_Take]:
-        """The same, with as many selected packets as may be written."""
+        """Applies the limiter to the selected packets."""
         if not takes or not self._limiter.is_needed:
             return takes
         randomness = [self._encoder.find_trace_ids(take.columns, take.selected)[:, 1] for take in takes]
@@ -214,7 +214,7 @@ class Explainer:
         return find_causes(columns, late[chosen], self._find_typical(), self._absences)[whose]
 
     def _find_before(self, takes: list[_Take]) -> list[_Take]:
-        """Kept takes in which the late packets waited, or their queues were last empty."""
+        """Returns the kept columns in which the late packets waited, or their queues were last empty."""
         start, end = 2**63, 0
         for take in takes:
             late = take.selected[(take.reasons & (REASON_SLOW | REASON_SLOWEST)) != 0]
@@ -232,7 +232,7 @@ class Explainer:
         late: npt.NDArray[np.uint32],
         causes: Rows,
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], list[int]]:
-        """A packet of each culprit batch, by which of its handovers, and which of them each late packet links to.
+        """Returns a packet of each culprit batch, which of its handovers, and which packet each late one links to.
 
         0: it was received in that batch; -1: none.
         """
@@ -262,7 +262,7 @@ class Explainer:
     def _choose_taken_over(
         self, columns: Columns, batch: int, selected: npt.NDArray[np.uint32]
     ) -> tuple[int, int] | None:
-        """A packet that the batch took over, one that is exported if there is one, and the handover's number."""
+        """Returns a packet that the batch took over, if possible an exported one, and the handover's number."""
         handovers, numbers = place_handovers(columns)
         rows = np.flatnonzero(handovers["batch"] == batch)
         if not len(rows):
@@ -287,7 +287,7 @@ class Explainer:
     def _were_exported(
         self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
-        """Which of them were, or, where a packet does not stand for a handover, another one of its batch."""
+        """Returns which were exported or, if a packet does not represent a handover, another one of its batch."""
         batches = columns.packets["batch"][packets]
         known = [self._exported.get(int(id)) for id in columns.batches["id"][batches]]
         places = (packets - columns.batches["first_packet"][batches]).tolist()

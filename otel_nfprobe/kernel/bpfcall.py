@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
 
-SYS_BPF = 321  # on x86-64
 MAP_CREATE, MAP_LOOKUP, PROGRAM_LOAD, OBJECT_INFO, ATTACH = 0, 1, 5, 15, 17
 HASH, ARRAY, RING = 1, 2, 27  # types of maps
 RAW_TRACEPOINT, TRACING = 17, 26  # types of programs
@@ -42,10 +42,11 @@ class When(IntEnum):
 def call_bpf(command: int, attribute: bytes) -> int:
     """Makes the system call, with a union bpf_attr. Returns a descriptor or 0. Raises OSError."""
     buffer = ctypes.create_string_buffer(attribute, ATTRIBUTE_BYTES)
-    result = int(_libc.syscall(ctypes.c_long(SYS_BPF), ctypes.c_int(command), buffer, ctypes.c_uint(ATTRIBUTE_BYTES)))
+    number = ctypes.c_long(of_host().system_calls["bpf"])
+    result = int(_libc.syscall(number, ctypes.c_int(command), buffer, ctypes.c_uint(ATTRIBUTE_BYTES)))
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
     return result
 
 

@@ -1,4 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel interfaces: perf rings, namespaces, steal time, symbols, and validated memory and files of other processes."""
 
-__all__ = ["bpf", "descriptors", "kallsyms", "mappedfile", "memory", "namespaces", "perfring", "rawclock", "steal_time"]
+__all__ = [
+    "bpf",
+    "descriptors",
+    "kallsyms",
+    "mappedfile",
+    "memory",
+    "namespaces",
+    "perfring",
+    "rawclock",
+    "steal_time",
+    "tracepoints",
+]

@@ -12,8 +12,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from otel_nfprobe.base.processors import HOST
+
 DATA = struct.Struct("<IIQ6Q")  # struct seccomp_data
-ARCHITECTURE_X86_64 = 0xC000003E
 WORD_MASK = 0xFFFFFFFF
 SCRATCH_WORDS = 16
 
@@ -72,7 +73,7 @@ def run_filter(program: Sequence[Instruction], call: SystemCall) -> int:
         FilterError: the program is malformed.
     """
     arguments = [argument & 0xFFFFFFFFFFFFFFFF for argument in call.arguments] + [0] * (6 - len(call.arguments))
-    data = DATA.pack(call.number, ARCHITECTURE_X86_64, call.address, *arguments)
+    data = DATA.pack(call.number, HOST.audit, call.address, *arguments)
     machine = _Machine(data)
     position = 0
     while position < len(program):  # each step advances

@@ -34,9 +34,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import AttributeValue
 
+from otel_nfprobe import __version__
 from otel_nfprobe.counters.sums import CountedFunction
 from otel_nfprobe.export.export_counters import ExportCounters
-from otel_nfprobe.export.resource import SCHEMA_URL, SCOPE_NAME, find_version
+from otel_nfprobe.export.resource import SCHEMA_URL, SCOPE_NAME
 from otel_nfprobe.metrics.exemplars import ExemplarKeeper, Exemplars
 from otel_nfprobe.metrics.metrics_settings import Temporality
 from otel_nfprobe.monitor.monitor import Monitor
@@ -280,7 +281,7 @@ class MetricsMaker:
     ) -> None:
         self._explicit = explicit
         self._resource = Resource(resource, SCHEMA_URL)
-        self._scope = InstrumentationScope(SCOPE_NAME, find_version(), SCHEMA_URL)
+        self._scope = InstrumentationScope(SCOPE_NAME, __version__, SCHEMA_URL)
         self._start_ns = self._last_ns = start_unix_ns
         self._seconds_per_tick = 1 / ticks_per_second
         self._temporality = temporality

@@ -167,10 +167,9 @@ class Attachment:
             self.choice,
             self.patcher,
             trampolines,
-            _introduce_to_nobody,
             self.texts.keep,
             self.notify,
-            write_programs=self.write_programs,
+            self.write_programs,
         )
         self.follower.place(self.probes)
 
@@ -268,7 +267,3 @@ class Attachment:
         """Unmaps the session and releases its lock."""
         self.session.close()
         self.presence.close()
-
-
-def _introduce_to_nobody(_added: Sequence[Probe]) -> bool:
-    return False  # nothing is armed that nobody measures

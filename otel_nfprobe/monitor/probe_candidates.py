@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.arch.x86_64.branches import scan_module, stub_slot
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.branches import scan_module
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import C_LIBRARIES, Function, function_at, functions_of
@@ -105,7 +106,7 @@ def _called_by(target: Target, modules: Sequence[Module], function: Function) ->
     for offset in dict.fromkeys((*own.calls, *own.jumps, *own.references)):
         slot = None
         if module.image.section_of(offset).startswith(".plt"):
-            slot = stub_slot(module.image, offset)
+            slot = of_image(module.image).stub_slot(module.image, offset)
         called = _through(target, modules, module.base + slot) if slot else function_at(module, offset)
         if called is not None:
             yield called

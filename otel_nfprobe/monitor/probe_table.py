@@ -53,27 +53,25 @@ def describe_functions(
     choice: Choice,
 ) -> list[FunctionInfo]:
     """Describes each probe for a recording; costs by strategy."""
-    return [_describe(probe, int(roles[probe.id]), costs, compensation, choice) for probe in probes]
-
-
-def _describe(
-    probe: Probe, role: int, costs: Mapping[str, Cost], compensation: Compensation, choice: Choice
-) -> FunctionInfo:
-    plan, counts = probe.request.plan, compensation.of(probe)
-    said = choice.role_of(plan)
-    cost = costs.get(plan.strategy or "", Cost(0.0, 0.0))
-    return FunctionInfo(
-        id=probe.id,
-        role=role,
-        module=plan.module.path,
-        offset=plan.offset,
-        size=plan.size,
-        name=name_of(probe),
-        name_source=plan.name_source,
-        strategy=plan.strategy or "",
-        probe_inside_ticks=cost.inside_ticks,
-        probe_whole_ticks=cost.whole_ticks,
-        probe_inside_counts=counts.inside if counts else (),
-        probe_whole_counts=counts.whole if counts else (),
-        unit=said.unit if said else "",
-    )
+    found = []
+    for probe in probes:
+        plan, counts = probe.request.plan, compensation.of(probe)
+        said = choice.role_of(plan)
+        cost = costs.get(plan.strategy or "", Cost(0.0, 0.0))
+        info = FunctionInfo(
+            id=probe.id,
+            role=int(roles[probe.id]),
+            module=plan.module.path,
+            offset=plan.offset,
+            size=plan.size,
+            name=name_of(probe),
+            name_source=plan.name_source,
+            strategy=plan.strategy or "",
+            probe_inside_ticks=cost.inside_ticks,
+            probe_whole_ticks=cost.whole_ticks,
+            probe_inside_counts=counts.inside if counts else (),
+            probe_whole_counts=counts.whole if counts else (),
+            unit=said.unit if said else "",
+        )
+        found.append(info)
+    return found

@@ -12,8 +12,8 @@ from otel_nfprobe.probes.calibration import ticks_per_call
 
 def summarise(monitor: Monitor) -> dict[str, Any]:
     """Returns the summary object of attach and run (docs/command-line.md); call after the detach."""
-    attachment, now, clock = monitor.attachment, monitor.snapshot(), monitor.drain.clock
-    counts = now.counts
+    attachment, now, drain = monitor.attachment, monitor.snapshot(), monitor.drain
+    counts, clock = now.counts, drain.clock
     return {
         "pid": attachment.target.pid,
         "session": f"{attachment.session.header.epoch}",
@@ -31,7 +31,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
             "closed": attachment.follower.closed,
             "rebound_slots": attachment.follower.rebound,
         },
-        "records": {"read": monitor.drain.records, "lost": dict(now.lost)},
+        "records": {"read": drain.records, "lost": dict(now.lost)},
         "calls": counts.calls,
         "unpaired": {"entries": counts.unpaired_entries, "exits": counts.unpaired_exits},
         "ungated": counts.ungated,
@@ -41,7 +41,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "batches": now.received()[0],
         "packets": now.packets(),
         **_count_identified(now),
-        "ids": monitor.drain.repeats.counts().as_summary(),
+        "ids": drain.repeats.counts().as_summary(),
         "stops": {"count": attachment.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
         "live": {"changed": attachment.patcher.live.changed, "traps": attachment.patcher.live.traps},
         "injection": {"stopped_ns": attachment.injected.stopped_ns, "thread": attachment.injected.thread},
@@ -54,8 +54,8 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "overhead": _describe_overhead(now),
         "counters": _describe_counters(monitor),
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
-        **({"nodes": nodes} if (nodes := _list_nodes(monitor)) else {}),
-        **({"drop_reasons": reasons} if (reasons := _list_drop_reasons(monitor)) else {}),
+        **({"nodes": nodes} if (nodes := drain.nodes.describe(drain.names, 1e9 / clock.ticks_per_second)) else {}),
+        **({"drop_reasons": reasons} if (reasons := drain.drops.describe(drain.names.reasons)) else {}),
         "not_restored": attachment.not_restored,
     }
 
@@ -79,15 +79,6 @@ def _describe_counters(monitor: Monitor) -> dict[str, Any]:
     found |= {"names": sums.names, "changes": sums.changes, **sums.count_calls(), "refused": monitor.counting.refused}
     found["compensated"] = sums.are_compensated
     return found | sums.of_batches()
-
-
-def _list_nodes(monitor: Monitor) -> list[dict[str, Any]]:
-    ns_per_tick = 1e9 / monitor.drain.clock.ticks_per_second
-    return monitor.drain.nodes.describe(monitor.drain.names, ns_per_tick)
-
-
-def _list_drop_reasons(monitor: Monitor) -> list[dict[str, Any]]:
-    return monitor.drain.drops.describe(monitor.drain.names.reasons)
 
 
 def _list_threads(monitor: Monitor, now: SessionSnapshot) -> list[dict[str, Any]]:

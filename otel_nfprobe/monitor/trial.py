@@ -206,7 +206,7 @@ class Trial:
             return Found(0, 0)
         choice = self._choose(candidates)
         tally = Tally()
-        attachment = Attachment(self.target, choice, self.ring_bytes, _discard, self.stopping)
+        attachment = Attachment(self.target, choice, self.ring_bytes, lambda sentence: None, self.stopping)
         monitor = Monitor(attachment, NONE, purpose=TRIAL)
         monitor.attachment.attach()
         clock = Clock.start()
@@ -281,10 +281,6 @@ def _rows(monitor: Monitor, tally: Tally) -> list[Counted]:
         mean, own = int(line["total_ticks"]) / count, int(line["self_ticks"])
         rows.append(Counted(function, per_batch, outside, clipped / count, mean, own))
     return rows
-
-
-def _discard(_sentence: str) -> None:
-    pass
 
 
 def describe(found: Found, pid: int, notify: Callable[..., None]) -> None:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From records to calls, batches and packets: the way of the data after the ring, in the C core, with what is counted
-on it.
-"""
+"""From records to calls, batches and packets, in the C core, and the statistics about them."""
 
 __all__ = [
     "absences",

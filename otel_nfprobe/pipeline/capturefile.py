@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture files, pcap and pcapng, read by libpcap front to back in pieces.
+"""Capture files, pcap and pcapng, read sequentially by libpcap in pieces.
 
-Memory is bounded by CHUNK_BYTES, not by the file; it can be a pipe. What is whole before damage is given, and `damage`
-says what libpcap found there. It reads no file whose interfaces have several link types or snapshot lengths.
+Memory is bounded by CHUNK_BYTES, not by the file; it can be a pipe. Everything before damage is returned, and `damage`
+describes what libpcap found there. Files whose interfaces differ in link type or snapshot length are not supported.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ FACTS = np.dtype(
         "itemsize": FACTS_BYTES,
     }
 )
-"""What is read of struct nfp_packet_facts (native/abi/headers.h)."""
+"""The fields used of struct nfp_packet_facts (native/abi/headers.h)."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the frames of a link type become what the digest's code reads: `skip` bytes, then Ethernet or IP.
+    """How frames of a link type are prepared for the digest's code: `skip` bytes, then Ethernet or IP.
 
-    A Linux cooked header of version 1 ends as an Ethernet header does, with the ethertype; in one of version 2
-    it stands at the beginning and is copied to where Ethernet has it.
+    A Linux cooked header of version 1 ends like an Ethernet header, with the ethertype; version 2 starts with it, so it
+    is copied to the position that Ethernet has.
     """
 
     skip: int
@@ -76,10 +76,10 @@ _SLL2_TYPE_AT = 18
 
 @dataclass
 class CapturedPackets:
-    """Some packets of a capture, as lists of one entry for each.
+    """Some packets of a capture, as lists with one entry per packet.
 
-    `data` holds their bytes; `offsets` and `readable` say where those of each are, without the link layer's part
-    that is skipped; `lengths` are those on the wire, and the digest's code finds `layers` there.
+    `data` holds their bytes; `offsets` and `readable` locate those of each, without the skipped part of the link layer;
+    `lengths` are those on the wire, and the digest's code starts at `layers`.
     """
 
     data: bytearray
@@ -90,7 +90,7 @@ class CapturedPackets:
     layers: list[int] = field(default_factory=list)
 
     def add(self, unix_ns: int, start: int, captured: int, length: int, link: Link) -> None:
-        """Takes the packet whose frame has `captured` bytes at `start`."""
+        """Adds the packet whose frame has `captured` bytes at `start`."""
         skip = link.skip
         if link.type_first and captured >= _SLL2_TYPE_AT + 2:
             self.data[start + _SLL2_TYPE_AT : start + _SLL2_TYPE_AT + 2] = self.data[start : start + 2]
@@ -102,13 +102,13 @@ class CapturedPackets:
         self.layers.append(link.layer)
 
     def arrays(self) -> tuple[NDArray[np.uint64], ...]:
-        """Offsets, readable bytes, lengths and layers, 64 bits each."""
+        """Returns offsets, readable bytes, lengths and layers, 64 bits each."""
         parts = (self.offsets, self.readable, self.lengths, self.layers)
         return tuple(np.array(part, np.uint64) for part in parts)
 
 
 def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes:
-    """The facts of each packet, rows of FACTS, as the probes find them.
+    """Returns the facts of each packet, rows of FACTS, as the probes find them.
 
     Args:
         key: of the ids, a cffi uint64_t[2].
@@ -125,13 +125,13 @@ def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes
 
 
 class CaptureReader:
-    """A capture file that is read once.
+    """A capture file, read once.
 
     Attributes:
-        damage: a sentence when not all of it could be read, else empty.
+        damage: a sentence if not all of it could be read, otherwise empty.
 
     Raises:
-        UsageError: it cannot be opened, is no capture, or its link type is none of LINKS.
+        UsageError: it cannot be opened, is not a capture, or its link type is not in LINKS.
     """
 
     def __init__(self, path: str) -> None:
@@ -156,7 +156,7 @@ class CaptureReader:
         self._pipe = [0] if path == "-" else []
 
     def pieces(self) -> Iterator[CapturedPackets]:
-        """All whole packets in the order of the file."""
+        """Yields all complete packets in the order of the file."""
         count, is_over = 0, False
         while not is_over:
             piece = CapturedPackets(bytearray())
@@ -164,10 +164,10 @@ class CaptureReader:
             count += len(piece.unix_ns)
             yield piece
         if self.damage:
-            self.damage = f"{self._name} is cut or damaged behind packet {count:,}: {self.damage}."
+            self.damage = f"{self._name} is truncated or damaged after packet {count:,}: {self.damage}."
 
     def _fill(self, piece: CapturedPackets) -> bool:
-        # Takes packets until the piece is large, or the next one may have to be waited for. True at the file's end.
+        # Reads packets until the piece is large, or reading the next one could block. True at the end of the file.
         header, bytes_at = self._ffi.new("struct pcap_pkthdr **"), self._ffi.new("uint8_t **")
         take, file, buffer, data, link = self._pcap.pcap_next_ex, self._file, self._ffi.buffer, piece.data, self._link
         start = 0
@@ -188,7 +188,7 @@ class CaptureReader:
 
 
 def _read_start(path: str) -> bytes:
-    """The first bytes of a regular file; none of a pipe, where they cannot be read twice.
+    """Returns the first bytes of a regular file; none of a pipe, which cannot be read twice.
 
     Raises:
         UsageError: it cannot be opened.
@@ -208,4 +208,4 @@ def _not_opened(path: str, name: str, start: bytes, said: str) -> UsageError:
             return UsageError(f"{name} is compressed.", f"{tool} < {path} | nfprobe ids -")
     if said == "unknown file format" or not start:
         return UsageError(f"{name} is not a capture file (pcap or pcapng).", "nfprobe ids --help")
-    return UsageError(f"{name} is not a whole capture file: {said}.", "nfprobe ids --help")
+    return UsageError(f"{name} is not a complete capture file: {said}.", "nfprobe ids --help")

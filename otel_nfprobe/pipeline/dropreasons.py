@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drop reasons: how many packets were dropped for which reason, where the NF says so in a packet's buffer.
+"""Drop reasons: how many packets were dropped for which reason, if the NF stores it in a packet's buffer.
 
-They are those of packets that were identified: with `--packets all` every one that was dropped. Pure.
+Counts identified packets: with `--packets all`, every dropped one. Pure.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 
 from otel_nfprobe.base.columns import DROPPED, Columns
 
-SHOWN = 10  # reasons that have a row
+SHOWN = 10  # reasons with a row
 NOT_KNOWN = "not known"
 
 
 class DropReasons:
-    """Packets by the number of why they were dropped."""
+    """Packet counts by number of the drop reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def add(self, columns: Columns) -> None:
-        """Takes the packets of one delivery."""
+        """Adds drained packets."""
         numbers = columns.packets["done_number"][columns.packets["disposition"] == DROPPED]
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self._counts[int(number)] += int(count)
 
     def describe(self, reasons: Mapping[int, str]) -> list[dict[str, Any]]:
-        """Packets of each reason, most first, `reason` None where it is not known; empty where no reason is.
+        """Returns packets per reason, most first, `reason` None if unknown; empty if no reason is known.
 
         Args:
-            reasons: as the NF calls them, by number.
+            reasons: the NF's names, by number.
         """
         by_reason: Counter[str | None] = Counter()
         for number, count in self._counts.items():
@@ -46,10 +46,10 @@ class DropReasons:
 
 
 def drop_rows(reasons: Sequence[Mapping[str, Any]], dropped: int) -> Iterable[list[str]]:
-    """A table of reasons, its head first; nothing without any.
+    """Yields a table of reasons, header first; nothing if there are none.
 
     Args:
-        reasons: as `describe` gives them.
+        reasons: result of `describe`.
         dropped: all packets that were dropped, identified or not.
     """
     if not reasons:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durations: every call of one function, as exact counts of each duration. Pure; called by `nfprobe stats`.
+"""Durations: every call of one function, as exact counts of each duration. Pure.
 
-The first calls of each thread are its warm-up (caches, branch predictors, the first pages of its ring) and are left
-out: at most WARM_UP_CALLS of them, and never more than a tenth of the thread's calls.
+The first calls of each thread are its warm-up (caches, branch predictors, the first pages of its ring) and are
+excluded: at most WARM_UP_CALLS of them, and never more than a tenth of the thread's calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 WARM_UP_CALLS = 64
 WARM_UP_PART = 10
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-DISTINCT_MAX = 1 << 18  # above it durations are kept to half their precision, again and again
+DISTINCT_MAX = 1 << 18  # above it the precision of durations is halved, repeatedly
 
 Ticks = NDArray[np.int64]
 
@@ -26,8 +26,8 @@ class Durations:
     """Counts of durations.
 
     Attributes:
-        step_ticks: durations are kept to this precision; 1 unless there are very many different ones.
-        resolution_ticks: largest step of which all differences between measured times are multiples.
+        step_ticks: precision of durations; 1 unless there are very many different ones.
+        resolution_ticks: the largest step that divides all differences between measured times.
     """
 
     step_ticks: int = 1
@@ -55,7 +55,7 @@ class Durations:
         self._merge(*np.unique(ticks[room:], return_counts=True))
 
     def finish(self) -> int:
-        """Settles what the warm-up was. Returns how many calls were left out."""
+        """Determines the warm-up. Returns how many calls it excludes."""
         left_out = 0
         for thread, held in self._first.items():
             warm_up = min(len(held), self._seen[thread] // WARM_UP_PART)
@@ -66,38 +66,38 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """Calls, without the warm-up once that is settled."""
+        """Returns the number of calls, without the warm-up after `finish`."""
         return int(self._counts.sum())
 
     @property
     def min_ticks(self) -> int:
-        """The shortest call; 0 without any."""
+        """Returns the shortest call; 0 if there are none."""
         return int(self._values[0]) if len(self._values) else 0
 
     @property
     def max_ticks(self) -> int:
-        """The longest call; 0 without any."""
+        """Returns the longest call; 0 if there are none."""
         return int(self._values[-1]) if len(self._values) else 0
 
     @property
     def mean_ticks(self) -> float:
-        """Arithmetic mean; 0 without any."""
+        """Returns the arithmetic mean; 0 if there are no calls."""
         return float((self._values * self._counts.astype(np.float64)).sum() / self.count) if self.count else 0.0
 
     def quantile(self, share: float) -> int:
-        """The smallest duration that a share of all calls do not exceed, in ticks; 0 without any."""
+        """Returns the smallest duration that a share of all calls do not exceed, in ticks; 0 if there are no calls."""
         return _quantile(self._values, self._counts, share)
 
     def median_deviation(self) -> int:
-        """Median of the distances from the median, in ticks."""
+        """Returns the median absolute deviation from the median, in ticks."""
         distances = np.abs(self._values - self.quantile(0.5))
         order = np.argsort(distances, kind="stable")
         return _quantile(distances[order], self._counts[order], 0.5)
 
     def histogram(self) -> list[tuple[int, int]]:
-        """Largest duration and number of calls of each bucket that has any; buckets are 1/16 wide.
+        """Returns upper edge and number of calls of each non-empty bucket; buckets are 1/16 wide.
 
-        Durations below 16 ticks have buckets of their own.
+        Each duration below 16 ticks has its own bucket.
         """
         shifts = np.maximum(np.floor(np.log2(np.maximum(self._values, 1))).astype(np.int64) - 4, 0)
         upper = (((self._values >> shifts) + 1) << shifts) - 1
@@ -106,7 +106,7 @@ class Durations:
         return list(zip(uppers.tolist(), sums.tolist(), strict=True))
 
     def describe(self, ns: float) -> dict[str, Any]:
-        """Numbers of the object of `nfprobe stats --json`; `ns`: of one tick."""
+        """Returns the fields of `nfprobe stats --json`; `ns`: length of a tick."""
         return {
             "count": self.count,
             "min_ns": round(self.min_ticks * ns, 2),
@@ -119,10 +119,10 @@ class Durations:
         }
 
     def bins(self, rows: int) -> list[tuple[int, int]]:
-        """For people: lowest duration and number of calls of bins of equal width; the last one holds the longest 1 %.
+        """Returns lower edge and number of calls of bins of equal width; the last one holds the longest 1 %.
 
         Args:
-            rows: at most so many.
+            rows: maximum number of bins.
         """
         if not self.count:
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packet's flow in words: `UDP 10.0.0.1:1000 > 10.0.0.2:53`."""
+"""A packet's flow as text: `UDP 10.0.0.1:1000 > 10.0.0.2:53`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ICMP, _ESP, _ICMP6 = 1, 50, 58
 
 
 def format_flow(version: int, protocol: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> str:
-    """What tells a flow apart, as the digest's code found it (digest.PacketFacts).
+    """Formats the fields that identify a flow, as found by the digest's code (digest.PacketFacts).
 
     Args:
         version: 4 or 6.
         protocol: of IP.
-        source: address in network order; of IPv4 the first four bytes count.
+        source: address in network order; only the first four bytes for IPv4.
         destination: as source.
-        ports: or what stands for them.
+        ports: or their equivalent in other protocols.
     """
     ends = []
     for address, port in ((source, ports[0]), (destination, ports[1])):
@@ -50,9 +50,9 @@ def format_flow(version: int, protocol: int, source: bytes, destination: bytes, 
 
 
 def describe_flow(packet: np.void, topic: str = "") -> str:
-    """The flow of a packet (a row of dtype PACKET), or `not IP`.
+    """Returns the flow of a packet (a row of dtype PACKET), or `not IP`.
 
-    Of a message its topic and, if it has one, its id: `topic plant/7/temperature, message 12`.
+    For a message: its topic and, if it has one, its ID: `topic plant/7/temperature, message 12`.
     """
     version = int(packet["ip_version"])
     if version == MESSAGE_VERSION:

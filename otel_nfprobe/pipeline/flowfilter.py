@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flow filter: an expression in the language of pcap-filter(7), compiled and run by libpcap itself.
+"""Flow filter: an expression in the language of pcap-filter(7), compiled and run by libpcap.
 
-The filter runs on headers that are made up from what is kept of a packet (native/core/flow_filter.h).
+The filter runs on headers that are rebuilt from the kept fields of a packet (native/core/flow_filter.h).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from otel_nfprobe.linux.bpf import Instruction
 from otel_nfprobe.pipeline.libpcap import load_libpcap, read_text
 
 # ---- what a program reads -------------------------------------------------------------------------------------------
-# What a filter program of libpcap reads of a packet, followed along each of its paths.
+# Which bytes of a packet a libpcap filter program reads, followed along each of its paths.
 #
-# Of a packet only its flow is kept. A filter that reads anything else (TCP flags, time to live, payload) would be
-# answered by bytes that are made up, so it is refused before anything happens. The programs are of the classic Berkeley
-# packet filter, for raw IP, and only go forward. Pure.
+# Only the flow of a packet is kept. A filter that reads anything else (TCP flags, time to live, payload) would see
+# invented bytes, so it is refused at the start. The programs are classic Berkeley packet filters for raw IP, and only
+# jump forward. Pure.
 
 
 _LOAD, _LOAD_INDEX, _STORE, _STORE_INDEX, _ARITHMETIC, _JUMP, _RETURN, _MISCELLANEOUS = range(8)
@@ -175,13 +175,13 @@ _ANY_NETMASK = 0xFFFFFFFF  # PCAP_NETMASK_UNKNOWN
 
 
 class FlowFilter:
-    """Says which packets an expression takes.
+    """Selects the packets that match an expression.
 
     Args:
         expression: such as `dst port 443 and net 10.0.0.0/8`; libpcap may ask the resolver for names in it.
 
     Raises:
-        UsageError: libpcap is not there, does not take it, or it looks at what is not kept of a packet.
+        UsageError: libpcap is missing or rejects it, or it reads fields of a packet that are not kept.
     """
 
     def __init__(self, expression: str) -> None:
@@ -193,7 +193,7 @@ class FlowFilter:
             check_reads(self._instructions())
         except UnknownBytesError as error:
             raise UsageError(
-                f"--flow {expression!r} looks at {error}, which is not kept of a packet: addresses, protocol, ports,"
+                f"--flow {expression!r} reads {error}, which is not kept of a packet: addresses, protocol, ports,"
                 " type and code of ICMP, IP id and length are.",
                 "man pcap-filter",
             ) from None
@@ -202,7 +202,7 @@ class FlowFilter:
         self._address = ffi.cast("void *", int(self._ffi.cast("uintptr_t", self._program)))
 
     def match(self, packets: Rows) -> npt.NDArray[np.bool_]:
-        """Which packets (dtype PACKET) it takes."""
+        """Returns which packets (dtype PACKET) match."""
         packets = np.ascontiguousarray(packets)
         matches = np.zeros(len(packets), np.uint8)
         rows = ffi.cast("struct nfp_packet *", packets.ctypes.data)

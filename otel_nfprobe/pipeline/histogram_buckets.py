@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counted: a distribution of statistics.h as arrays of buckets, to be made into histogram points.
+"""Histogram buckets: a distribution of statistics.h as arrays of buckets, from which histogram points are made.
 
-The C core counts in 32 linear buckets per power of two. Each of them goes, whole, into one bucket of a point
-(metrics.py): that costs one step per bucket and none per call, and no bucket's count ever falls from
-one export to the next. Pure.
+The C core counts in 32 linear buckets per power of two. Each is added entirely to one bucket of a point (metrics.py):
+that costs one step per bucket and none per call, and bucket counts never decrease between exports. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Attributes = Mapping[str, str | int]
 
 @dataclass(frozen=True)
 class Span:
-    """The time a point speaks of, Unix ns."""
+    """The time range of a point, Unix ns."""
 
     start_ns: int
     end_ns: int
@@ -47,7 +46,7 @@ class Counted:
     counts: NDArray[np.uint64]
 
     def since(self, before: Counted | None) -> Counted:
-        """What came after `before`. Least and largest are known to the width of a bucket only, unless they are new."""
+        """Returns the values since `before`. Least and largest are exact only if new, otherwise to a bucket's width."""
         if before is None or not before.count:
             return self
         counts = self.counts.copy()
@@ -60,7 +59,7 @@ class Counted:
 
 
 def read_counted(statistics: Statistics, distribution: Distribution, functions: Sequence[int] = (0,)) -> Counted:
-    """A distribution of statistics; of several functions together when their name is the same."""
+    """Returns a distribution of the statistics; functions with the same name are merged."""
     summaries = [statistics.summary(distribution, function) for function in functions]
     parts = [statistics.histogram(distribution, function) for function in functions]
     summaries = [summary for summary in summaries if summary["count"]]
@@ -79,10 +78,10 @@ def read_counted(statistics: Statistics, distribution: Distribution, functions: 
 
 
 def lowers_of(uppers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The smallest value of each bucket, from its largest."""
-    # A bucket of values with n bits, n > 5, is 2^(n - 6) wide; all bits of its largest value below that are ones.
+    """Returns the smallest value of each bucket, given its largest."""
+    # A bucket of values with n bits, n > 5, is 2^(n - 6) wide; its largest value ends in ones.
     bits = np.minimum(np.frexp(uppers.astype(np.float64))[1], 64).astype(np.int64)
-    bits -= (np.uint64(1) << np.maximum(bits - 1, 0).astype(np.uint64)) > uppers  # it was rounded up to a power of two
+    bits -= (np.uint64(1) << np.maximum(bits - 1, 0).astype(np.uint64)) > uppers  # rounding up reached a power of two
     shift = np.clip(bits - _SUB_BITS - 1, 0, 63).astype(np.uint64)
     lowers: NDArray[np.uint64] = uppers >> shift << shift
     return lowers

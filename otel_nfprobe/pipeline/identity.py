@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: what a session's packet ids and trace ids are made from. docs/identity.md defines both."""
+"""Identity: the parameters of a session's packet IDs and trace IDs. docs/identity.md defines both."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
 DEFAULT_KEY = b"otel-nfprobe ids"
 LINK_ETHERNET = 0
 LINK_IP = 1
-LINK_INNER = 0x80  # added to one of them: the packet inside a tunnel, where there is one
+LINK_INNER = 0x80  # flag added to a link type: identify the packet inside a tunnel
 FLAG_FRAGMENT = 1
 FLAG_CUT = 2
 FLAG_MALFORMED = 4
 FLAG_INNER = 8
+BITS_64 = (1 << 64) - 1
+
+
+def mix(word: int) -> int:
+    """A word whose bits each depend on all of another one's, as native/core/otlp_id.h makes ids."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & BITS_64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & BITS_64
+    return word ^ word >> 31
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,8 @@ class Identity:
     Attributes:
         key: 16 bytes of the digest's hash.
         inner: identify the packet inside a tunnel.
-        correlate_window_ns: packets of one digest within it share a trace id with those that other monitors see;
-            0: trace ids are unique.
+        correlate_window_ns: packets with the same digest in this window share a trace ID with those of other
+            monitors; 0: trace IDs are unique.
     """
 
     key: bytes = DEFAULT_KEY
@@ -35,14 +43,14 @@ class Identity:
 
     @property
     def key_words(self) -> tuple[int, int]:
-        """The key as the session's header has it."""
+        """Returns the key in the form of the session's header."""
         first, second = struct.unpack("<2Q", self.key)
         return first, second
 
     def mark_link(self, link_layer: int) -> int:
-        """The link layer of a capture program, as the digest's code takes it."""
+        """Returns a capture program's link layer with the flags that the digest's code takes."""
         return link_layer | (LINK_INNER if self.inner else 0)
 
     def make_repeats(self) -> Repeats:
-        """What finds digests that are seen again."""
+        """Returns the detector of repeated digests."""
         return Repeats(self.correlate_window_ns or WINDOW_NS)

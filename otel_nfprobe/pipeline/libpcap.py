@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libpcap: loaded when a capture file or a filter is read, and never otherwise."""
+"""libpcap: loaded on demand, to read a capture file or compile a filter."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ int pcap_next_ex(pcap_t *, struct pcap_pkthdr **, const uint8_t **);
 
 @cache
 def load_libpcap(user: str) -> tuple[FFI, Any]:
-    """Its declarations and the library.
+    """Returns its declarations and the library.
 
     Args:
-        user: what needs it, for the sentence when it is missing.
+        user: who needs it, for the error message.
 
     Raises:
         UsageError: it is not installed.
@@ -54,6 +54,6 @@ def load_libpcap(user: str) -> tuple[FFI, Any]:
 
 
 def read_text(declared: FFI, said: Any) -> str:
-    """A sentence of libpcap's, without its full stop."""
+    """Returns a message of libpcap without its full stop."""
     text = declared.string(said)
     return (text if isinstance(text, str) else text.decode(errors="replace")).rstrip(".")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline: drained records in, columns out. A thin cover of native/core/pipeline.h.
+"""The pipeline: drained records in, columns out. A thin wrapper of native/core/pipeline.h.
 
-It pairs entries with exits, builds batches and follows packets; it does no I/O and reads no clock. Called by
-the session with the records of each thread, in the order of its ring, and by tests.
+It pairs entries with exits, builds batches and follows packets; no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from otel_nfprobe.base.columns import (
 )
 from otel_nfprobe.base.holdrows import HOLD
 
-KEPT_CALLS = 1 << 17  # memory for so many is used again
+KEPT_CALLS = 1 << 17  # memory for this many is reused
 
 
 @dataclass(frozen=True)
 class PipelineCounts:
-    """What became of the records; the fields are those of struct nfp_pipeline_counts."""
+    """What happened to the records; the fields are those of struct nfp_pipeline_counts."""
 
     records: int
     invalid: int
@@ -73,14 +72,14 @@ class PipelineCounts:
 class Pipeline:
     """One session's records on their way to columns.
 
-    After each round in which all threads were fed, `take`: a packet's receive and its transmission may be in
-    the rings of two threads, and what is unmatched after two rounds is given up.
+    Call `take` after each round in which all threads were fed: a packet's receive and its transmission may be in the
+    rings of two threads, and what is unmatched after two rounds is given up.
 
     Args:
         roles: one enum nfp_role per function id, uint8.
 
     Raises:
-        MemoryError: there is none.
+        MemoryError: out of memory.
     """
 
     def __init__(self, roles: NDArray[np.uint8]) -> None:
@@ -91,7 +90,7 @@ class Pipeline:
         self._pipeline = ffi.gc(pipeline, lib.nfp_pipeline_destroy)
         self._columns = ffi.new("struct nfp_columns *")
         self._memory = np.empty(0, CALL)
-        self._unshared = sys.getrefcount(self._memory)  # the references to it while nobody else has one
+        self._unshared = sys.getrefcount(self._memory)  # its reference count while it is not shared
 
     def __enter__(self) -> Pipeline:
         return self
@@ -102,36 +101,36 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Free its memory; no other method may be called after this one."""
+        """Frees its memory; no other method may be called afterwards."""
         if self._pipeline is not None:
             ffi.release(self._pipeline)
             self._pipeline = None
 
     def set_roles(self, roles: NDArray[np.uint8]) -> None:
-        """Set the roles of all functions, added ones included; function ids keep their meaning.
+        """Sets the roles of all functions, including added ones; function IDs keep their meaning.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: out of memory.
         """
         roles = np.ascontiguousarray(roles, np.uint8)
         if lib.nfp_pipeline_roles(self._pipeline, ffi.from_buffer("uint8_t[]", roles), len(roles)):
             raise MemoryError("no memory for the roles of the functions")
 
     def set_costs(self, costs: Rows) -> None:
-        """Set what a probed call of each function costs by itself (dtype COST, by function id).
+        """Sets the overhead of a probed call of each function (dtype COST, by function ID).
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: out of memory.
         """
         rows = np.ascontiguousarray(costs, COST)
         if lib.nfp_pipeline_costs(self._pipeline, ffi.cast("struct nfp_cost *", rows.ctypes.data), len(rows)):
             raise MemoryError("no memory for the costs of the functions")
 
     def set_counter_costs(self, costs: Rows) -> None:
-        """Set what a probed call of each function counts by itself (dtype COUNTER_COST, by function id).
+        """Sets what the probes of a call add to counters (dtype COUNTER_COST, by function ID).
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: out of memory.
         """
         rows = np.ascontiguousarray(costs, COUNTER_COST)
         pointer = ffi.cast("struct nfp_counter_cost *", rows.ctypes.data)
@@ -139,17 +138,17 @@ class Pipeline:
             raise MemoryError("no memory for the costs of the functions")
 
     def set_counter_set(self, number: int, costs: Rows) -> None:
-        """Say that readings are of other counters from here on.
+        """Declares that subsequent readings are of other counters.
 
         Args:
-            number: how often they were changed.
-            costs: as of `set_counter_costs`.
+            number: of the counter set.
+            costs: as in `set_counter_costs`.
         """
         lib.nfp_pipeline_count_anew(self._pipeline, number)
         self.set_counter_costs(costs)
 
     def feed(self, thread: int, records: Rows) -> None:
-        """Take in the next records of a thread.
+        """Processes the next records of a thread.
 
         Args:
             thread: its index in the thread table.
@@ -168,7 +167,7 @@ class Pipeline:
             raise ValueError(f"thread index {thread} is out of range, or there is no memory for it")
 
     def feed_parts(self, parts: Rows, records: Rows) -> None:
-        """Take in the next records of several threads, as a sweep gives them (rings.py).
+        """Processes the next records of several threads, as a sweep returns them (rings.py).
 
         Raises:
             ValueError: the thread table has no such entry.
@@ -178,18 +177,18 @@ class Pipeline:
             raise ValueError("a thread index is out of range, or there is no memory for it")
 
     def end_threads(self, threads: Sequence[int]) -> None:
-        """Say that threads are gone: nothing open in them will be ended, their indexes may be used again."""
+        """Declares that threads have ended: their open calls stay incomplete, their indexes may be reused."""
         lib.nfp_pipeline_end_threads(self._pipeline, ffi.new("uint32_t[]", threads), len(threads))
 
     def finish(self) -> None:
-        """Say that the session is over: the next take gives everything that is left."""
+        """Declares the end of the session: the next `take` returns everything left."""
         lib.nfp_pipeline_finish(self._pipeline)
 
     def take(self, is_part: bool = False) -> Columns:
-        """Give what is complete since the last take, as copies.
+        """Returns copies of what was completed since the last call.
 
         Args:
-            is_part: in the middle of a round: only what need not wait for its end.
+            is_part: in the middle of a round: only what does not depend on its end.
         """
         columns = self._columns
         (lib.nfp_pipeline_take_part if is_part else lib.nfp_pipeline_take)(self._pipeline, columns)
@@ -206,13 +205,13 @@ class Pipeline:
         )
 
     def _copy_calls(self, items: Any, count: int) -> Rows:
-        """The calls of a take, in the memory of an earlier one if nothing refers to that any more.
+        """Returns copies of the calls, in reused memory if nothing refers to it any longer.
 
-        New memory for each take would be cleared by the kernel, which takes longer than to copy the calls.
+        The kernel would clear new memory each time, which takes longer than copying the calls.
         """
         if not 0 < count <= KEPT_CALLS:
             return _copy(items, count, CALL)
-        # Whatever was made of it, a view of a view or a buffer of C, refers to it.
+        # Any object derived from it, such as a view or a C buffer, holds a reference.
         if sys.getrefcount(self._memory) > self._unshared or len(self._memory) < count:
             self._memory = np.empty(min(2 * count, KEPT_CALLS), CALL)
         ffi.memmove(ffi.from_buffer(self._memory, require_writable=True), items, count * CALL.itemsize)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats: marks packets whose digest was seen before, a thin cover of native/core/repeats.h.
+"""Repeats: marks packets whose digest was seen before. A thin wrapper of native/core/repeats.h.
 
-Equal packets have equal digests, and a trace id made from a digest must not join two packets of one NF. Memory
-is bounded: digests that no longer fit are marked as unsure. Called where columns come out of the pipeline
-(drain.py, replay.py) and by capturefile.py's readers.
+Equal packets have equal digests, and a trace ID made from a digest must not join two packets of one NF. Memory is
+bounded: packets whose digests exceed it are marked as unsure.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 
 WINDOW_NS = 10**9
-DIGESTS_MAX = 2_000_000  # of one window; two tables of 32 MiB at most
+DIGESTS_MAX = 2_000_000  # per window; at most two tables of 32 MiB
 FOREVER_NS = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class RepeatsCounts:
-    """Packets, and how many of them carry which mark; the fields are those of struct nfp_repeats_counts."""
+    """Packets in total and by mark; the fields are those of struct nfp_repeats_counts."""
 
     packets: int
     repeated: int
@@ -36,7 +35,7 @@ class RepeatsCounts:
     inner: int
 
     def as_summary(self) -> dict[str, int]:
-        """The object `ids` of a session's summary."""
+        """Returns the object `ids` of a session's summary."""
         return {
             "repeated": self.repeated,
             "unsure": self.unsure,
@@ -48,11 +47,11 @@ class RepeatsCounts:
 
 
 class Repeats:
-    """Remembers the digests of a window of time and of the one before it.
+    """Remembers the digests of a time window and of the one before it.
 
     Args:
         window_ns: windows begin at multiples of it, in Unix ns.
-        digests_max: remembered of one window.
+        digests_max: remembered per window.
     """
 
     def __init__(self, window_ns: int = WINDOW_NS, digests_max: int = DIGESTS_MAX) -> None:
@@ -80,7 +79,7 @@ class Repeats:
         lib.nfp_repeats_mark(self._repeats, rows, len(packets), anchors, len(clock.anchors))
 
     def look(self, digests: NDArray[np.uint64], unix_ns: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """PacketFlag.REPEATED, UNSURE or 0 of each digest, seen at these times."""
+        """Returns PacketFlag.REPEATED, UNSURE or 0 for each digest, seen at these times."""
         marks = np.zeros(len(digests), np.uint8)
         looked_up = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(digests, np.uint64))
         times = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(unix_ns, np.uint64))
@@ -88,7 +87,7 @@ class Repeats:
         return marks
 
     def counts(self) -> RepeatsCounts:
-        """What was marked until now."""
+        """Returns the counts so far."""
         counts: Any = ffi.new("struct nfp_repeats_counts *")
         lib.nfp_repeats_count(self._repeats, counts)
         return RepeatsCounts(**{name: getattr(counts, name) for name in RepeatsCounts.__dataclass_fields__})

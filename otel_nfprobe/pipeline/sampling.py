@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling: which packets become spans. A fair sample, those over a threshold, and the slowest share.
+"""Sampling: which packets become spans: a fair sample, those above a threshold, and the slowest share.
 
-Pure: arrays in, arrays out. The fair sample is consistent: it is decided by the trace id alone, so every
-    monitor
-and Collector that follows the OpenTelemetry probability rules keeps the same traces.
+Pure: arrays in, arrays out. The fair sample is consistent: it depends on the trace ID alone, so every monitor and
+Collector that follows OpenTelemetry's probability sampling keeps the same traces.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ REASON_CULPRIT: int = lib.NFP_REASON_CULPRIT
 _RANDOM_BITS = 56
 RANDOMNESS = np.uint64((1 << _RANDOM_BITS) - 1)  # these bits of a trace id's second word
 _THRESHOLD_DIGITS = 14
-# Hexadecimal digits kept behind the leading f's: the probability is off by less than one part in 500,000.
+# Hexadecimal digits kept after the leading f's: the probability is off by less than one part in 500,000.
 _PRECISION_DIGITS = 5
 # Buckets per octave of a latency: 0.5 to 0.8 % wide each.
 _STEP_BITS = 7
 _STEPS = 1 << _STEP_BITS
-_FADED_VALUES = 50  # above the quantile: with fewer it is not known to a tenth
-# How often what was seen so far begins to count half. One bad second, as that in which nfprobe itself attached, would
-# otherwise hide for long what is late after it.
+_FADED_VALUES = 50  # above the quantile: with fewer its error exceeds a tenth
+# How often the weight of old values is halved. Otherwise one bad second, such as that of the attach itself, would hide
+# for a long time what is late after it.
 FADE_S = 1.0
 
 
 def find_threshold(probability: float) -> int:
-    """The rejection threshold of a probability > 0: keep a packet when its randomness is not below it.
+    """Returns the rejection threshold of a probability > 0: keep a packet if its randomness is not below it.
 
-    Rounded to the digits that the trace state carries, so that both always agree.
+    Rounded to the digits of the trace state, so that both always agree.
     """
     threshold = (1 << _RANDOM_BITS) - round(probability * (1 << _RANDOM_BITS))
     digits = f"{threshold:014x}"
@@ -52,14 +51,14 @@ def find_threshold(probability: float) -> int:
 
 
 def format_trace_state(probability: float) -> str:
-    """The trace state of packets drawn with this probability: `ot=th:fd70a4` for 1 %; empty for 0 and 1."""
+    """Returns the trace state of packets drawn with this probability: `ot=th:fd70a4` for 1 %; empty for 0 and 1."""
     if not 0 < probability < 1:
         return ""
     return format_threshold(find_threshold(probability))
 
 
 def format_threshold(threshold: int) -> str:
-    """The trace state of packets whose randomness is not below this."""
+    """Returns the trace state of packets whose randomness is not below this threshold."""
     digits = f"{threshold:014x}".rstrip("0")
     return f"ot=th:{digits or '0'}"
 
@@ -68,8 +67,8 @@ class QuantileTracker:
     """An online quantile: a histogram with 128 buckets per octave, halved whenever it holds `window` values.
 
     Args:
-        share: the share of largest values that is looked for, 0 to 1.
-        window: values after which older ones count half.
+        share: of largest values, 0 to 1.
+        window: number of values after which older ones have half the weight.
     """
 
     def __init__(self, share: float, window: int = 1_000_000) -> None:
@@ -78,7 +77,7 @@ class QuantileTracker:
         self._counts = np.zeros((64 - _STEP_BITS) * _STEPS)
 
     def add(self, values: npt.NDArray[np.int64], weights: npt.NDArray[np.int64] | None = None) -> None:
-        """Counts values >= 0, each once or so many times."""
+        """Adds values >= 0, once each or with weights."""
         if not len(values):
             return
         self._counts += np.bincount(_find_buckets(values), weights, minlength=len(self._counts))
@@ -87,14 +86,14 @@ class QuantileTracker:
             self._counts *= 0.5 * self._window / total
 
     def fade(self) -> None:
-        """Lets all values so far count half, as long as enough of them remain to find the share."""
+        """Halves the weight of all values so far, if enough remain to find the share."""
         if self.share * self._counts.sum() >= 2 * _FADED_VALUES:
             self._counts *= 0.5
 
     def find_threshold(self, margin: float = 1.0) -> int | None:
-        """The smallest bucket edge with at most `share` times `margin` of the values, or one value, at or above it.
+        """Returns the lowest bucket edge with at most `share` times `margin` of the values, or one, at or above it.
 
-        None while there is none: too many values share the top bucket.
+        None if there is none: too many values share the top bucket.
         """
         at_or_above = np.cumsum(self._counts[::-1])[::-1]
         allowed = max(1.0, self.share * margin * float(at_or_above[0]))
@@ -104,15 +103,15 @@ class QuantileTracker:
 
 @dataclass(frozen=True)
 class Population:
-    """Of takes in which not every packet is identified: what is known of all of them.
+    """All packets of drained columns in which not every packet is identified.
 
     Attributes:
-        latency_ticks: as old as they were when the calls that handed them on ended.
-        own_ticks: the same since their batch began; of packets taken over, since they were received.
-        weights: so many packets each.
+        latency_ticks: at the end of the calls that handed them on.
+        own_ticks: likewise, from the start of their batch; for packets taken over, from their receipt.
+        weights: number of packets each row represents.
         thread, batch: of each.
-        chosen: whether each identified packet is one of these batches'.
-        drawn: whether its batch was drawn for the sample.
+        chosen: for each identified packet, whether it belongs to one of these batches.
+        drawn: whether the batch was drawn for the sample.
     """
 
     latency_ticks: npt.NDArray[np.int64]
@@ -125,7 +124,7 @@ class Population:
 
 
 def find_population(columns: Columns) -> Population | None:
-    """None where every packet is identified, or none is."""
+    """Returns None if all packets are identified, or none."""
     flags = columns.batches["flags"]
     if not len(flags) or not (flags & BatchFlag.CHOSEN).any():
         return None
@@ -161,7 +160,7 @@ class Sampler:
         probability: of the fair sample; 0 draws none, 1 all.
         slower_than_ticks: selects latencies above it.
         slowest_share: selects about this share of the packets, the slowest.
-        flow: of all that is selected, only packets of these flows remain.
+        flow: keep only selected packets of these flows.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class Sampler:
 
     @property
     def needs_randomness(self) -> bool:
-        """Whether `select` reads its second argument."""
+        """Returns whether `select` reads its second argument."""
         return 0 < self.probability < 1
 
     def select(
@@ -188,12 +187,12 @@ class Sampler:
         randomness: npt.NDArray[np.uint64] | None = None,
         population: Population | None = None,
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-        """Indices of the selected packets, and REASON_* bits of each.
+        """Returns the indices of the selected packets, and the REASON_* bits of each.
 
         Args:
-            latency_ticks: of each packet; 0 when it is not known, then only the sample can select it.
-            randomness: low 56 bits of each packet's trace id; needed when `needs_randomness`.
-            population: where not every packet is identified: the sample is what was drawn.
+            latency_ticks: of each packet; 0 if unknown: then only the sample can select it.
+            randomness: low 56 bits of each packet's trace ID; needed if `needs_randomness`.
+            population: given if not every packet is identified: the sample is what was drawn.
         """
         reasons = np.zeros(len(latency_ticks), dtype=np.uint8)
         if self.probability >= 1:
@@ -207,7 +206,7 @@ class Sampler:
         if self.slower_than_ticks is not None:
             reasons[latency_ticks > self.slower_than_ticks] |= REASON_SLOW
         if self.tracker is not None:
-            # The packets at hand count first: a short recording has a slowest share, too.
+            # Add these packets first: a short recording has a slowest share, too.
             counted = latency_ticks > 0
             if population is not None:
                 counted &= ~population.chosen
@@ -222,7 +221,7 @@ class Sampler:
     def restrict(
         self, packets: Rows, selected: npt.NDArray[np.uint32], reasons: npt.NDArray[np.uint8]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-        """Of what was selected the packets of the wanted flows."""
+        """Keeps the selected packets of the wanted flows."""
         if self.flow is None:
             return selected, reasons
         kept = self.flow.match(packets[selected])
@@ -230,12 +229,11 @@ class Sampler:
 
 
 def find_latency_ticks(packets: Rows, batches: Rows) -> npt.NDArray[np.int64]:
-    """Latency of each packet as `columns.latency_ticks` defines it: 0 when it is not known."""
+    """Returns the latency of each packet as in `columns.latency_ticks`: 0 if unknown."""
     return latency_ticks(Columns(batches=batches, packets=packets)).astype(np.int64)
 
 
-# Values below 128 have a bucket each; above, the seven bits behind the leading one choose among 128 per
-# octave.
+# Values below 128 have a bucket each; above, the seven bits after the leading one select one of 128 per octave.
 def _find_buckets(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     _, exponents = np.frexp(values.astype(np.float64))
     shift = np.maximum(exponents.astype(np.int64) - 1 - _STEP_BITS, 0)

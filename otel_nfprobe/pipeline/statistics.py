@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of all calls, batches and packets, in bounded memory. A thin cover of native/core/statistics.h.
+"""Statistics of all calls, batches and packets, in bounded memory. A thin wrapper of native/core/statistics.h.
 
-Fed with the columns of each take; read by views, sampling and tail. Quantiles are exact to 1/64 of the value.
+Fed with all drained columns. Quantiles are exact to 1/64 of the value.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Distribution(IntEnum):
 SIZES_EXACT = lib.NFP_SIZES_EXACT
 """Batches of fewer packets are counted by their exact size."""
 ORIGINS = ("stamp", "capture", "poll", "receive")
-"""What a packet's latency counts from, as enum nfp_origin: its stamp, its generator's capture, the last poll that had
-left its queue empty, or the receive call, where nothing is known of the time before."""
+"""Start of a packet's latency, as enum nfp_origin: its timestamp, its generator's capture, the last poll that left its
+queue empty, or the receive call, if nothing earlier is known."""
 
 
 class Statistics:
-    """Counts, sums, extremes and quantiles of everything added; those of two sessions can be merged.
+    """Counts, sums, extremes and quantiles of all added values; those of two sessions can be merged.
 
     Raises:
-        MemoryError: there is none.
+        MemoryError: out of memory.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Statistics:
         self._statistics = ffi.gc(statistics, lib.nfp_statistics_destroy)
 
     def add(self, columns: Columns) -> None:
-        """Add what a take gave. Raises MemoryError when there is none for a new function's histogram."""
+        """Adds drained columns. Raises MemoryError if there is none for a new function's histogram."""
         calls, batches, packets = (
             np.ascontiguousarray(rows) for rows in (columns.calls, columns.batches, columns.packets)
         )
@@ -85,38 +85,38 @@ class Statistics:
             raise MemoryError("no memory for statistics")
 
     def set_costs(self, costs: Rows) -> None:
-        """Set what a probed call of each function costs by itself (dtype COST, by function id), for later adds."""
+        """Sets the overhead of a probed call of each function (dtype COST, by function ID), for later adds."""
         rows = np.ascontiguousarray(costs, COST)
         pointer = ffi.cast("struct nfp_cost *", rows.ctypes.data)
         if lib.nfp_statistics_costs(self._statistics, pointer, len(rows)):
             raise MemoryError("no memory for statistics")
 
     def merge(self, other: Statistics) -> None:
-        """Add all that `other` has seen; function ids must mean the same functions."""
+        """Adds everything in `other`; function IDs must mean the same functions."""
         if lib.nfp_statistics_merge(self._statistics, other._statistics):
             raise MemoryError("no memory for statistics")
 
     def summary(self, distribution: Distribution, function: int = 0) -> dict[str, int]:
-        """Give `count`, `clipped`, `total`, `min` and `max`, in ticks or packets."""
+        """Returns `count`, `clipped`, `total`, `min` and `max`, in ticks or packets."""
         summary = ffi.new("struct nfp_summary *")
         lib.nfp_statistics_summary(self._statistics, distribution, function, summary)
         return {name: int(getattr(summary, name)) for name in SUMMARY_FIELDS}
 
     def quantile(self, distribution: Distribution, quantile: float, function: int = 0) -> int:
-        """Give the smallest value that a share `quantile` (0 to 1) of all do not exceed; 0 when empty."""
+        """Returns the smallest value that a share `quantile` (0 to 1) of all do not exceed; 0 if empty."""
         return int(lib.nfp_statistics_quantile(self._statistics, distribution, function, quantile))
 
     def origins(self) -> dict[str, int]:
-        """Give how many of PACKET_TICKS count from what, by the names of ORIGINS."""
+        """Returns the number of PACKET_TICKS per origin, by the names of ORIGINS."""
         counts = ffi.new("uint64_t[]", len(ORIGINS))
         lib.nfp_statistics_origins(self._statistics, counts)
         return dict(zip(ORIGINS, map(int, counts), strict=True))
 
     def histogram(self, distribution: Distribution, function: int = 0) -> NDArray[np.uint64]:
-        """Give the non-empty buckets, ascending; of BATCH_SIZE each size below SIZES_EXACT is one.
+        """Returns the non-empty buckets, ascending; for BATCH_SIZE each size below SIZES_EXACT has its own.
 
         Returns:
-            array of shape (n, 2): the largest value that falls into the bucket, and how many did.
+            array of shape (n, 2): the largest value of the bucket, and its count.
         """
         room = 64 * 32 + SIZES_EXACT
         buckets = ffi.new("struct nfp_bucket[]", room)
@@ -126,7 +126,7 @@ class Statistics:
         return pairs
 
     def functions(self) -> Rows:
-        """Give one row of dtype FUNCTION per function that was called, by function id."""
+        """Returns one row of dtype FUNCTION per called function, by function ID."""
         rows = []
         for function in range(lib.nfp_statistics_functions(self._statistics)):
             row = self._function(function)
@@ -135,7 +135,7 @@ class Statistics:
         return np.array(rows, FUNCTION)
 
     def call_counts(self) -> NDArray[np.uint64]:
-        """Give the number of calls of each function, by function id."""
+        """Returns the number of calls of each function, by function ID."""
         counts = np.zeros(lib.nfp_statistics_functions(self._statistics), np.uint64)
         pointer = ffi.cast("uint64_t *", counts.ctypes.data)
         lib.nfp_statistics_call_counts(self._statistics, pointer, len(counts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What snippets captured, by function: how many calls have a value, the smallest and the largest. Pure."""
+"""Values captured by snippets, per function: how many calls have one, the smallest and the largest. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from otel_nfprobe.base.columns import CallFlag, Columns
 
 
 class CapturedValues:
-    """Count, smallest and largest value of each function that captured any; 64 bits without sign."""
+    """Count, smallest and largest value of each function with captured values; unsigned, 64 bits."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int, int]] = {}
 
     def add(self, columns: Columns) -> None:
-        """Takes the calls of one delivery."""
+        """Adds drained calls."""
         calls = columns.calls[(columns.calls["flags"] & CallFlag.VALUE) != 0]
         for function in np.unique(calls["function"]):
             values = calls["value"][calls["function"] == function]
@@ -24,6 +24,6 @@ class CapturedValues:
             self._known[int(function)] = count + len(values), min(low, lowest), max(high, highest)
 
     def describe(self, function: int) -> dict[str, dict[str, int]]:
-        """`values` of one function for the report; empty when it captured none."""
+        """Returns `values` of one function for the report; empty if it captured none."""
         known = self._known.get(function)
         return {"values": dict(zip(("count", "min", "max"), known, strict=True))} if known else {}

@@ -25,14 +25,10 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-from otel_nfprobe.arch.x86_64.arguments import FORMATS
-from otel_nfprobe.arch.x86_64.body import check_body
-from otel_nfprobe.arch.x86_64.branches import scan_module
-from otel_nfprobe.arch.x86_64.copied import count_words
-from otel_nfprobe.arch.x86_64.relocate import relocate
-from otel_nfprobe.arch.x86_64.scan import NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME
-from otel_nfprobe.arch.x86_64.sites import Site, find_site
-from otel_nfprobe.arch.x86_64.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.branches import scan_module
+from otel_nfprobe.arch.code_facts import FORMATS, NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME, Site
+from otel_nfprobe.arch.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.base.strategies import (
     COPIED_ARGUMENTS,
@@ -45,7 +41,7 @@ from otel_nfprobe.base.strategies import (
 )
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.cursor import FrameError
-from otel_nfprobe.elf.ehframe import RBP, RSP, Row
+from otel_nfprobe.elf.ehframe import Row
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_of, names_in
 from otel_nfprobe.probes.slots import slots_leading_to
@@ -74,12 +70,12 @@ class FunctionPlan:
         displaced_offsets: from the site to each displaced instruction and, if control flow continues after them, to the
             first byte after them.
         displaced_rows: (offset from the site, DWARF register, offset): the CFA from each of them on, where it differs
-            from the previous one; rsp + 8 initially.
+            from the previous one; cfa_at_entry of the architecture initially.
         single: exactly one instruction is displaced, so the site can be changed while threads run.
         island: address in the process of padding that contains the jump for which the site has no room, or 0.
         island_bytes: its original bytes.
         argument_words: number of words of the caller's stack that are pushed again.
-        has_frame_pointer: the function sets up rbp as its frame pointer first, so rbp is not an argument.
+        has_frame_pointer: the function sets up its frame pointer first, so that this is not an argument.
     """
 
     function: Function
@@ -245,7 +241,9 @@ class _ModulePlans:
     @cached_property
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
-        digest = hashlib.blake2b(f"{self.file_digest} {version('iced-x86')}".encode(), digest_size=20)
+        digest = hashlib.blake2b(
+            f"{self.file_digest} {version(of_image(self._module.image).decoder)}".encode(), digest_size=20
+        )
         names = names_in(self._module)  # without those of slots, which differ per process
         for start in self._module.image.frames.starts:
             if start in names and names[start][0].name in FORMATS:
@@ -309,6 +307,7 @@ def _plan(function: Function, row: list[Any]) -> FunctionPlan:
     if site < 0:
         return FunctionPlan(function, strategy, reason, displaced_offsets=tuple(offsets), argument_words=words)
     image, base = function.module.image, function.module.base
+    island_bytes = of_image(image).jump_bytes
     return FunctionPlan(
         function,
         strategy,
@@ -320,7 +319,7 @@ def _plan(function: Function, row: list[Any]) -> FunctionPlan:
         tuple(map(tuple, rows)),
         single,
         base + island if island >= 0 else 0,
-        image.read(island, 5) if island >= 0 else b"",
+        image.read(island, island_bytes) if island >= 0 else b"",
         words,
         has_pointer,
     )
@@ -349,7 +348,6 @@ def _facts(function: Function) -> str:
 # ---- making plans ---------------------------------------------------------------------------------------------------
 
 
-PUSH_RBP = b"\x55"
 IN_LINKER = "in the dynamic linker"
 IN_LIBRARY = "in the probe library"
 PROGRAM_START = "entry point of the program or of a thread"
@@ -433,9 +431,10 @@ def relocate_displaced(plan: FunctionPlan, new_address: int) -> tuple[bytes, lis
     Raises:
         NfprobeError: an instruction cannot be moved that far; the sentence is the reason.
     """
+    architecture = of_image(plan.module.image)
     if plan.is_slot:
-        return b"\xff\x25\0\0\0\0" + plan.address.to_bytes(8, "little"), [0]
-    return relocate(plan.displaced, plan.site, new_address, plan.site + len(plan.displaced))
+        return architecture.encode_far_jump(plan.address), [0]
+    return architecture.relocate(plan.displaced, plan.site, new_address, plan.site + len(plan.displaced))
 
 
 class _Ladder:
@@ -443,6 +442,7 @@ class _Ladder:
 
     def __init__(self, function: Function, tail_calls: TailCalls) -> None:
         self.function = function
+        self.architecture = of_image(function.module.image)
         source, names = function.found_names
         self.is_named = source != "offset"  # an offset is not a name
         aliases = names if self.is_named else ()
@@ -517,8 +517,8 @@ class _Ladder:
     def _loops(self) -> str:
         """Returns why its start is reached without a call, or ""."""
         start = self.function.offset
-        if any(start <= address <= start + 4 for address in self.own.near):
-            site = find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
+        if any(start <= address <= start + self.architecture.landing_pad_bytes for address in self.own.near):
+            site = self.architecture.find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
             if {start, site.offset} & set(self.own.near):
                 return OWN_LOOP
         return TAIL_LOOP if comes_back(self.scan, self.index) else ""
@@ -537,7 +537,7 @@ class _Ladder:
         return self._refused(reason) if reason else self._at_site(IN_STACK_CALL)
 
     def _relocated(self) -> FunctionPlan:
-        reason = self._end() or check_body(self.scan, self.index)
+        reason = self._end() or self.architecture.check_body(self.scan, self.index)
         return self._refused(reason) if reason else self._at_site(RELOCATED_BODY)
 
     def _copied(self) -> FunctionPlan:
@@ -552,7 +552,7 @@ class _Ladder:
         if reason:
             return reason, 0
         try:
-            return "", count_words(self.tail_calls, self.function.module, self.index)
+            return "", self.architecture.count_words(self.tail_calls, self.function.module, self.index)
         except RefusedError as refusal:
             return refusal.sentence, 0
 
@@ -588,13 +588,13 @@ class _Ladder:
     def _at_site(self, strategy: str, words: int = 0) -> FunctionPlan:
         function = self.function
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
-        site = find_site(function, self.scan, self.index, moves_calls)
+        site = self.architecture.find_site(function, self.scan, self.index, moves_calls)
         rules = () if strategy == RELOCATED_BODY else self._rules()
-        rows = _rows(rules, site) if rules else None if rules is None else ()
+        rows = _rows(rules, site, self.architecture.cfa_at_entry) if rules else None if rules is None else ()
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
         if reason:
             return self._refused(reason)
-        image, base = function.module.image, function.module.base
+        image, base, architecture = function.module.image, function.module.base, self.architecture
         return FunctionPlan(
             function,
             strategy,
@@ -606,19 +606,14 @@ class _Ladder:
             rows or (),
             site.single,
             base + site.island if site.island else 0,
-            image.read(site.island, 5) if site.island else b"",
+            image.read(site.island, architecture.jump_bytes) if site.island else b"",
             words,
-            site.displaced.startswith(PUSH_RBP) and strategy == IN_STACK_CALL and _sets_frame_pointer(rules),
+            strategy == IN_STACK_CALL and architecture.sets_frame_pointer(site.displaced, rules or ()),
         )
 
 
-def _sets_frame_pointer(rules: Sequence[Row] | None) -> bool:
-    return any((row.register, row.offset) == (RBP, 16) for row in rules or ())
-
-
-def _rows(rules: Sequence[Row], site: Site) -> tuple[tuple[int, int, int], ...] | None:
+def _rows(rules: Sequence[Row], site: Site, before: tuple[int, int]) -> tuple[tuple[int, int, int], ...] | None:
     found: list[tuple[int, int, int]] = []
-    before = (RSP, 8)
     position, last = 0, len(rules) - 1
     for offset in site.boundaries:
         while position < last and rules[position + 1].address <= site.offset + offset:

@@ -8,7 +8,6 @@ between its two timestamps are charged to the function, the others to its caller
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.arch.x86_64.relocate import encode_jump
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.columns import COST, Rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
@@ -30,8 +29,6 @@ from otel_nfprobe.shm.session import Session
 ROOM_BYTES = 4096
 ALIGNMENT_BYTES = 64
 TICKS_MAX = np.iinfo(COST["whole_ticks"]).max  # per call; larger values are invalid
-NOTHING = b"\x0f\x1f\x44\x00\x00"  # the five displaced bytes of the function that does nothing
-RETURN = b"\xc3"
 SHAPES: Mapping[str, int] = {
     IN_STACK_CALL: lib.NFP_SHAPE_CALL,
     RELOCATED_BODY: lib.NFP_SHAPE_ENTER,
@@ -39,6 +36,11 @@ SHAPES: Mapping[str, int] = {
     GOT_SLOT: lib.NFP_SHAPE_CALL,
     ENTRY_ONLY: lib.NFP_SHAPE_MARK,
 }
+
+
+def empty_function() -> bytes:
+    """Returns the code of a function that does nothing, in as many bytes as a probe displaces, and returns."""
+    return of_host().no_operation + of_host().return_code
 
 
 class Cost(NamedTuple):
@@ -64,8 +66,7 @@ def calibrate(session: Session, arenas: Arenas, module: Module, strategies: Iter
     start = -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     for strategy in strategies:
         address = int(entry.address) + start
-        bare = NOTHING + RETURN
-        code = bare.ljust(ALIGNMENT_BYTES, b"\xcc")
+        code = empty_function().ljust(ALIGNMENT_BYTES, of_host().trap)
         code += write_probed(session, SHAPES[strategy], address + len(code), address, strategy == GOT_SLOT)
         arenas.mapping(arena)[start : start + len(code)] = code
         entry.used = start + len(code)  # reserved until the helper thread has finished
@@ -100,24 +101,24 @@ def write_probed(
         program: capture program index of a receive, transmit or drop function.
         is_empty: a receive function that returns nothing.
     """
-    values = template_values(session)
+    values, host = template_values(session), of_host()
     values.program = program
     if shape == lib.NFP_SHAPE_RECEIVE:
         values.when, values.return_mask = (lib.NFP_WHEN_NONZERO, 0) if is_empty else (lib.NFP_WHEN_ALWAYS, 0xFFFFFFFF)
     if is_slot:
-        return fill_template(shape, values) + b"\xff\x25\0\0\0\0" + struct.pack("<Q", bare)
+        return fill_template(shape, values) + host.encode_far_jump(bare)
     trampoline = address + ALIGNMENT_BYTES
     site = address
     if shape in (lib.NFP_SHAPE_ENTER, lib.NFP_SHAPE_ENTER_VALUE):
-        way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + RETURN
-        enter = fill_template(shape, values) + NOTHING
+        way_out = fill_template(lib.NFP_SHAPE_EXIT, values) + host.return_code
+        enter = fill_template(shape, values) + host.no_operation
         entry = trampoline + len(way_out)
-        code = way_out + enter + encode_jump(entry + len(enter), trampoline)
+        code = way_out + enter + host.encode_jump(entry + len(enter), trampoline)
     else:
         entry = trampoline
-        code = fill_template(shape, values) + NOTHING
-        code += encode_jump(trampoline + len(code), site + len(NOTHING))
-    return (encode_jump(site, entry) + RETURN).ljust(ALIGNMENT_BYTES, b"\xcc") + code
+        code = fill_template(shape, values) + host.no_operation
+        code += host.encode_jump(trampoline + len(code), site + len(host.no_operation))
+    return (host.encode_jump(site, entry) + host.return_code).ljust(ALIGNMENT_BYTES, host.trap) + code
 
 
 def costs_by_id(probes: Iterable[Probe], costs: Mapping[str, Cost]) -> Rows:

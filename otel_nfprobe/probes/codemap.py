@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.shm.session import Session
 
 # In the style of compilers' own function parts (.cold, .isra): demanglers know the form.
@@ -37,7 +38,7 @@ SYMBOL = np.dtype(
 SECTION_NAMES = ("", ".text", ".eh_frame", ".eh_frame_hdr", ".symtab", ".strtab", ".shstrtab")
 TEXT, EH_FRAME, EH_FRAME_HDR, SYMTAB, STRTAB, SHSTRTAB = range(1, 7)
 
-ET_EXEC, EM_X86_64, EV_CURRENT = 2, 62, 1
+ET_EXEC, EV_CURRENT = 2, 1
 SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_NOBITS = 1, 2, 3, 8
 SHF_ALLOC, SHF_EXECINSTR = 2, 4
 LOCAL_FUNCTION, GLOBAL_FUNCTION = 0x02, 0x12  # st_info
@@ -224,7 +225,7 @@ def _header(sections_offset: int, programs_offset: int = 0, programs: int = 0) -
     sections = (SECTION_BYTES, len(SECTION_NAMES), SHSTRTAB)
     return struct.pack(
         "<16sHHIQQQIHHHHHH",
-        magic, ET_EXEC, EM_X86_64, EV_CURRENT, 0, programs_offset, sections_offset, 0,
+        magic, ET_EXEC, HOST.elf_machine, EV_CURRENT, 0, programs_offset, sections_offset, 0,
         HEADER_BYTES, PROGRAM_HEADER_BYTES, programs, *sections,
     )  # fmt: skip
 

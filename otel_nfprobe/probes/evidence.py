@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES
-from otel_nfprobe.arch.x86_64.tailcalls import IFUNC
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.elftables import IFUNC
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.probes.arenafile import PREFIX
 from otel_nfprobe.probes.slots import changed_slots, is_lazy
@@ -28,7 +28,6 @@ from otel_nfprobe.target.leftover import SESSION_PATH
 from otel_nfprobe.target.target import Target
 
 SITE_BYTES_MAX = 32
-SHORT_JUMP, LONG_JUMP = 0xEB, 0xE9
 SLOT_BYTES = 8
 PIECE_BYTES = 1 << 20  # of code compared at once
 
@@ -87,7 +86,7 @@ def _find_jumps(evidence: _Evidence, places_max: int) -> tuple[int, list[int]]:
             start, end = max(first, module.base + low), min(last, module.base + high)
             file = np.frombuffer(module.image.read(start - module.base, max(end - start, 0)), np.uint8)
             for at in range(0, len(file), PIECE_BYTES):
-                found = evidence.jumps(start + at, file[at : at + PIECE_BYTES + JUMP_BYTES - 1])
+                found = evidence.jumps(start + at, file[at : at + PIECE_BYTES + of_host().jump_bytes - 1])
                 count += len(found)
                 places += found[: places_max - len(places)].tolist()
     return count, places
@@ -120,16 +119,13 @@ class _Evidence:
         if not 2 <= length <= SITE_BYTES_MAX:
             return "its length is impossible"
         old, new = _bytes(entry.old_bytes, length), _bytes(entry.new_bytes, length)
-        destination = _destination(site, new, LONG_JUMP)
-        if island:
-            island_new = _bytes(entry.island_new, JUMP_BYTES)
-            leads_there = _destination(site, new, SHORT_JUMP) == island and new[2:] == old[2:]
-            destination = _destination(island, island_new, LONG_JUMP) if leads_there else 0
+        jump_bytes = of_host().jump_bytes
+        destination = of_host().decode_site(site, new, island, _bytes(entry.island_new, jump_bytes))
         if destination != int(entry.trampoline) or not self._is_in_arena(destination):
             return "the claimed bytes are not a jump to a trampoline"
         if old != self._file_bytes(site, length):
             return "its old bytes are not those of the file"
-        if island and _bytes(entry.island_old, JUMP_BYTES) != self._file_bytes(island, JUMP_BYTES):
+        if island and _bytes(entry.island_old, jump_bytes) != self._file_bytes(island, jump_bytes):
             return "the old bytes of its island are not those of the file"
         return ""
 
@@ -149,14 +145,8 @@ class _Evidence:
     def jumps(self, start: int, file: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Returns addresses of jumps to trampolines in a piece of code that differ from its file."""
         code = np.frombuffer(self._target.read(start, len(file)), np.uint8)
-        differs = code != file
-        if len(code) < JUMP_BYTES or not differs.any():
-            return np.zeros(0, np.int64)
-        first = len(code) - JUMP_BYTES + 1  # possible start offsets of a jump
-        is_changed = np.logical_or.reduce([differs[at : at + first] for at in range(JUMP_BYTES)])
-        places = np.flatnonzero(is_changed & (code[:first] == LONG_JUMP))
-        distances = code[places[:, None] + np.arange(1, JUMP_BYTES)].view("<i4").ravel()
-        destinations = start + places + JUMP_BYTES + distances
+        places, destinations = of_host().find_jumps(code, file)
+        destinations = start + destinations
         leads = [(low <= destinations) & (destinations < high) for low, high in self._arenas]
         return start + places[np.logical_or.reduce(leads)] if leads else np.zeros(0, np.int64)
 
@@ -214,12 +204,3 @@ def _is_arena(path: str) -> bool:
 
 def _bytes(part: Any, length: int) -> bytes:
     return bytes(ffi.buffer(part))[:length]
-
-
-def _destination(place: int, code: bytes, opcode: int) -> int:
-    """Returns the destination of a jump as encoded by patch.py; 0 if there is none."""
-    if opcode == SHORT_JUMP:
-        return place + 2 + int.from_bytes(code[1:2], "little", signed=True) if code[0] == opcode else 0
-    if len(code) < JUMP_BYTES or code[0] != opcode or code[JUMP_BYTES:].strip(b"\xcc"):
-        return 0
-    return place + JUMP_BYTES + int.from_bytes(code[1:JUMP_BYTES], "little", signed=True)

@@ -82,8 +82,8 @@ SITE_BYTES_MAX = 32
 IN_PLACE, AS_BEFORE, CHANGED = "in place", "as before", "changed"  # state of a site
 
 
-def _write_nothing() -> None:
-    return
+def _introduce_nobody(_added: Sequence[Probe]) -> bool:
+    return False  # nothing is armed that nobody measures
 
 
 @dataclass
@@ -105,14 +105,14 @@ class Follower:
     choice: Choice
     patcher: Patcher
     trampolines: Trampolines
-    introduce: Callable[[Sequence[Probe]], bool]
     protect: Callable[[Module], None]
     notify: Callable[[str], None]
+    write_programs: Callable[[], None]
+    introduce: Callable[[Sequence[Probe]], bool] = _introduce_nobody
     placed: dict[int, Probe] = field(default_factory=dict)
     loaded: int = 0
     closed: int = 0
     rebound: int = 0
-    write_programs: Callable[[], None] = _write_nothing
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
@@ -167,7 +167,7 @@ class Follower:
             meanwhile()
         # These are the monitor's own methods: a reference to them would keep it, and all that it holds, alive until a
         # garbage collection.
-        self.introduce, self.write_programs, self._foreseen = _introduce_nobody, _write_nothing, iter(())
+        self.introduce, self.write_programs, self._foreseen = _introduce_nobody, lambda: None, iter(())
 
     def _run(self) -> None:
         pause_s = FIRST_LOOK_S
@@ -410,7 +410,3 @@ def _code_bytes(module: Module) -> int:
 
 def _is_in(module: Module, modules: Sequence[Module]) -> bool:
     return any(module is other for other in modules)
-
-
-def _introduce_nobody(added: Sequence[Probe]) -> bool:
-    return False

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 from otel_nfprobe.elf.symbols import exported_address
 from otel_nfprobe.linux.descriptors import fill_library
@@ -57,10 +58,13 @@ LIBC_FUNCTIONS = (
     "dlsym",
     "dlerror",
 )
-# Numbers of the x86-64 system calls in which a blocked thread holds no lock of libc, best first
+# System calls in which a blocked thread holds no lock of libc, best first
 # (native/core/inject.c checks again when the thread has stopped).
-SAFE_SYSTEM_CALLS = (232, 281, 441, 7, 271, 23, 270, 35, 230, 219, 34, 130, 128, 43, 288, 45, 47, 0, 19, 61, 247)
-SYSCALL_INSTRUCTION = b"\x0f\x05"
+SAFE_SYSTEM_CALLS = (
+    "epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect6", "nanosleep",
+    "clock_nanosleep", "restart_syscall", "pause", "rt_sigsuspend", "rt_sigtimedwait", "accept", "accept4",
+    "recvfrom", "recvmsg", "read", "readv", "wait4", "waitid",
+)  # fmt: skip
 FIRST_WORD_SYMBOL = "nfp_null_thread"
 SYSCALL_FUNCTION_BYTES = 128  # of the C library's function `syscall`: 43 in glibc, 134 in musl
 
@@ -207,23 +211,30 @@ _KEPT: dict[Any, Any] = {}  # buffers referenced by a C structure
 
 
 def syscall_address(target: Target) -> int:
-    """Returns the address of a `syscall` instruction in the target's C library.
+    """Returns the address of a system call's instruction in the target's C library.
 
     Raises:
         NfprobeError: there is none.
     """
     function = exported_address(target, "syscall")
-    found = target.read(function, SYSCALL_FUNCTION_BYTES).find(SYSCALL_INSTRUCTION) if function is not None else -1
+    code = target.read(function, SYSCALL_FUNCTION_BYTES) if function is not None else b""
+    found = code.find(of_host().system_call_code)
     if function is None or found < 0:
         raise NfprobeError(f"Process {target.pid} has no usable C library.", f"nfprobe doctor {target.pid}")
     return function + found
+
+
+def safe_calls() -> dict[int, int]:
+    """Returns the rank of each of SAFE_SYSTEM_CALLS by its number."""
+    numbers = of_host().system_calls
+    return {numbers[name]: position for position, name in enumerate(SAFE_SYSTEM_CALLS)}
 
 
 def candidates(target: Target) -> list[Thread]:
     """Returns threads to inject through, the best first: blocked in a harmless call, then those that have blocked
     often.
     """
-    rank = {number: position for position, number in enumerate(SAFE_SYSTEM_CALLS)}
+    rank = safe_calls()
     threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
     blocked = [thread for thread in threads if thread.system_call in rank]
     blocked.sort(key=lambda thread: rank[int(thread.system_call or 0)])

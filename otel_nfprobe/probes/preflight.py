@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.arch.x86_64.calls import (
-    CHECK_CALLS,
-    COUNTER_CALLS,
-    PROBE_CALLS,
-    SYNC_CORE_CALLS,
-    Call,
-    Need,
-    injection_calls,
-)
+from otel_nfprobe.arch.architecture import of_host, of_machine
+from otel_nfprobe.arch.code_facts import Call, Need
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.elf.elf import ElfImage, read_image
 from otel_nfprobe.elf.modules import MUSL_SYMBOL
@@ -39,15 +32,16 @@ from otel_nfprobe.target.target import Target, read_stat, read_status, read_task
 # Seccomp: would the filters of a target let the probe library do its work? Asked before anything is touched.
 #
 # The filters of each thread are read by ptrace and run on every system call that injection, the helper thread and
-# the probes make (calls.py lists them). Reading takes CAP_SYS_ADMIN and no filter on the monitor itself; without
-# that the answer is a note.
+# the probes make (the architecture lists them). Reading takes CAP_SYS_ADMIN and no filter on the monitor itself;
+# without that the answer is a note.
 
 
 MODE_STRICT, MODE_FILTER = "1", "2"
 INSTRUCTIONS_MAX = 32768  # the kernel's limit for all filters of a thread
 FILTERS_MAX = 1024
 RSEQ_SYMBOL = "__rseq_size"  # in glibc's ld.so: 0 when the kernel or a filter refused
-SLEEPS = (7, 35, 202, 219, 230, 271)  # poll, nanosleep, futex, ...: a stop ends them with restart_syscall
+# A stop ends them with restart_syscall.
+SLEEPS = ("poll", "nanosleep", "futex", "restart_syscall", "clock_nanosleep", "ppoll")
 
 ACTION_MASK = 0xFFFF0000
 KILL_PROCESS, KILL_THREAD, TRAP, ERRNO = 0x80000000, 0x00000000, 0x00030000, 0x00050000
@@ -163,7 +157,8 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     filtered = _filtered_threads(target)
     if not filtered:
         return []
-    calls = injection_calls(musl, _registers_rseq(target))
+    host = of_host()
+    calls = host.injection_calls(musl, _registers_rseq(target))
     known: dict[tuple[Program, ...], tuple[Call, FilterVerdict] | None] = {}
     unfit: dict[int, tuple[Call, FilterVerdict]] = {}
     may_sync_cores = True
@@ -181,11 +176,11 @@ def check_filters(target: Target, musl: bool) -> list[str]:
             ]
         key = tuple(programs)
         if key not in known:
-            _refuse(target, first_forbidden(programs, PROBE_CALLS))
+            _refuse(target, first_forbidden(programs, host.probe_calls))
             known[key] = first_forbidden(programs, calls)
-            may_sync_cores &= first_forbidden(programs, SYNC_CORE_CALLS) is None
-            target.may_check_memory &= first_forbidden(programs, CHECK_CALLS) is None
-            _note_counters(target, first_forbidden(programs, COUNTER_CALLS))
+            may_sync_cores &= first_forbidden(programs, host.sync_core_calls) is None
+            target.may_check_memory &= first_forbidden(programs, host.check_calls) is None
+            _note_counters(target, first_forbidden(programs, host.counter_calls))
         forbidden = known[key]
         if forbidden is not None:
             unfit[tid] = forbidden
@@ -230,7 +225,8 @@ def _refuse(target: Target, forbidden: tuple[Call, FilterVerdict] | None) -> Non
 def _filtered_threads(target: Target) -> list[int]:
     found = []
     # A filter that kills for restart_syscall must be found before a thread is stopped in its sleep.
-    for thread in sorted(target.threads(), key=lambda thread: thread.system_call in SLEEPS):
+    sleeps = {of_host().system_calls[name] for name in SLEEPS}
+    for thread in sorted(target.threads(), key=lambda thread: thread.system_call in sleeps):
         mode = read_task_status(target.pid, thread.tid).get("Seccomp", "0")
         if mode == MODE_STRICT:
             raise RefusedError(
@@ -285,8 +281,7 @@ def check_target(target: Target) -> list[str]:
         NfprobeError: this user may not.
         RefusedError: it cannot be probed.
     """
-    if platform.machine() != "x86_64":
-        raise RefusedError(f"This machine is {platform.machine()}; nfprobe works on x86-64 only.")
+    _ = of_machine(platform.machine()).processor  # raises where it is not supported
     status = read_status(target.pid)
     _check_life(target, status)
     try:

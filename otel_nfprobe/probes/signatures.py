@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from otel_nfprobe.arch.x86_64.dataflow import Inferred, infer
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.code_facts import Inferred
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.dwarf import DwarfFunction, Parameter, open_dwarf
@@ -83,7 +84,7 @@ def _inferred(module: Module, functions: list[Function]) -> dict[int, Inferred]:
     known = {int(start): Inferred(*row) for start, row in json.loads(stored).items()} if stored else {}
     missing = [function for function in functions if function.offset not in known]
     for function in missing:
-        known[function.offset] = infer(module.image, function.offset, function.size)
+        known[function.offset] = of_image(module.image).infer(module.image, function.offset, function.size)
     if missing:
         cache.store(module.build_id, "signatures", json.dumps(known).encode())
     return known

@@ -11,16 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_nfprobe.arch.x86_64.branches import scan_module
-from otel_nfprobe.arch.x86_64.tailcalls import IFUNC
+from otel_nfprobe.arch.branches import scan_module
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.elf.elftables import Slot
+from otel_nfprobe.elf.elftables import IFUNC, Slot
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function
 from otel_nfprobe.target.target import Target
 
 GAP_BYTES_MAX = 4096  # slots closer together are read at once
-ABSOLUTE = 1  # R_X86_64_64: a word with the address of a named function or object
 RELOCATION = np.dtype([("address", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 
@@ -89,7 +87,7 @@ def _absolute(module: Module) -> list[int]:
         if name == ".rela.dyn":
             content = module.image.read(start, size_bytes)
             rows = np.frombuffer(content[: len(content) // RELOCATION.itemsize * RELOCATION.itemsize], RELOCATION)
-            found: list[int] = np.sort(rows["address"][rows["kind"] == ABSOLUTE]).tolist()
+            found: list[int] = np.sort(rows["address"][rows["kind"] == module.image.processor.absolute]).tolist()
             return found
     return []
 

@@ -13,17 +13,15 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from iced_x86 import Decoder, Mnemonic, Register
-
 from otel_nfprobe._core import ffi, lib
-from otel_nfprobe.arch.x86_64.body import PARTS_MAX, Body, Exit, build_body, encode_exit, find_exits, find_members
-from otel_nfprobe.arch.x86_64.branches import scan_module
-from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES, encode_jump
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.branches import scan_module
+from otel_nfprobe.arch.code_facts import PARTS_MAX, Body, Exit
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
 from otel_nfprobe.elf.ehframe import CommonEntry, Frame
@@ -42,17 +40,7 @@ from otel_nfprobe.target.target import Target
 
 
 FRAME_ROOM_BYTES = 512  # per trampoline that is not a relocated body
-RETURN_ADDRESS = 16
-SEQUENCES_MAX = 1 << 14  # of displaced instructions: many functions start alike
 _ADVANCE_4 = 0x04
-_PRESERVED = {  # registers that a function restores for its caller, with their DWARF numbers
-    Register.RBX: 3,
-    Register.RBP: 6,
-    Register.R12: 12,
-    Register.R13: 13,
-    Register.R14: 14,
-    Register.R15: 15,
-}
 
 
 class Frames:
@@ -117,7 +105,12 @@ class Frames:
         if key not in self._commons:
             self._commons[key] = len(self._rows)
             alignment = _sleb(common.data_alignment)
-            body = b"\0\0\0\0\x01zR\0\x01" + alignment + bytes((RETURN_ADDRESS, 1, 0)) + common.instructions
+            body = (
+                b"\0\0\0\0\x01zR\0\x01"
+                + alignment
+                + bytes((common.processor.return_address, 1, 0))
+                + common.instructions
+            )
             self._rows += _entry(body)
         return self._commons[key]
 
@@ -163,25 +156,12 @@ def _sleb(value: int) -> bytes:
 
 def _displaced_rows(plan: FunctionPlan, start: int, moves: Iterable[tuple[int, int]]) -> list[Any]:
     moved = {plan.site: start, **dict(moves)}
-    pushed = _pushes(plan.displaced)
+    pushed = of_image(plan.module.image).pushed_registers(plan.displaced)
     return [
         (moved[plan.site + offset] - start, register, cfa, pushed.get(offset, lib.NFP_PUSHED_NONE))
         for offset, register, cfa in plan.displaced_rows
         if plan.site + offset in moved
     ]
-
-
-@lru_cache(maxsize=SEQUENCES_MAX)
-def _pushes(code: bytes) -> Mapping[int, int]:
-    """Returns DWARF numbers of the preserved registers that instructions push, by the offset after the instruction.
-
-    An exception may pass through a call among the displaced instructions: callers need these registers restored.
-    """
-    return {
-        int(instruction.next_ip): _PRESERVED[instruction.op0_register]
-        for instruction in Decoder(64, code)
-        if instruction.mnemonic == Mnemonic.PUSH and instruction.op0_register in _PRESERVED
-    }
 
 
 # ---- trampolines ----------------------------------------------------------------------------------------------------
@@ -403,8 +383,9 @@ class Trampolines:
         ffi.memmove(entry.new_bytes, new_bytes, len(new_bytes))
         entry.island = plan.island
         if plan.island:
-            ffi.memmove(entry.island_old, plan.island_bytes, JUMP_BYTES)
-            ffi.memmove(entry.island_new, encode_jump(plan.island, trampoline), JUMP_BYTES)
+            island_new = of_image(plan.module.image).encode_jump(plan.island, trampoline)
+            ffi.memmove(entry.island_old, plan.island_bytes, len(island_new))
+            ffi.memmove(entry.island_new, island_new, len(island_new))
         self._session.patches.publish(index)
         self._own.add(index)
         if self._known is not None:
@@ -447,23 +428,23 @@ def _displaced_code(request: ProbeRequest, address: int, values: Any) -> _Code:
 
 def _relocated_code(request: ProbeRequest, address: int, values: Any) -> _Code:
     plan = request.plan
-    base = plan.module.base
+    base, architecture = plan.module.base, of_image(plan.module.image)
     exits = _exits(plan)
     exit_template = fill_template(lib.NFP_SHAPE_EXIT, values)
     image = bytearray()
     places: list[tuple[int, int]] = []
     for way_out in exits:
         place = address + len(image)
-        last = encode_exit(way_out, base, place + len(exit_template))
-        image += (exit_template + last).ljust(_exit_bytes(way_out), b"\xcc")
+        last = architecture.encode_exit(way_out, base, place + len(exit_template))
+        image += (exit_template + last).ljust(_exit_bytes(way_out), architecture.trap)
         places.append((place, len(last)))
-    image += b"\xcc" * (_exits_bytes(exits) - len(image))
+    image += architecture.trap * (_exits_bytes(exits) - len(image))
     entry = len(image)
     enter = int(lib.NFP_SHAPE_ENTER_VALUE if request.snippet else lib.NFP_SHAPE_ENTER)
     image += fill_template(enter, values)
     start = address + len(image)
     scan = scan_module(plan.module.image)
-    body = build_body(scan, scan.index_of(plan.offset), base, start, lambda number: places[number][0])
+    body = architecture.build_body(scan, scan.index_of(plan.offset), base, start, lambda number: places[number][0])
     moves = _moves_into(plan, start, body)
 
     def describe(frames: Frames) -> None:
@@ -486,7 +467,7 @@ def _moves_into(plan: FunctionPlan, start: int, body: Body) -> tuple[tuple[int, 
 
 def _exits(plan: FunctionPlan) -> list[Exit]:
     scan = scan_module(plan.module.image)
-    return find_exits(scan, scan.index_of(plan.offset))
+    return of_image(scan.image).find_exits(scan, scan.index_of(plan.offset))
 
 
 def _exit_bytes(way_out: Exit) -> int:
@@ -514,7 +495,7 @@ def _room_for(request: ProbeRequest) -> int:
         return room + DISPLACED_ROOM_BYTES
     exits = _exits(request.plan)
     scan = scan_module(request.plan.module.image)
-    members = find_members(scan, scan.index_of(request.plan.offset))
+    members = of_image(scan.image).find_members(scan, scan.index_of(request.plan.offset))
     body = sum(2 * scan.frames[member].size + 64 for member in members)
     rows = body_room_bytes([scan.frames[member] for member in members])
     return room + _exits_bytes(exits) + FRAME_ROOM_BYTES * len(exits) + body + rows
@@ -523,9 +504,7 @@ def _room_for(request: ProbeRequest) -> int:
 def _site_code(plan: FunctionPlan, trampoline: int) -> bytes:
     if plan.is_slot:
         return struct.pack("<Q", trampoline)
-    if plan.island:
-        return b"\xeb" + struct.pack("<b", plan.island - (plan.site + 2))
-    return encode_jump(plan.site, trampoline) + b"\xcc" * (len(plan.site_bytes) - JUMP_BYTES)
+    return of_image(plan.module.image).encode_site(plan.site, len(plan.site_bytes), plan.island, trampoline)
 
 
 def _old_bytes(entry: Any) -> bytes:

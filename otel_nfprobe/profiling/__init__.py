@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where threads were seen: samples of the kernel's profiler, joined to functions and call paths."""
+"""Where threads spend their time: samples of the kernel's profiler, joined to functions and call paths."""
 
 __all__ = ["address_map", "profiler", "samples"]

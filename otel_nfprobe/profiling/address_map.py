@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places: which function each sampled address of a target lies in.
+"""Address map: which function contains each sampled address of a target.
 
-Modules are looked at while the target lives, functions are found when the session is over: that takes a while for
-large files.
+Modules are read while the target lives, functions only after the session: that takes a while for large files.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class PlaceFinder:
     """The sampled addresses of one session.
 
     Args:
-        target: whose they are.
+        target: the sampled process.
     """
 
     def __init__(self, target: Target) -> None:
@@ -45,7 +44,7 @@ class PlaceFinder:
         self._user = self._kernel = np.empty(0, np.uint64)
 
     def look(self) -> list[AddressRange]:
-        """Looks at what is mapped now. Returns the modules that were not there before, without their functions."""
+        """Reads the current mappings. Returns the new modules, without their functions."""
         found: list[AddressRange] = []
         with suppress(NfprobeError):
             for module in self._target.modules():
@@ -57,16 +56,16 @@ class PlaceFinder:
         return found
 
     def add(self, samples: Rows) -> None:
-        """Remembers the addresses of samples."""
+        """Records the addresses of samples."""
         in_kernel = (samples["flags"] & SampleFlag.IN_KERNEL) != 0
         self._user = _merge(self._user, samples["address"][~in_kernel])
         self._kernel = _merge(self._kernel, samples["address"][in_kernel])
 
     def find(self, parts: Iterable[CodePart]) -> list[AddressRange]:
-        """The functions in which all these addresses lie.
+        """Returns the functions that contain these addresses.
 
         Args:
-            parts: code of ours in the target.
+            parts: nfprobe's code in the target.
         """
         own = sorted(parts, key=lambda part: part.address)
         starts = [part.address for part in own]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profiler: has the kernel note where each thread of the target is, so many times a second of its running.
+"""The profiler: samples each running thread of the target many times a second through perf_event_open.
 
-One perf event per thread: the processor's cycle counter with the most precise addresses that it gives (PEBS, IBS), or,
-where there is no such counter, the software event cpu-clock. In a group with it stand the session's counters
-(below), whose values each sample holds. Nothing in the target changes. Each record says whether its address
-is exact.
+One perf event per thread: the processor's cycle counter with the most precise addresses available (PEBS, IBS) or,
+without such a counter, the software event cpu-clock. The session's counters are in the same group (below), and each
+sample contains their values. The target is not changed. Each record states whether its address is exact.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.profiling.samples import NOT_KNOWN, SAMPLE, CountedSamples, SampleCounts, SampleFlag, Words, is_known
 
 # ---- what samples ---------------------------------------------------------------------------------------------------
-# What makes the kernel look where a thread is: events, the most precise first.
+# Sampling events, the most precise first.
 
 
 HARDWARE, SOFTWARE = lib.PERF_TYPE_HARDWARE, lib.PERF_TYPE_SOFTWARE
@@ -52,7 +51,7 @@ PRECISIONS = (3, 2, 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What makes the kernel look: `type` and precise_ip of perf_event_attr; `user_only`: not at the kernel's code."""
+    """A sampling event: `type` and precise_ip of perf_event_attr; `user_only`: excludes kernel code."""
 
     type: int
     precision: int
@@ -75,7 +74,7 @@ SOURCES = tuple(
 
 
 class Placing(NamedTuple):
-    """Where a source's event is opened: on a thread, in the group of `leader` (-1: none), with values or without."""
+    """How a source's event is opened: on a thread, in the group of `leader` (-1: none), with values or without."""
 
     tid: int
     leader: int = -1
@@ -86,7 +85,7 @@ Open = Callable[[Source, int, Placing], int]
 
 
 def open_source(source: Source, hertz: int, placing: Placing) -> int:
-    """Opens the event that samples a thread. Raises OSError."""
+    """Opens the sampling event of a thread. Raises OSError."""
     flags = lib.NFP_EVENT_FREQ | (NO_KERNEL if source.user_only else 0)
     config = lib.PERF_COUNT_HW_CPU_CYCLES if source.type == HARDWARE else lib.PERF_COUNT_SW_CPU_CLOCK
     attributes = event_attributes(source.type, config, flags, sample_freq=hertz, sample_type=SAMPLE_TYPE)
@@ -97,23 +96,23 @@ def open_source(source: Source, hertz: int, placing: Placing) -> int:
 
 
 # ---- records of the kernel ------------------------------------------------------------------------------------------
-# The kernel's records of samples: where a thread was, and what the counters of the sampled group had counted. Pure.
+# The kernel's sample records: where a thread was, and the counters of the sampled group. Pure.
 #
 #     header  address  pid tid  time  cpu  period  | number of values  ns enabled  ns running  (value, id) for each
 #
-# The part behind the line is there where the samples hold values; the event that samples is one of them.
+# The part after the bar exists only if the samples contain values; the sampling event is one of the counters.
 
 
 SAMPLE_TYPE = lib.PERF_SAMPLE_IP | lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU
 SAMPLE_TYPE |= lib.PERF_SAMPLE_PERIOD
 READ_FORMAT = lib.PERF_FORMAT_TOTAL_TIME_ENABLED | lib.PERF_FORMAT_TOTAL_TIME_RUNNING
 READ_FORMAT |= lib.PERF_FORMAT_ID | lib.PERF_FORMAT_GROUP
-# Of a record's misc.
+# Bits of a record's misc.
 MODE, IN_KERNEL = lib.PERF_RECORD_MISC_CPUMODE_MASK, lib.PERF_RECORD_MISC_KERNEL
 EXACT = lib.PERF_RECORD_MISC_EXACT_IP
 
 _RECORD_SAMPLE, _RECORD_LOST = lib.PERF_RECORD_SAMPLE, lib.PERF_RECORD_LOST
-_LOST_AT = 16  # in its record: how many
+_LOST_AT = 16  # offset of the count in its record
 _PLACE = [
     ("type", "<u4"),
     ("misc", "<u2"),
@@ -136,17 +135,17 @@ Records = NDArray[np.void]
 
 @cache
 def record_dtype(values: int) -> np.dtype[Any]:
-    """One record that holds so many values."""
+    """Returns the dtype of a record with this many values."""
     return np.dtype([*_PLACE, *_READ, ("values", _VALUE, (values,))] if values else _PLACE)
 
 
 class Taken(NamedTuple):
-    """What a buffer held.
+    """The content of a buffer.
 
     Attributes:
         records: dtype record_dtype.
-        breaks: before which of them (len(records): behind the last) the kernel said that something is missing.
-        lost: samples that are missing.
+        breaks: indices of records before which samples are missing (len(records): after the last).
+        lost: number of missing samples.
     """
 
     records: Records
@@ -155,11 +154,11 @@ class Taken(NamedTuple):
 
 
 def split_records(data: bytes, values: int = 0) -> Taken:
-    """Takes the samples out of whole records.
+    """Extracts the samples from complete records.
 
     Args:
-        values: how many each sample holds. Of a sample that holds others, since its group was changed, they are 0,
-            and so are their ids.
+        values: per sample. If a sample has another number, because its group was changed, its values and IDs
+            are 0.
     """
     dtype = record_dtype(values)
     if data and len(data) % dtype.itemsize == 0:
@@ -194,17 +193,17 @@ def _is_whole(data: bytes, at: int, size: int) -> bool:
 
 
 def find_increases(records: Records, before: Records, breaks: NDArray[np.intp], ids: Words) -> Words:
-    """What each counter of a group rose by from one sample to the next.
+    """Returns by how much each counter of a group increased between samples.
 
     Args:
         records: of one thread, with values.
-        before: the one before them, or none.
-        breaks: as split_records gives them.
+        before: the preceding record, or none.
+        breaks: as returned by split_records.
         ids: of the counters, in the group's order.
 
     Returns:
-        shape (len(ids), len(records)): NOT_KNOWN at the first sample of all, behind a break, where the group was
-        another one, and where it did not count all the time that the thread ran.
+        shape (len(ids), len(records)): NOT_KNOWN at the very first sample, after a break, if the group was
+            another one, and if it did not count all the time that the thread ran.
     """
     rows = np.concatenate((before, records))
     found = np.full((len(ids), len(records)), NOT_KNOWN, np.uint64)
@@ -221,27 +220,27 @@ def find_increases(records: Records, before: Records, breaks: NDArray[np.intp], 
 
 
 # ---- events of one thread -------------------------------------------------------------------------------------------
-# The group of events that one thread is sampled with: what samples it, and the counters whose values samples hold.
+# The event group that samples one thread: the sampling event, and the counters whose values samples contain.
 #
-#     joined    the thread's pinned group, which probes read; in it the event that samples, and software counters
-#     leading   the event that samples, behind it software counters
-#     alone     the event that samples; its samples hold no values
+#     joined    the thread's pinned group, which probes read, plus the sampling event and software counters
+#     leading   the sampling event, then software counters
+#     alone     the sampling event; its samples contain no values
 #
-# In the pinned group nothing competes for the processor's counters. The event that samples is the most precise that the
-# kernel takes there; a cycle counter that does not fit would keep the whole group from counting, so it gives way to the
+# In the pinned group nothing competes for hardware counters. The sampling event is the most precise that the kernel
+# accepts there; a cycle counter that does not fit would stop the whole group from counting, so it falls back to the
 # kernel's clock.
 
 
-PAGES = (64, 16, 2)  # of a buffer; users without rights may lock little memory
+PAGES = (64, 16, 2)  # of a buffer; unprivileged users may lock little memory
 
 
 class Wanted(NamedTuple):
-    """What the samples of one thread should hold.
+    """What the samples of one thread should contain.
 
     Attributes:
-        group: the thread's pinned group; None: it has none.
+        group: the thread's pinned group; None if it has none.
         hardware: the counters of such groups.
-        software: counters of the kernel.
+        software: software counters.
     """
 
     group: ThreadGroup | None = None
@@ -250,7 +249,7 @@ class Wanted(NamedTuple):
 
 
 class Way(Enum):
-    """How a thread is sampled, the best first."""
+    """How a thread is sampled, in order of preference."""
 
     JOINED = "joined"
     LEADING = "leading"
@@ -259,14 +258,14 @@ class Way(Enum):
 
 @dataclass
 class SampleGroup:
-    """One thread's events that are open for its samples.
+    """One thread's sampling events.
 
     Attributes:
         counters: of the values, in the group's order.
-        ids: of all events of the group, the one that samples among them.
-        places: of the counters among these.
+        ids: of all events of the group, including the sampling event.
+        places: indices of the counters among these.
         before: its last sample.
-        is_broken: whether something is missing behind that.
+        is_broken: whether samples are missing after it.
     """
 
     wanted: Wanted
@@ -282,46 +281,46 @@ class SampleGroup:
 
     @property
     def sampling(self) -> int:
-        """The descriptor of the event that samples."""
+        """Returns the descriptor of the sampling event."""
         return self.opened[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the counters."""
+        """Returns the names of the counters."""
         return tuple(counter.name for counter in self.counters)
 
     def may_be_too_much(self) -> bool:
-        """Whether it is a cycle counter more in a group that has to fit as a whole."""
+        """Returns whether it adds a cycle counter to a group that must fit as a whole."""
         return self.way is Way.JOINED and self.source.type == HARDWARE
 
 
 @dataclass
 class GroupOpener:
-    """Opens groups for the threads of one session, and remembers what the kernel refused.
+    """Opens groups for the threads of one session, and remembers refusals of the kernel.
 
     Attributes:
         hertz: samples in each second that a thread runs.
-        open_one: opens the event that samples.
+        open_one: opens the sampling event.
         kernel: opens counters.
-        notify: tells a person, once for each sentence.
+        notify: tells the user each sentence once.
     """
 
     hertz: int
     open_one: Open = open_source
     kernel: Kernel = field(default_factory=Kernel)
     notify: Callable[[str], None] = lambda sentence: None
-    _sources: dict[Way, tuple[Source, ...]] = field(default_factory=dict)  # from the first that was taken on
+    _sources: dict[Way, tuple[Source, ...]] = field(default_factory=dict)  # starting with the first accepted one
     _refusal: dict[Way, str] = field(default_factory=dict)  # the last one
     _said: set[str] = field(default_factory=set)
 
     def open(self, tid: int, wanted: Wanted) -> SampleGroup:
-        """The best group that can be had for a thread.
+        """Opens the best available group for a thread.
 
         Args:
             tid: in the monitor's PID namespace.
 
         Raises:
-            OSError: none; ProcessLookupError: the thread has ended.
+            OSError: none is available; ProcessLookupError: the thread has ended.
         """
         ways = [way for way in Way if _is_of_use(way, wanted)]
         for way in ways:
@@ -340,13 +339,13 @@ class GroupOpener:
         raise failure
 
     def close(self, group: SampleGroup) -> None:
-        """Gives its events back; those of the pinned group stay."""
+        """Closes its events; those of the pinned group stay open."""
         group.buffer.close()
         for descriptor in reversed(group.opened):
             self.kernel.close(descriptor)
 
     def make_way(self, group: SampleGroup) -> None:
-        """The pinned group does not count with a cycle counter more: closes it, and joins with none from now on."""
+        """The pinned group does not count with an additional cycle counter: closes it, and uses none from now on."""
         self.close(group)
         self._sources[Way.JOINED] = tuple(source for source in SOURCES if source.type != HARDWARE)
         self._refusal[Way.JOINED] = os.strerror(errno.EBUSY)
@@ -389,7 +388,7 @@ class GroupOpener:
         return SampleGroup(wanted, way, source, opened, buffer, counters, np.array(ids, np.uint64), places, nothing)
 
     def _open_counter(self, counter: Counter, tid: int, leader: int) -> int:
-        # As the monitor's own software counters: most of what they count happens in the kernel.
+        # Include the kernel, as the monitor's own software counters do: most such events occur there.
         try:
             return self.kernel.open(replace(counter, kernel=True), counter.events[0], tid, leader)
         except PermissionError:
@@ -398,16 +397,16 @@ class GroupOpener:
     def _tell(self, group: SampleGroup) -> None:
         wanted = group.wanted
         if wanted.hardware and wanted.group is None:
-            return  # its counters may be on their way, and else it was said why
+            return  # its counters may be pending; otherwise the reason was reported
         missing = [counter.name for counter in (*wanted.hardware, *wanted.software) if counter not in group.counters]
         if missing:
             reason = self._refusal.get(Way.JOINED if wanted.group else Way.LEADING, "unknown error")
-            sentence = f"Samples do not hold {', '.join(missing)}: perf_event_open says {reason}."
+            sentence = f"Samples do not contain {', '.join(missing)}: perf_event_open says {reason}."
         elif group.names:
             sentence = f"Samples ({group.source.name}) hold {', '.join(group.names)}."
             if group.way is Way.JOINED and group.source.type != HARDWARE:
                 reason = self._refusal.get(Way.JOINED, "")
-                sentence = f"{sentence[:-1]}; beside these no cycle counter samples ({reason})."
+                sentence = f"{sentence[:-1]}; no cycle counter is available for sampling next to these ({reason})."
         else:
             return
         if sentence not in self._said:
@@ -429,34 +428,34 @@ THREADS_MAX = 256  # each has a file descriptor and a buffer
 
 @dataclass
 class Counted:
-    """What a session counts: the pinned groups of its threads by tid, with their counters, and software counters."""
+    """A session's counters: the pinned groups of its threads by tid, with their counters, and software counters."""
 
     groups: Mapping[int, ThreadGroup] = field(default_factory=dict)
     hardware: tuple[Counter, ...] = ()
     software: tuple[Counter, ...] = ()
 
     def of(self, tid: int) -> Wanted:
-        """What the samples of a thread should hold."""
+        """Returns what the samples of a thread should contain."""
         return Wanted(self.groups.get(tid), self.hardware, self.software)
 
 
 class Profiler:
-    """The samples of the threads of one target.
+    """Samples the threads of one target.
 
     Args:
-        clock: of the session; for its rate.
+        clock: of the session; for its tick rate.
         hertz: samples in each second that a thread runs.
-        is_ours: whether a thread ID belongs to the target at this moment.
-        find_counted: what the session counts at this moment.
-        notify: tells a person, once, what samples hold.
-        open_one: opens the event that samples; tests put another one here.
-        kernel: opens counters; the same.
+        is_ours: returns whether a thread ID currently belongs to the target.
+        find_counted: returns the session's current counters.
+        notify: tells the user, once, what samples contain.
+        open_one: opens the sampling event; replaced by tests.
+        kernel: opens counters; replaced by tests.
 
     Attributes:
-        lost: samples that found their buffer full.
-        counted: samples of which it is known what the thread counted before.
-        counters: names of those that samples hold.
-        source: what makes the kernel look; None before the first thread.
+        lost: samples lost because the buffer was full.
+        counted: samples whose counter increase is known.
+        counters: names of those that samples contain.
+        source: the sampling event; None before the first thread.
     """
 
     def __init__(
@@ -478,10 +477,10 @@ class Profiler:
         self._groups: dict[int, SampleGroup] = {}
 
     def watch(self, tids: Iterable[int]) -> None:
-        """Begins with threads, and again with those that are counted otherwise than before; not with ended ones.
+        """Starts sampling threads, and restarts those whose counters changed; ended threads are not restarted.
 
         Args:
-            tids: as the monitor sees them.
+            tids: in the monitor's PID namespace.
 
         Raises:
             NfprobeError: the kernel does not permit it.
@@ -497,13 +496,13 @@ class Profiler:
             self._begin(tid, wanted)
 
     def end_gone(self) -> None:
-        """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
+        """Removes ended threads; a new thread that reuses an ID is a different thread."""
         ended = set(find_ended([group.sampling for group in self._groups.values()]))
         for tid in [tid for tid, group in self._groups.items() if group.sampling in ended]:
             self._end(tid)
 
     def relieve(self, tid: int) -> bool:
-        """The counters of a thread do not fit: takes the cycle counter out that samples; False: it has none there."""
+        """The counters of a thread do not fit: removes its cycle counter for sampling; False: it has none there."""
         group = self._groups.get(tid)
         if group is None or not group.may_be_too_much():
             return False
@@ -511,13 +510,13 @@ class Profiler:
         return True
 
     def read(self, indexes: Mapping[int, int]) -> list[CountedSamples]:
-        """What was seen since the last call.
+        """Returns the samples since the last call.
 
         Args:
-            indexes: of threads in the thread table, by tid as the monitor sees it; others are left out.
+            indexes: of threads in the thread table, by tid in the monitor's PID namespace; others are left out.
 
         Returns:
-            for each set of counters the samples that hold them, those of one thread in order.
+            for each set of counters the samples that contain them, those of one thread in order.
         """
         found: dict[tuple[str, ...], list[tuple[Rows, Words]]] = {}
         for tid, group in self._groups.items():
@@ -537,7 +536,7 @@ class Profiler:
         ]
 
     def close(self) -> None:
-        """Stops recording all threads."""
+        """Stops sampling all threads."""
         for tid in list(self._groups):
             self._end(tid)
 
@@ -548,8 +547,8 @@ class Profiler:
             return
         except OSError as error:
             reason = error.strerror or "unknown error"
-            raise NfprobeError(f"There is no profile: perf_event_open says {reason}.", "nfprobe doctor") from None
-        if not self._is_ours(tid):  # it has ended, and its thread ID was reused by another process
+            raise NfprobeError(f"Profiling failed: perf_event_open says {reason}.", "nfprobe doctor") from None
+        if not self._is_ours(tid):  # it ended, and another process reused its thread ID
             self._end(tid)
             return
         self.source = group.source
@@ -578,7 +577,7 @@ class Profiler:
 
 
 def _count(group: SampleGroup, taken: Taken) -> Words:
-    """What the group's counters counted before each sample, multiplied as their names say."""
+    """Returns the group's counter increases before each sample, scaled according to their names."""
     records, breaks, _ = taken
     if group.is_broken:
         breaks = np.append(breaks, 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples: where threads of the target were seen, many times a second, as rows; and what addresses are called. Pure.
+"""Samples: where threads of the target were, many times a second, as rows; and names of addresses. Pure.
 
-A row is one moment: its time, the thread, and the address of the instruction that ran. Places are ranges of addresses
-with the function that lies there. Kept in recordings (blocks SAMPLES and PLACES).
+A row is one moment: its time, the thread, and the address of the current instruction. Places are address ranges with
+their function. Kept in recordings (blocks SAMPLES and PLACES).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SAMPLE = np.dtype(
         ("flags", "<u4"),
     ]
 )
-"""thread: its index in the thread table; period: ns, or cycles with HARDWARE, since the thread's last sample; flags:
-SampleFlag."""
+"""thread: its index in the thread table; period: ns, or cycles with HARDWARE, since the thread's previous sample;
+flags: SampleFlag."""
 
-SAMPLES_MAX = 1 << 20  # kept of a whole recording
+SAMPLES_MAX = 1 << 20  # per recording
 KERNEL = "[kernel]"
-KERNEL_SUFFIX = "_[k]"  # as flame graphs of perf have it
+KERNEL_SUFFIX = "_[k]"  # as in flame graphs of perf
 UNKNOWN = "[unknown]"
 
 
 class SampleFlag(IntFlag):
-    PRECISE = 1  # the address is exact; else the instruction is one near it
-    HARDWARE = 2  # by a counter of the processor; else by the kernel's clock
+    PRECISE = 1  # the address is exact; otherwise approximate
+    HARDWARE = 2  # from a hardware counter; otherwise from the kernel's clock
     IN_KERNEL = 4
 
 
@@ -52,7 +52,7 @@ class AddressRange:
         start, size: the range, in bytes.
         module: path, or a word in brackets.
         offset: of `start`, the file's own address.
-        name: of the function; "" where only the module is known.
+        name: of the function; "" if only the module is known.
     """
 
     start: int
@@ -63,18 +63,18 @@ class AddressRange:
 
 
 def no_samples() -> Rows:
-    """An empty array of rows."""
+    """Returns an empty array of rows."""
     return np.empty(0, SAMPLE)
 
 
 def encode_places(places: Iterable[AddressRange]) -> bytes:
-    """The payload of a PLACES block."""
+    """Returns the payload of a PLACES block."""
     message = recording_pb2.Places(place=[recording_pb2.Place(**asdict(place)) for place in places])
     return bytes(message.SerializeToString())
 
 
 def decode_places(payload: bytes) -> list[AddressRange]:
-    """The places of a PLACES block. Raises DecodeError when it is none."""
+    """Returns the places of a PLACES block. Raises DecodeError if it is malformed."""
     items: Any = recording_pb2.Places.FromString(payload).place
     return [AddressRange(item.start, item.size, item.module, item.offset, item.name) for item in items]
 
@@ -83,7 +83,7 @@ class AddressNames:
     """Names of addresses.
 
     Args:
-        places: the named ones count first; where two hold an address, the one that starts later.
+        places: named ones take precedence; if two contain an address, the one that starts later does.
     """
 
     def __init__(self, places: Sequence[AddressRange]) -> None:
@@ -91,7 +91,7 @@ class AddressNames:
         self._modules = _Ranges([place for place in places if not place.name])
 
     def name(self, address: int, in_kernel: bool) -> str:
-        """The function (of the kernel: with `_[k]`), or module and the file's own address, or a word in brackets."""
+        """Returns the function (with `_[k]` in the kernel), or module and file address, or a word in brackets."""
         place = self._named.find(address)
         if place is not None:
             return place.name + KERNEL_SUFFIX if in_kernel else place.name
@@ -116,13 +116,13 @@ class _Ranges:
 
 
 def addresses_of(samples: Rows) -> Iterable[tuple[int, bool]]:
-    """Address of each sample, and whether it is the kernel's."""
+    """Returns the address of each sample, and whether it is in the kernel."""
     in_kernel = (samples["flags"] & SampleFlag.IN_KERNEL) != 0
     return zip(samples["address"].tolist(), in_kernel.tolist(), strict=True)
 
 
 def describe_samples(samples: Rows) -> dict[str, Any] | None:
-    """How many there are, of which kinds; None without any."""
+    """Returns how many samples there are, by kind; None if there are none."""
     if not len(samples):
         return None
     counts = {flag.name.lower(): int(np.count_nonzero(samples["flags"] & flag)) for flag in SampleFlag if flag.name}
@@ -131,11 +131,11 @@ def describe_samples(samples: Rows) -> dict[str, Any] | None:
 
 
 def find_calls(calls: Rows, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The innermost of one thread's calls that ran at each of some moments.
+    """Returns the innermost call of one thread that was running at each given time.
 
     Args:
-        calls: of dtype CALL, in the order of their beginning; `parent` counts from the first of them, and anything
-            beyond them is none.
+        calls: of dtype CALL, ordered by start; `parent` is relative to the first of them, and means none if out of
+            range.
         ticks: shape (n,).
 
     Returns:
@@ -146,7 +146,7 @@ def find_calls(calls: Rows, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
     found = np.searchsorted(calls["start_ticks"], ticks, side="right").astype(np.int64) - 1
     parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), -1)
     while True:
-        # The call that began last is over: its caller may run on, whose number is smaller.
+        # The call that started last has ended: its caller, which has a lower index, may still run.
         over = (found >= 0) & (ticks >= calls["end_ticks"][found])
         if not over.any():
             return found
@@ -154,23 +154,22 @@ def find_calls(calls: Rows, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 # ---- counts in samples ----------------------------------------------------------------------------------------------
-# What threads counted from one sample to the next, beside the samples themselves. Pure.
+# Counter increases between samples, stored next to the samples. Pure.
 #
-# Of each sample and counter one number: what the counter rose by since the thread's sample before, or NOT_KNOWN. A set
-# of samples that were counted together has one row for each counter. Kept in recordings
-# (blocks SAMPLE_COUNTS).
+# Per sample and counter: by how much the counter increased since the thread's previous sample, or NOT_KNOWN. A set of
+# samples that were counted together has one row per counter. Kept in recordings (blocks SAMPLE_COUNTS).
 
 
 NOT_KNOWN = (1 << 64) - 1
-NAMES_MAX = 64  # of one set; a probe reads six counters, and the kernel has some ten of its own
+NAMES_MAX = 64  # per set; a probe reads six counters, and the kernel has about ten software ones
 NAME_CHARACTERS_MAX = 256
-VALUES_MAX = 1 << 24  # of a whole recording; later counters are left out
+VALUES_MAX = 1 << 24  # per recording; later counters are left out
 
 Words = NDArray[np.uint64]
 
 
 class SampleCounts(NamedTuple):
-    """Of the samples of one set.
+    """Counter increases of the samples of one set.
 
     Attributes:
         names: of the counters.
@@ -182,23 +181,23 @@ class SampleCounts(NamedTuple):
 
 
 class CountedSamples(NamedTuple):
-    """Samples (dtype SAMPLE), and what was counted before each of them."""
+    """Samples (dtype SAMPLE), and the counter increases before each."""
 
     rows: Rows
     counted: SampleCounts
 
 
 def encode_counts(counted: SampleCounts) -> bytes:
-    """The payload of a SAMPLE_COUNTS block."""
+    """Returns the payload of a SAMPLE_COUNTS block."""
     counts = np.ascontiguousarray(counted.counts, "<u8").tobytes()
     return bytes(recording_pb2.SampleCounts(name=counted.names, counts=counts).SerializeToString())
 
 
 def decode_counts(payload: bytes) -> SampleCounts:
-    """What encode_counts made.
+    """Decodes the result of encode_counts.
 
     Raises:
-        ValueError, DecodeError: it did not.
+        ValueError, DecodeError: malformed.
     """
     message: Any = recording_pb2.SampleCounts.FromString(payload)
     names = tuple(message.name)
@@ -209,26 +208,26 @@ def decode_counts(payload: bytes) -> SampleCounts:
 
 
 class CountColumns:
-    """Puts together the counts of all samples of a recording, block by block."""
+    """Assembles the counts of all samples of a recording, block by block."""
 
     def __init__(self) -> None:
         self._samples = self._open = 0
         self._parts: list[tuple[int, SampleCounts]] = []
 
     def add_samples(self, count: int) -> None:
-        """A block of so many samples comes."""
+        """Announces a block of samples."""
         self._samples += count
         self._open = count
 
     def add(self, counted: SampleCounts) -> None:
-        """Counts of the samples that came last; counts of others are left out."""
+        """Adds counts of the most recent samples; counts of others are left out."""
         start = self._samples - self._open
         if self._open and counted.counts.shape[1] == self._open and start < SAMPLES_MAX:
             self._parts.append((start, counted))
             self._open = 0
 
     def finish(self) -> dict[str, Words]:
-        """Of each counter one number for each of the first SAMPLES_MAX samples."""
+        """Returns for each counter one number for each of the first SAMPLES_MAX samples."""
         samples = min(self._samples, SAMPLES_MAX)
         columns: dict[str, Words] = {}
         for start, (names, counts) in self._parts:
@@ -242,13 +241,13 @@ class CountColumns:
 
 
 def is_known(counts: Words) -> NDArray[np.bool_]:
-    """Which of them are known."""
+    """Returns which of them are known."""
     known: NDArray[np.bool_] = counts != np.uint64(NOT_KNOWN)
     return known
 
 
 def find_name(names: Iterable[str], asked: str) -> str | None:
-    """The counter that a person means; case does not matter, unless it has to."""
+    """Returns the counter that the user means; case matters only if it must."""
     known = list(names)
     if asked in known:
         return asked
@@ -256,7 +255,7 @@ def find_name(names: Iterable[str], asked: str) -> str | None:
 
 
 def describe_counts(columns: dict[str, Words]) -> dict[str, dict[str, int]]:
-    """Of each counter how many samples say what it counted, and the sum."""
+    """Returns for each counter how many samples have a count, and the sum."""
     found = {}
     for name, column in columns.items():
         known = column[is_known(column)]

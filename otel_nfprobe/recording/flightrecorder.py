@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder: the last seconds of a session in memory, written to a file of their own when something happens.
+"""The flight recorder: keeps the last seconds of a session in memory, and writes them to a file when triggered.
 
-    drain -> FlightWriter -> frames -> FlightSink (a thread): compressed, kept, forgotten when they are too old
-                                         write_out: kept frames, and all facts before them, become FILE-1, FILE-2 ...
+    drain -> FlightWriter -> frames -> FlightSink (a thread): compressed, kept, dropped when they are too old
+                                         write_out: kept frames, preceded by all facts, become FILE-1, FILE-2 ...
 
-Memory is bounded by KEPT_BYTES, the disk by --max-size.
+Memory is bounded by KEPT_BYTES, disk space by --max-size.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ from otel_nfprobe.recording.recordingfile import (
     FrameQueue,
     RawBlock,
     RecordingFile,
-    Sink,
     blocks_of,
-    make_compressor,
     refuse,
     seal,
     write_start,
@@ -50,18 +48,18 @@ from otel_nfprobe.recording.recordingfile import (
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadTotals, encode_counters, encode_functions
 
 KEPT_BYTES = 64 << 20  # of compressed frames: 16 million records
-MAX_BYTES = 1 << 30  # of all files together, unless --max-size says otherwise
+MAX_BYTES = 1 << 30  # of all files together, unless --max-size is given
 ASKED, TRIGGERED = "asked for", "a slow packet"
 
 
 class FlightSink(FrameQueue):
-    """A Sink that keeps compressed frames for some seconds; `write_out` makes a file of them.
+    """A FrameQueue that keeps compressed frames for some seconds; `write_out` writes them to a file.
 
     Args:
         path: FILE.nfp becomes FILE-1.nfp, FILE-2.nfp ...
-        start: the bytes before the first frame of each file.
+        start: the bytes that precede the first frame of each file.
         seconds: how long frames are kept.
-        max_bytes: of all files together; what would go beyond is not written.
+        max_bytes: limit of all files together; data beyond it is not written.
     """
 
     def __init__(self, path: str, start: bytes, seconds: float, max_bytes: int) -> None:
@@ -69,48 +67,32 @@ class FlightSink(FrameQueue):
         if not os.access(folder, os.W_OK | os.X_OK):
             error = OSError(0, "no such folder, or it is not writable")
             raise refuse("write", path, error, folder)
-        self.error: NfprobeError | None = None
-        self.reached_max = False
         self.files: list[str] = []
         self._max_bytes = max_bytes
-        self._compressor = make_compressor()
         self._path = Path(path)
         self._start = start
         self._seconds = seconds
         self._total_bytes = 0
         self._kept: deque[tuple[float, bytes, Frame]] = deque()
         self._kept_bytes = 0
-        self._requests: dict[int, tuple[list[RawBlock], str]] = {}  # by id of the frame after which they stand
-        self._threads: dict[int, Any] = {}  # as they were named before the first kept frame
-        self._counting = b""  # which counters were read before it, where they were changed
-        super().__init__(self._take)
+        self._requests: dict[int, tuple[list[RawBlock], str]] = {}  # by ID of the frame that they follow
+        self._threads: dict[int, Any] = {}  # as named before the first kept frame
+        self._counting = b""  # the counter set before it, if it was changed
+        super().__init__()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept."""
+        """Returns whether nothing is kept."""
         return not self._kept
 
     @property
     def bytes_written(self) -> int:
-        """Length of all files."""
         return self._total_bytes
 
     def write_out(self, last: Frame, facts: list[RawBlock], reason: str) -> None:
-        """Makes a file of what is kept, up to and with the frame `last`; nothing is kept then."""
+        """Writes the kept frames up to and including the frame `last` to a file, and drops them."""
         self._requests[id(last)] = (facts, reason)
         self.submit(last)
-
-    def finish(self, blocks: Sequence[RawBlock]) -> None:
-        """Waits until all files are whole; they have ends of their own."""
-        self.stop()
-
-    def close(self) -> None:
-        """The same."""
-        self.stop()
-
-    def discard(self) -> None:
-        """Nothing was written yet."""
-        self.stop(is_wanted=False)
 
     def _take(self, frame: Frame) -> None:
         if self.error is not None:
@@ -128,7 +110,7 @@ class FlightSink(FrameQueue):
         now = time.monotonic()
         sealed = seal(frame.data, self._compressor)
         note = Frame(bytearray(), frame.records, frame.types)
-        if frame.types & (1 << THREADS | 1 << COUNTING):  # needed when the frame itself is forgotten
+        if frame.types & (1 << THREADS | 1 << COUNTING):  # needed after the frame itself is dropped
             note.data += frame.data
         self._kept.append((now, sealed, note))
         self._kept_bytes += len(sealed)
@@ -174,13 +156,13 @@ class FlightSink(FrameQueue):
 
 
 class FlightWriter(RecordingWriter):
-    """A RecordingWriter that writes nothing until something happens.
+    """A RecordingWriter that writes to disk only when triggered.
 
     Args:
         path: FILE.nfp becomes FILE-1.nfp, FILE-2.nfp ...
         header: of the session.
         seconds: what is kept.
-        trigger_ticks: a packet that takes longer makes a file; 0: none does.
+        trigger_ticks: a packet with a higher latency triggers a file; 0: off.
         max_bytes: of all files together.
     """
 
@@ -192,43 +174,43 @@ class FlightWriter(RecordingWriter):
         self._reason = ""
         self._due_at = 0.0
         self._functions: dict[int, FunctionInfo] = {}
-        self._anchors: deque[npt.NDArray[Any]] = deque(maxlen=int(seconds) + 3)  # one comes each second
+        self._anchors: deque[npt.NDArray[Any]] = deque(maxlen=int(seconds) + 3)  # one per second
         self._counters = b""
         self._places: list[AddressRange] = []
         super().__init__(path, header, max_bytes)
 
-    def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
+    def _open_sink(self, header: bytes, max_bytes: int) -> FlightSink:
         self._flight = FlightSink(self.path, write_start(header), self._seconds, max_bytes)
         return self._flight
 
     @property
     def files(self) -> list[str]:
-        """What was written."""
+        """Returns the files written."""
         return list(self._flight.files)
 
     def ask(self) -> None:
-        """Makes a file of what is kept, soon; may be called by a signal's handler."""
+        """Requests a file of the kept frames; may be called from a signal handler."""
         self._reason, self._due_at = ASKED, 0.0
 
     def functions(self, functions: Iterable[FunctionInfo]) -> None:
-        """As of RecordingWriter; they stand at the beginning of each file."""
+        """As in RecordingWriter; written at the start of each file."""
         self._functions.update({function.id: function for function in functions})
 
     def clock(self, anchors: npt.NDArray[Any]) -> None:
-        """As of RecordingWriter; they stand at the beginning of each file."""
+        """As in RecordingWriter; written at the start of each file."""
         self._anchors.extend(anchors[row : row + 1].copy() for row in range(len(anchors)))
 
     def places(self, places: Sequence[AddressRange]) -> None:
-        """As of RecordingWriter; those that are known stand at the beginning of each file."""
+        """As in RecordingWriter; the known ones are written at the start of each file."""
         self._places += places
 
     def counters(self, counters: Iterable[ThreadTotals]) -> None:
-        """As of RecordingWriter; the last ones stand at the beginning of each file."""
+        """As in RecordingWriter; the latest are written at the start of each file."""
         self._counters = encode_counters(counters)
         self._write_if_due()
 
     def take(self, columns: Columns, is_over: bool = False, is_part: bool = False) -> None:
-        """As of RecordingWriter; looks for packets that were slow."""
+        """As in RecordingWriter; checks for slow packets."""
         super().take(columns, is_over, is_part)
         if self._trigger_ticks and len(columns.packets) and not self._reason:
             latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
@@ -237,17 +219,17 @@ class FlightWriter(RecordingWriter):
         self._write_if_due()
 
     def complete(self) -> None:
-        """Writes what is due."""
+        """Writes requested files."""
         self._due_at = 0.0
         self._write_if_due()
         super().complete()
 
     def _write_if_due(self) -> None:
-        # What happens again and again makes a file each half of the time: nothing is missing between them.
+        # Repeated triggers write a file per half of the period, so that nothing is missing between files.
         if not self._reason or time.monotonic() < self._due_at or self.failed:
             return
         if not self._frame.data and self._flight.is_empty:
-            return  # asked for before anything came
+            return  # requested before any data arrived
         facts = [RawBlock(FUNCTIONS, 0, part) for part in encode_functions(self._functions.values())]
         if self._anchors:
             facts.append(RawBlock(CLOCK, 0, np.concatenate(list(self._anchors)).tobytes()))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph nodes: calls, vectors and clocks of each, to be laid beside what the NF itself counts (VPP's `show runtime`).
+"""Graph nodes: calls, vectors and clocks of each, for comparison with the NF's own counters (VPP's `show runtime`).
 
-A function whose calls carry their number of vectors in the lower half of their value is counted; the upper half is the
-number of the node, where several share the function. Pure.
+Counts functions whose calls carry the number of vectors in the lower half of their value; the upper half is the node
+index, if several nodes share the function. Pure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from otel_nfprobe.base.columns import CallFlag, Columns, Rows
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 
-NUMBER_SHIFT = 32  # of a node's number in the value of a call
-_KEY_SHIFT = 24  # function ids are smaller
+NUMBER_SHIFT = 32  # of a node's index in the value of a call
+_KEY_SHIFT = 24  # exceeds function IDs
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -28,17 +28,17 @@ class NodeCounts:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._counts = np.zeros(0, np.bool_)  # by function id: whether its calls carry vectors
+        self._counts = np.zeros(0, np.bool_)  # by function ID: whether its calls carry vectors
         self._sums: dict[tuple[int, int], NDArray[np.uint64]] = {}  # calls, vectors, ticks by function and node
 
     def learn(self, functions: Iterable[FunctionInfo]) -> None:
-        """Takes functions that have, or get, probes."""
+        """Adds functions that have probes, or get them."""
         self._names.update({item.id: item.name for item in functions if item.unit == VECTORS})
         self._counts = np.zeros(max(self._names, default=-1) + 1, np.bool_)
         self._counts[list(self._names)] = True
 
     def add(self, columns: Columns) -> None:
-        """Takes the calls of one delivery."""
+        """Adds drained calls."""
         if not len(self._counts) or not len(columns.calls):
             return
         calls = columns.calls
@@ -50,7 +50,7 @@ class NodeCounts:
 
     def _add(self, calls: Rows, keys: NDArray[np.uint64]) -> None:
         ticks = calls["end_ticks"] - calls["start_ticks"]
-        # As native/core/statistics.c: a clipped call's cost is that of the whole call.
+        # As in native/core/statistics.c: a clipped call's cost is that of the whole call.
         cost = np.where(calls["flags"] & CallFlag.CLIPPED, 0, calls["cost_ticks"])
         ticks = ticks - np.minimum(ticks, cost)
         vectors = calls["value"] & _LOW
@@ -62,7 +62,7 @@ class NodeCounts:
             self._sums[place] = self._sums[place] + row if place in self._sums else row
 
     def describe(self, names: NumberNames, ns_per_tick: float) -> list[dict[str, Any]]:
-        """What is known of each node, the one with most clocks first; each node once, by its name."""
+        """Returns the nodes, most clocks first; each node once, by its name."""
         by_name: dict[str, NDArray[np.uint64]] = {}
         for (function, number), row in self._sums.items():
             name = (names.nodes.get(number, "") if number else "") or self._names[function]
@@ -85,7 +85,7 @@ def _describe(name: str, sums: Sequence[int], ns_per_tick: float) -> dict[str, A
 
 
 def node_rows(nodes: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """A table of nodes, its head first, in the columns and units of `show runtime`, and ns."""
+    """Yields a table of nodes, header first, with the columns and units of `show runtime`, and ns."""
     rows = [["graph node", "calls", "vectors", "vectors/call", "clocks/vector", "ns/vector"]]
     for node in nodes:
         per_vector = (node["clocks_per_vector"], node["ns_per_vector"])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output files: opened for writing so that nobody else has chosen what is written to.
+"""Output files, opened so that no other user can redirect the output.
 
-In a directory that others may write, a link or a file that one of them made beforehand would have root overwrite what
-the link leads to, or hand what it writes to who made the file. So a path is followed name by name: links count where
-only this user and root can change them, and a file that is there must be this user's (or root's) and have one name.
-Files are made with mode 0600.
+In a directory that others can write, a link or file created beforehand could make root overwrite the link's target, or
+reveal the output to the file's owner. So a path is resolved name by name: links are followed only where only this user
+and root can change them, and an existing file must belong to this user (or root) and have one name. Files are created
+with mode 0600.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_output(path: str, blocking: bool = True) -> int:
-    """A descriptor to write to; a regular file is empty then.
+    """Returns a descriptor for writing; a regular file is truncated.
 
     Args:
-        path: a file, there or not, a device, or a pipe.
-        blocking: wait for the reader of a pipe, and for room in it.
+        path: a file, existing or not, a device, or a pipe.
+        blocking: wait for the reader of a pipe, and for space in it.
 
     Raises:
-        OSError: it cannot be made, or is not trusted; strerror says why.
+        OSError: it cannot be created, or is not trusted; strerror gives the reason.
     """
     directory = os.open("/" if path.startswith("/") else ".", _DIRECTORY)
     parts = _split(path)
@@ -49,7 +49,7 @@ def open_output(path: str, blocking: bool = True) -> int:
                     directory = _enter(directory, "/", 0)
             elif parts:
                 directory = _enter(directory, part, 0)
-            else:  # such as /proc/self/fd/1: what this process has open already
+            else:  # such as /proc/self/fd/1: a file this process already has open
                 return _open(f"/proc/self/fd/{directory}/{part}", blocking)
         return _open_last(parts[0] if parts else ".", directory, blocking)
     finally:
@@ -57,7 +57,7 @@ def open_output(path: str, blocking: bool = True) -> int:
 
 
 def _split(path: str) -> list[str]:
-    """Its names, the last one first."""
+    """Returns the names of a path, the last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -78,7 +78,7 @@ def _is_trusted(status: os.stat_result) -> bool:
 
 
 def _is_of_kernel(directory: int) -> bool:
-    """Whether links in it lead to open files and not to names."""
+    """Returns whether links in it lead to open files rather than names."""
     return os.fstat(directory).st_dev == os.stat("/proc").st_dev
 
 
@@ -93,7 +93,7 @@ def _open_last(part: str, directory: int, blocking: bool) -> int:
     with suppress(FileExistsError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(part, flags, 0o600, dir_fd=directory)
-    # Looked at before it is opened: opening a pipe waits, and some devices do something.
+    # Checked before opening: opening a pipe blocks, and opening some devices has side effects.
     found = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         _check_file(os.fstat(found))
@@ -105,9 +105,9 @@ def _open_last(part: str, directory: int, blocking: bool) -> int:
 def _check_file(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if stat.S_ISLNK(status.st_mode):  # it has become one
+    if stat.S_ISLNK(status.st_mode):  # it was replaced by a link
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    if not _is_trusted(status) and not stat.S_ISCHR(status.st_mode):  # devices are made by root only
+    if not _is_trusted(status) and not stat.S_ISCHR(status.st_mode):  # only root can create devices
         raise OSError(errno.EPERM, "it is there already and belongs to another user")
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         raise OSError(errno.EPERM, "it is there already and has another name, too")
@@ -118,7 +118,7 @@ def _open(path: str, blocking: bool) -> int:
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):
             os.ftruncate(file, 0)
-            os.fchmod(file, 0o600)  # it may have been there with another mode
+            os.fchmod(file, 0o600)  # an existing file may have another mode
     except OSError:
         os.close(file)
         raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session on disk: RecordingWriter appends blocks, RecordingReader gives back every whole one.
+"""A session on disk: RecordingWriter appends blocks, RecordingReader returns every complete one.
 
-proto/README.md draws the file. The reader takes the file as hostile input: it ends at the first damaged byte, and says
-so. What blocks mean stands here; recordingfile.py has their way from and to the disk.
+proto/README.md describes the format. The reader treats the file as untrusted: it stops at the first damaged byte, and
+reports it. This module defines what blocks mean; recordingfile.py reads and writes them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from otel_nfprobe.recording.recordingfile import (
     FRAME_BYTES,
     Damage,
     Frame,
+    FrameQueue,
     RawBlock,
     RecordingFile,
     RecordingSink,
-    Sink,
     damaged_header,
     read_blocks,
     read_start,
@@ -77,7 +77,7 @@ _LOST_TAG, _LOST_CALL = 5 << 24, 0
 
 @dataclass
 class RecordingHeader:
-    """Which session this is: `resource` are OpenTelemetry resource attributes, `settings` attach options."""
+    """The identity of a session: `resource` are OpenTelemetry resource attributes, `settings` attach options."""
 
     nfprobe_version: str = ""
     session: str = ""
@@ -92,13 +92,12 @@ class RecordingHeader:
 
 @dataclass(frozen=True)
 class Block:
-    """One whole block. `payload` is, by type:
+    """One complete block. `payload`, by type:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 64 per row; SAMPLES: bytes, 32 per row;
     THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a
-    CounterSet;
-    NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
-    `thread` is meaningful for RECORDS; of TAKE it is 1 when the session was over.
+    CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
+    `thread` is meaningful for RECORDS; for TAKE it is 1 at the end of the session.
     """
 
     type: int
@@ -106,27 +105,27 @@ class Block:
     payload: Any
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The payload of a RECORDS, CLOCK, ABSENCES or SAMPLES block as a read-only array of dtype."""
+        """Returns the payload of a RECORDS, CLOCK, ABSENCES or SAMPLES block as a read-only array of dtype."""
         return np.frombuffer(self.payload, dtype=dtype)
 
 
 class RecordingWriter:
-    """Writes one recording (mode 0600). Nothing here waits for the disk: frames go to a thread (RecordingSink).
+    """Writes one recording (mode 0600). Never waits for the disk: a thread writes the frames (RecordingSink).
 
-    A frame is closed when it has a MiB or is FRAME_S old, which is also what a killed monitor can lose. When the disk
-    is full, the file ends after its last whole frame and the next call here raises NfprobeError; later calls do
-    nothing, and `failed` is true.
+    A frame is closed at a MiB or after FRAME_S, which limits what is lost if the monitor is killed. If the disk is
+    full, the file ends after its last complete frame and the next call raises NfprobeError; later calls do nothing, and
+    `failed` is true.
 
     Args:
-        path: where.
+        path: of the file.
         header: of the session.
-        max_bytes: the file ends before it would be longer; 0: no bound.
+        max_bytes: limit of the file's length; 0: none.
 
     Attributes:
-        left_out: records that were left out, because the disk was too slow.
+        left_out: records dropped because the disk was too slow.
 
     Raises:
-        UsageError: the file cannot be made.
+        UsageError: the file cannot be created.
     """
 
     def __init__(self, path: str | Path, header: RecordingHeader, max_bytes: int = 0) -> None:
@@ -137,25 +136,25 @@ class RecordingWriter:
         self._records = 0
         self._frame = Frame(bytearray())
         self._opened_at = 0.0
-        self._lost: dict[int, int] = {}  # by thread: records that were left out since the last one that was not
+        self._lost: dict[int, int] = {}  # by thread: records dropped since the last written one
         self._closed = False
         self._sink = self._open_sink(recording_pb2.Header(**asdict(header)).SerializeToString(), max_bytes)
 
-    def _open_sink(self, header: bytes, max_bytes: int) -> Sink:
+    def _open_sink(self, header: bytes, max_bytes: int) -> FrameQueue:
         return RecordingSink(RecordingFile(self.path, write_start(header)), max_bytes)
 
     @property
     def bytes_written(self) -> int:
-        """Length of the file."""
+        """Returns the length of the file."""
         return self._sink.bytes_written
 
     @property
     def reached_max(self) -> bool:
-        """Whether the file ended because it would have been longer than its bound."""
+        """Returns whether the file ended because it reached its limit."""
         return self._sink.reached_max
 
     def records(self, thread: int, records: npt.NDArray[Any]) -> None:
-        """Appends records, 16 bytes each and oldest first, of the thread with this index."""
+        """Appends records, 16 bytes each, oldest first, of the thread with this index."""
         data = np.ascontiguousarray(records).view(np.uint8).data
         if self._sink.is_full and len(data):
             self._lost[thread] = self._lost.get(thread, 0) + len(data) // RECORD_BYTES
@@ -168,21 +167,21 @@ class RecordingWriter:
             self._put_records(thread, data[start : start + step])
 
     def take(self, columns: Columns, is_over: bool = False, is_part: bool = False) -> None:
-        """Notes that the session took what was complete, these columns; `is_over`: after the end of all.
+        """Notes that the session drained these columns at this point; `is_over`: at its end.
 
         Args:
-            is_part: it did so in the middle of a round.
+            is_part: in the middle of a round.
         """
         if not self._sink.is_full:
             self._block(PART if is_part else TAKE, b"", int(is_over))
 
     def submit(self) -> None:
-        """Notes that the session sent the packets that it had selected."""
+        """Notes that the session submitted the packets selected so far."""
         if not self._sink.is_full:
             self._block(SUBMIT, b"")
 
     def clock(self, anchors: npt.NDArray[Any]) -> None:
-        """Appends anchors (24 bytes each: ticks, unix_ns, ns_per_tick_q32) to those written before."""
+        """Appends anchors (24 bytes each: ticks, unix_ns, ns_per_tick_q32)."""
         if len(anchors):
             self._block(CLOCK, np.ascontiguousarray(anchors).view(np.uint8).data)
 
@@ -192,7 +191,7 @@ class RecordingWriter:
             self._block(ABSENCES, np.ascontiguousarray(absences).view(np.uint8).data)
 
     def samples(self, samples: npt.NDArray[Any], counted: SampleCounts | None = None) -> None:
-        """Appends samples (32 bytes each, samples.py), where threads were seen, and what they had counted there."""
+        """Appends samples (32 bytes each, samples.py) and their counter increases."""
         if self._sink.is_full:
             return
         for start in range(0, len(samples), SAMPLES_PER_BLOCK):
@@ -202,21 +201,21 @@ class RecordingWriter:
                 self._block(SAMPLE_COUNTS, encode_counts(counted._replace(counts=counted.counts[:, part])))
 
     def places(self, places: Sequence[AddressRange]) -> None:
-        """Appends what addresses of samples are called."""
+        """Appends the names of sampled addresses."""
         for start in range(0, len(places), FUNCTIONS_PER_BLOCK):
             self._block(PLACES, encode_places(places[start : start + FUNCTIONS_PER_BLOCK]))
 
     def threads(self, threads: Iterable[ThreadInfo]) -> None:
-        """Appends threads; the last entry of an index holds. Thread id 0: the thread before has ended."""
+        """Appends threads; the last entry of an index is valid. Thread ID 0: the previous thread has ended."""
         self._block(THREADS, encode_threads(threads))
 
     def functions(self, functions: Iterable[FunctionInfo]) -> None:
-        """Appends functions; the last entry of an id holds."""
+        """Appends functions; the last entry of an ID is valid."""
         for payload in encode_functions(functions):
             self._block(FUNCTIONS, payload)
 
     def names(self, names: NumberNames) -> None:
-        """Appends what numbers in records are called; the last entry of a number holds."""
+        """Appends the names of numbers in records; the last entry of a number is valid."""
         self._block(NAMES, encode_names(names))
 
     def counters(self, counters: Iterable[ThreadTotals]) -> None:
@@ -225,17 +224,17 @@ class RecordingWriter:
             self._block(COUNTERS, encode_counters(counters))
 
     def counting(self, counted: CounterSet) -> None:
-        """Notes that other counters are read from here on."""
+        """Notes that subsequent readings are of another counter set."""
         self._block(COUNTING, encode_counting(counted))
 
     def flush(self) -> None:
-        """Waits until all that was appended is in the file."""
+        """Waits until everything appended is in the file."""
         self._close_frame()
         self._sink.flush()
         self._check()
 
     def complete(self) -> None:
-        """The session has given all: waits until it is in the file."""
+        """Called when the session has appended everything: waits until it is in the file."""
         self.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -253,14 +252,14 @@ class RecordingWriter:
         self._check()
 
     def close(self) -> None:
-        """Closes the file; without finish() before, it reads as cut."""
+        """Closes the file; without finish() before, it reads as truncated."""
         if not self._closed:
             self._closed = True
             self._close_frame()
             self._sink.close()
 
     def discard(self) -> None:
-        """Closes and removes the file, as nothing was measured. A device or pipe stays."""
+        """Closes and removes the file if nothing was measured. A device or pipe stays."""
         if not self._closed:
             self._closed = True
             self._sink.discard()
@@ -296,13 +295,13 @@ class RecordingWriter:
 
 
 class RecordingReader:
-    """Reads a recording. Iterate blocks() once or more; afterwards `damage`, `complete` and `summary` hold.
+    """Reads a recording. `damage`, `complete` and `summary` are valid after an iteration of blocks().
 
-    `damage` is one sentence, empty when the file is whole; `complete` says that the END block was read;
+    `damage` is one sentence, empty if the file is complete; `complete` says that the END block was read;
     `summary` is its object, empty without one. Memory is bounded by the largest frame.
 
     Raises:
-        UsageError: the file cannot be read, is no recording, has another version or a damaged header.
+        UsageError: the file cannot be read, is not a recording, has another version or a damaged header.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -317,10 +316,10 @@ class RecordingReader:
             raise damaged_header(self.path) from None
 
     def blocks(self, leave_out: Collection[int] = ()) -> Iterator[Block]:
-        """Yields all whole blocks in the order of the file, END included; unknown types are skipped.
+        """Yields all complete blocks in the order of the file, including END; unknown types are skipped.
 
         Args:
-            leave_out: types of blocks that are not wanted; where frames hold nothing else, damage in them is not seen.
+            leave_out: types of blocks to skip; damage in frames that contain only these is not detected.
         """
         self.damage, self.complete, self.summary = "", False, {}
         mask = sum(1 << kind for kind in leave_out)
@@ -354,9 +353,9 @@ def _header_of(message: Any) -> RecordingHeader:
 
 
 def _block_of(raw: RawBlock) -> Block | None:
-    # None: a type that a later nfprobe wrote. ValueError, DecodeError: the writer was wrong, or hostile.
+    # None: a type written by a later nfprobe. ValueError, DecodeError: the writer was faulty or malicious.
     kind, thread, view = raw
-    if kind == RECORDS:  # not copied: it is used while its frame is there
+    if kind == RECORDS:  # not copied: it is used only while its frame exists
         _check(len(view) % RECORD_BYTES == 0 and thread < THREAD_COUNT)
         return Block(kind, thread, view)
     payload = bytes(view)

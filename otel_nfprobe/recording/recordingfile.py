@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a recording as raw blocks: in frames, read front to back up to the first damage, written by a thread.
+"""The file of a recording as raw blocks in frames, read sequentially up to the first damage, written by a thread.
 
-Takes a file as hostile input: memory is bounded by one frame, a length that cannot be is not believed. recording.py
-knows what the blocks mean.
+Treats a file as untrusted: memory is bounded by one frame, and impossible lengths are rejected. recording.py defines
+the meaning of blocks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import struct
 import threading
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import zstandard
@@ -27,32 +28,31 @@ from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.recording.outputfile import open_output
 
 # ---- frames ---------------------------------------------------------------------------------------------------------
-# Blocks packed, compressed and sealed with a checksum, and opened again. Pure: bytes in, bytes out.
+# Frames: blocks packed, compressed and checksummed, and unpacked again. Pure: bytes in, bytes out.
 #
-# What is opened is hostile: a frame says how large it is unpacked, no more than FRAME_BYTES_MAX is believed, and no
-# more than that is ever allocated.
+# Frames are untrusted: a frame states its unpacked size, but no more than FRAME_BYTES_MAX is accepted or allocated.
 
 
 FRAME = struct.Struct("<IIII")  # stored bytes, unpacked bytes, crc, codec
 BLOCK = struct.Struct("<IIII")  # type, thread, length of the payload, 0
-TRAILER = struct.Struct("<Q8s")  # where the last frame begins
+TRAILER = struct.Struct("<Q8s")  # offset of the last frame
 TRAILER_MAGIC = b"NFPEND\r\n"
 FRAME_BYTES_MAX = 16 << 20  # unpacked
-FRAME_BYTES = 1 << 20  # the writer closes a frame that has so many
+FRAME_BYTES = 1 << 20  # the writer closes a frame of this size
 AS_IT_IS, ZSTD = 0, 1  # codecs
-LEVEL = 1  # 30 million records a second on one core, 4 bytes a record; level 3 is slower and no smaller
-ALIGNMENT = 16  # of payloads, so that records can be read where they stand
+LEVEL = 1  # 30 million records per second on one core, 4 bytes per record; level 3 is slower and no smaller
+ALIGNMENT = 16  # of payloads, so that records can be read in place
 
 INDEX_ENTRY = np.dtype(
     [("offset", "<u8"), ("records", "<u8"), ("unix_ns", "<u8"), ("types", "<u4"), ("reserved", "<u4")]
 )
-"""One frame: where it begins, how many records it has, when it was written, a bit for each type of block in it."""
+"""One frame: its offset, number of records, time of writing, and a bit for each type of block in it."""
 
 _CHECKED = struct.Struct("<III")
 
 
 class RawBlock(NamedTuple):
-    """A block as it stands in a frame."""
+    """A block as stored in a frame."""
 
     kind: int
     thread: int
@@ -61,7 +61,7 @@ class RawBlock(NamedTuple):
 
 @dataclass
 class Frame:
-    """Blocks on their way into the file: `data` is what is compressed, `types` has a bit for each type of block."""
+    """Blocks of a frame being built: `data` is to be compressed, `types` has a bit for each type of block."""
 
     data: bytearray
     records: int = 0
@@ -76,11 +76,11 @@ class Frame:
 
 
 class DamagedFrameError(ValueError):
-    """A frame does not hold what it says."""
+    """A frame's content contradicts its header."""
 
 
 def seal(data: bytes | bytearray, compressor: zstandard.ZstdCompressor) -> bytes:
-    """A frame as it stands in the file."""
+    """Returns a frame as stored in the file."""
     packed = compressor.compress(data)
     codec = ZSTD if len(packed) < len(data) else AS_IT_IS
     stored = packed if codec == ZSTD else bytes(data)
@@ -89,21 +89,21 @@ def seal(data: bytes | bytearray, compressor: zstandard.ZstdCompressor) -> bytes
 
 
 def make_compressor() -> zstandard.ZstdCompressor:
-    """The compressor of all frames; not for two threads at a time."""
+    """Returns the compressor of all frames; not thread-safe."""
     return zstandard.ZstdCompressor(level=LEVEL)
 
 
 def is_possible(stored_bytes: int, unpacked_bytes: int) -> bool:
-    """Whether a frame of these sizes is worth reading."""
+    """Returns whether a frame may have these sizes."""
     return unpacked_bytes <= FRAME_BYTES_MAX and stored_bytes <= unpacked_bytes
 
 
 def open_frame(start: bytes, stored: bytes, decompressor: zstandard.ZstdDecompressor) -> bytes:
-    """The unpacked bytes of a frame.
+    """Returns the unpacked bytes of a frame.
 
     Args:
-        start: its first FRAME.size bytes, of which `is_possible` holds.
-        stored: what follows them.
+        start: its first FRAME.size bytes, for which `is_possible` is true.
+        stored: the bytes after them.
 
     Raises:
         DamagedFrameError: checksum, size or compression are wrong.
@@ -113,7 +113,7 @@ def open_frame(start: bytes, stored: bytes, decompressor: zstandard.ZstdDecompre
         raise DamagedFrameError
     if codec == AS_IT_IS and len(stored) == unpacked_bytes:
         return stored
-    # The library allocates what the compressed data says of its own size: it must be the same.
+    # The library allocates the size stated in the compressed data: it must match.
     try:
         if codec != ZSTD or zstandard.frame_content_size(stored) != unpacked_bytes:
             raise DamagedFrameError
@@ -126,7 +126,7 @@ def open_frame(start: bytes, stored: bytes, decompressor: zstandard.ZstdDecompre
 
 
 def blocks_of(data: bytes) -> Iterator[RawBlock]:
-    """The blocks of an opened frame.
+    """Yields the blocks of an opened frame.
 
     Raises:
         DamagedFrameError: they do not fill it.
@@ -144,7 +144,7 @@ def blocks_of(data: bytes) -> Iterator[RawBlock]:
 
 
 def read_index(payload: bytes | memoryview, first: int, last: int) -> Rows:
-    """The entries of an INDEX block; empty when they cannot be those of frames between `first` and `last`."""
+    """Returns the entries of an INDEX block; empty if they cannot be those of frames between `first` and `last`."""
     if len(payload) % INDEX_ENTRY.itemsize:
         return np.empty(0, INDEX_ENTRY)
     entries = np.frombuffer(payload, INDEX_ENTRY)
@@ -164,8 +164,8 @@ _PREAMBLE = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 
 
-class Damage(Exception):  # noqa: N818 (no error: reading ends here, and what came before holds)
-    """Where and why a file cannot be read on: `at` is a byte, `what` goes into a sentence."""
+class Damage(Exception):  # noqa: N818 (not an error: reading ends, what was read is valid)
+    """Where and why reading stopped: `at` is an offset, `what` is part of a sentence."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)
@@ -174,28 +174,28 @@ class Damage(Exception):  # noqa: N818 (no error: reading ends here, and what ca
 
 
 class FileStart(NamedTuple):
-    """The header's message, and where the first frame begins."""
+    """The header's message, and the offset of the first frame."""
 
     message: bytes
     first: int
 
 
 def write_start(message: bytes) -> bytes:
-    """The bytes before the first frame, with the header's message."""
+    """Returns the bytes before the first frame, including the header's message."""
     start = _PREAMBLE.pack(MAGIC, VERSION, len(message)) + message
     return start + _CRC.pack(zlib.crc32(start))
 
 
 def refuse(what: str, path: str, error: OSError, look_at: str) -> UsageError:
-    """The file cannot be read or written; `look_at` is what a person should look at."""
+    """Returns the error for a file that cannot be read or written; `look_at` is the path to check."""
     return UsageError(f"Cannot {what} the recording {path}: {error.strerror}.", f"ls -ld {look_at}")
 
 
 def read_start(path: str) -> FileStart:
-    """Reads what stands before the blocks.
+    """Reads the header.
 
     Raises:
-        UsageError: the file cannot be read, is no recording, has another version or a damaged header.
+        UsageError: the file cannot be read, is not a recording, has another version or a damaged header.
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -206,7 +206,7 @@ def read_start(path: str) -> FileStart:
         raise refuse("read", path, error, path) from None
 
 
-# Does not wait for a pipe's other end.
+# Does not block on a pipe's other end.
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -230,19 +230,19 @@ def _read_start(path: str, file: BinaryIO) -> FileStart:
 
 
 def damaged_header(path: str) -> UsageError:
-    """The header does not hold what it should."""
-    return UsageError(f"The header of the recording {path} is damaged or cut.")
+    """Returns the error for an invalid header."""
+    return UsageError(f"The header of the recording {path} is damaged or truncated.")
 
 
 def read_blocks(path: str, start: FileStart, leave_out: int = 0) -> Iterator[RawBlock]:
-    """Yields all whole blocks, END last.
+    """Yields all complete blocks, END last.
 
     Args:
-        leave_out: a bit for each type of block that is not wanted: by its index a finished file is read without the
-            frames that have no others.
+        leave_out: a bit for each type of block to skip: the index of a finished file allows skipping frames with only
+            these.
 
     Raises:
-        Damage: the file ends without END, is damaged, or goes on behind END.
+        Damage: the file ends without END, is damaged, or continues after END.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
@@ -282,7 +282,7 @@ class _FrameReader:
         if not end:
             raise Damage(
                 at,
-                "was cut: it has no end block, so it is still written, its monitor was killed or its disk was full,"
+                "is incomplete: it has no end block, so it is being written, its monitor was killed or its disk full,"
                 " and it ends",
             )
 
@@ -290,10 +290,10 @@ class _FrameReader:
         self._file.seek(at)
         start = self._file.read(FRAME.size)
         if len(start) < FRAME.size:
-            raise Damage(at, "is cut inside a block")
+            raise Damage(at, "is truncated inside a block")
         stored_bytes, unpacked_bytes, _, _ = FRAME.unpack(start)
         if stored_bytes > self._size - at - FRAME.size or not is_possible(stored_bytes, unpacked_bytes):
-            raise Damage(at, "is cut inside a block, or the block's length is damaged,")
+            raise Damage(at, "is truncated inside a block, or the block's length is damaged,")
         try:
             data = open_frame(start, self._file.read(stored_bytes), self._decompressor)
             return list(blocks_of(data)), at + FRAME.size + stored_bytes
@@ -304,12 +304,12 @@ class _FrameReader:
         self._file.seek(end)
         rest = self._file.read(TRAILER.size)
         if rest != TRAILER.pack(at, TRAILER_MAGIC):
-            raise Damage(end, "has its end block, but not its last 16 bytes as they should be")
+            raise Damage(end, "has its end block, but its last 16 bytes are invalid")
         if end + TRAILER.size < self._size:
-            raise Damage(end + TRAILER.size, "goes on behind its end")
+            raise Damage(end + TRAILER.size, "continues after its end")
 
     def _find_index(self) -> tuple[int, Rows | None]:
-        """Where the last frame is, and the index in it; None where the file must be read from its beginning."""
+        """Returns the offset of the last frame, and the index in it; None if the file must be read sequentially."""
         try:
             self._file.seek(max(self._first, self._size - TRAILER.size))
             last, magic = TRAILER.unpack(self._file.read(TRAILER.size))
@@ -325,50 +325,26 @@ class _FrameReader:
 
 
 # ---- writing, in a thread of its own --------------------------------------------------------------------------------
-# Where the frames of a recording go: a thread of its own compresses them and writes the file.
+# Sinks: a thread compresses the frames of a recording and writes the file.
 #
-# The drain hands over frames and never waits: behind a bounded queue a slow disk makes frames wait, and when the queue
-# is full the drain is told so (`is_full`) and leaves records out, counted. A full disk ends the file after its last
-# whole frame.
+# The drain hands over frames and never blocks: on a slow disk frames wait in a bounded queue; when it is full
+# (`is_full`) the drain drops records and counts them. A full disk ends the file after its last complete frame.
 
 
-QUEUE_BYTES = 64 << 20  # of frames that wait, not compressed
-_INDEX_ENTRIES_MAX = (FRAME_BYTES_MAX >> 1) // INDEX_ENTRY.itemsize  # of a longer file: no index
-_END_BYTES = 64 << 10  # kept free below max_bytes for the last frame, beside its index
-
-
-class Sink(Protocol):
-    """Where a writer's frames go. RecordingSink says what each part means."""
-
-    error: NfprobeError | None
-    reached_max: bool
-
-    @property
-    def is_full(self) -> bool: ...
-
-    @property
-    def bytes_written(self) -> int: ...
-
-    def submit(self, frame: Frame) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def finish(self, blocks: Sequence[RawBlock]) -> None: ...
-
-    def close(self) -> None: ...
-
-    def discard(self) -> None: ...
+QUEUE_BYTES = 64 << 20  # of waiting frames, uncompressed
+_INDEX_ENTRIES_MAX = (FRAME_BYTES_MAX >> 1) // INDEX_ENTRY.itemsize  # a longer file has no index
+_END_BYTES = 64 << 10  # kept free below max_bytes for the last frame, in addition to its index
 
 
 class RecordingFile:
-    """A file that frames are appended to, whole or not at all (mode 0600).
+    """A file to which frames are appended atomically (mode 0600).
 
     Args:
-        path: where; what is there is replaced.
+        path: of the file; an existing one is replaced.
         start: the bytes before the first frame.
 
     Raises:
-        UsageError: the file cannot be made.
+        UsageError: the file cannot be created.
         NfprobeError: the start does not fit on the disk.
     """
 
@@ -377,7 +353,7 @@ class RecordingFile:
         self.bytes_written = 0
         self._index: list[tuple[int, int, int, int, int]] = []
         try:
-            self._file = open_output(self.path, blocking=False)  # else a pipe that nobody reads would be waited for
+            self._file = open_output(self.path, blocking=False)  # otherwise a pipe without a reader would block
         except OSError as error:
             raise refuse("write", self.path, error, os.path.dirname(self.path) or ".") from None
         try:
@@ -390,14 +366,14 @@ class RecordingFile:
         """Appends a sealed frame.
 
         Raises:
-            NfprobeError: it does not fit on the disk; the file is as before.
+            NfprobeError: it does not fit on the disk; the file is unchanged.
         """
         entry = (self.bytes_written, frame.records, time.time_ns(), frame.types, 0)
         self._append(sealed)
         self._index.append(entry)
 
     def end_bytes(self) -> int:
-        """What the end of the file may still take."""
+        """Returns how many bytes the end of the file may still use."""
         return _END_BYTES + INDEX_ENTRY.itemsize * (len(self._index) + 1)
 
     def finish(self, blocks: Sequence[RawBlock]) -> None:
@@ -414,7 +390,7 @@ class RecordingFile:
             self.close()
 
     def close(self) -> None:
-        """Closes the file; without finish() before, it reads as cut."""
+        """Closes the file; without finish() before, it reads as truncated."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -433,7 +409,7 @@ class RecordingFile:
             while pending:
                 pending = pending[os.write(self._file, pending) :]
         except OSError as error:
-            # A device refuses; what is there stays readable up to the last whole frame all the same.
+            # A device refuses this; existing content stays readable up to the last complete frame.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.bytes_written)
             raise NfprobeError(
@@ -443,11 +419,18 @@ class RecordingFile:
         self.bytes_written += len(data)
 
 
-class FrameQueue:
-    """Frames that wait for a thread of their own, which gives each to `handle`."""
+class FrameQueue(ABC):
+    """Frames of a writer, waiting for a separate thread, which passes each to `_take`.
 
-    def __init__(self, handle: Callable[[Frame], None], queue_bytes: int = QUEUE_BYTES) -> None:
-        self._handle = handle
+    Attributes:
+        error: the error that ended the file, or None.
+        reached_max: whether the limit of the file's length was reached.
+    """
+
+    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.error: NfprobeError | None = None
+        self.reached_max = False
+        self._compressor = make_compressor()
         self._queue_bytes = queue_bytes
         self._frames: deque[Frame] = deque()
         self._waiting_bytes = 0
@@ -457,25 +440,45 @@ class FrameQueue:
         self._thread.start()
 
     @property
+    @abstractmethod
+    def bytes_written(self) -> int:
+        """Length of what was written."""
+
+    @property
     def is_full(self) -> bool:
-        """Whether frames wait that are as many as can be kept."""
+        """Returns whether the queue has reached its limit."""
         return self._waiting_bytes > self._queue_bytes
 
     def submit(self, frame: Frame) -> None:
-        """Takes a frame; never waits, and takes it even when the queue is full."""
+        """Adds a frame; never blocks, and accepts it even if the queue is full."""
         with self._changed:
             self._frames.append(frame)
             self._waiting_bytes += len(frame.data)
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Waits until all submitted frames were handled."""
+        """Waits until all submitted frames were taken."""
         with self._changed:
             while self._frames:
                 self._changed.wait()
 
-    def stop(self, is_wanted: bool = True) -> None:
-        """Ends the thread, after it has handled what waits, if that is wanted."""
+    def finish(self, blocks: Sequence[RawBlock]) -> None:
+        """Writes waiting frames and the end of the file; raises NfprobeError if the end does not fit on the disk."""
+        self._stop()
+
+    def close(self) -> None:
+        """Writes waiting frames and closes the file without an end."""
+        self._stop()
+
+    def discard(self) -> None:
+        """Removes the file."""
+        self._stop(is_wanted=False)
+
+    @abstractmethod
+    def _take(self, frame: Frame) -> None: ...
+
+    def _stop(self, is_wanted: bool = True) -> None:
+        """Ends the thread, if requested after handling the waiting frames."""
         with self._changed:
             if not is_wanted:
                 self._frames.clear()
@@ -491,58 +494,47 @@ class FrameQueue:
                 if not self._frames:
                     return
                 frame = self._frames[0]
-            self._handle(frame)
+            self._take(frame)
             with self._changed:
-                if self._frames:  # else it is not wanted any more
+                if self._frames:  # otherwise the frames were discarded
                     self._frames.popleft()
                 self._waiting_bytes -= len(frame.data)
                 self._changed.notify_all()
 
 
 class RecordingSink(FrameQueue):
-    """Compresses frames and appends them to a file, in the order in which they were submitted.
+    """Compresses frames and appends them to a file, in the order of their submission.
 
     Args:
-        file: what `finish`, `close` or `discard` closes.
-        max_bytes: the file ends before it would be longer; 0: no bound.
-
-    Attributes:
-        error: what ended the file, or None.
-        reached_max: whether `max_bytes` did.
+        file: closed by `finish`, `close` or `discard`.
+        max_bytes: limit of the file's length; 0: none.
     """
 
     def __init__(self, file: RecordingFile, max_bytes: int = 0) -> None:
-        self.error: NfprobeError | None = None
-        self.reached_max = False
         self._file = file
         self._max_bytes = max_bytes
-        self._compressor = make_compressor()
-        super().__init__(self._write)
+        super().__init__()
 
     @property
     def bytes_written(self) -> int:
-        """Length of the file."""
         return self._file.bytes_written
 
     def finish(self, blocks: Sequence[RawBlock]) -> None:
-        """Writes what waits and the end of the file; raises NfprobeError when the end does not fit on the disk."""
-        self.stop()
+        super().finish(blocks)
         if self.error is not None:
             self._file.close()
         else:
             self._file.finish(blocks)
 
     def close(self) -> None:
-        """Writes what waits and closes the file without an end."""
-        self.stop()
+        super().close()
         self._file.close()
 
     def discard(self) -> None:
-        """Removes the file."""
-        self.stop(is_wanted=False)
+        super().discard()
         self._file.remove()
 
-    def _write(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if self.error is not None or self.reached_max:
             return
         sealed = seal(frame.data, self._compressor)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: a recording through the pipeline, as if the session ran again.
+"""Replay: passes a recording through the pipeline, as in the session.
 
-A replay of one recording always gives the same columns in the same order, so that it can be run twice: once
-to find what matters and once to look at it. Taken in the steps of the session, it gives the very columns that the
-session had. Memory is bounded by ROUND_RECORDS, not by the recording.
+Replays of a recording always give the same columns in the same order, so it can be replayed twice: to find the relevant
+parts, and to examine them. Drained in the session's steps, the columns are exactly those of the session. Memory is
+bounded by ROUND_RECORDS, not by the recording.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from otel_nfprobe.recording.recording import Block, RecordingHeader, RecordingRe
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo, ThreadTotals
 from otel_nfprobe.shm.session import PROBE_COUNT
 
-ROUND_RECORDS = 1 << 16  # their columns stay in the cache
+ROUND_RECORDS = 1 << 16  # their columns fit in the cache
 COST_ROWS_MAX = 1 << 20
 
 
 @dataclass
 class RecordingFacts:
-    """Everything in a recording but its records.
+    """Everything in a recording except its records.
 
-    `functions` and `threads` are by id and index, `counters` the newest of each thread, `countings` the counters that
-    others were changed to; `sample_counts` by counter what was counted before each of `samples`; `summary` is empty
-    and `complete` false when the recording was cut; `damage` is a sentence, or empty. `arrivals`: those that
-    are known from a capture file; `names`: what numbers in records are called.
+    `functions` and `threads` are by ID and index, `counters` the latest of each thread, `countings` the counter sets
+    used after the first one; `sample_counts` the increase before each of `samples`, by counter; `summary` is empty and
+    `complete` false if the recording is truncated; `damage` is a sentence, or empty. `arrivals`: those known from a
+    capture file; `names`: of numbers in records.
     """
 
     header: RecordingHeader
@@ -61,13 +61,13 @@ class RecordingFacts:
 
     @property
     def function_names(self) -> list[str]:
-        """Names by function id; empty where a recording leaves one out."""
+        """Returns names by function ID; empty if missing in the recording."""
         count = max(self.functions, default=-1) + 1
         return [self.functions[id].name if id in self.functions else "" for id in range(count)]
 
     @property
     def roles(self) -> NDArray[np.uint8]:
-        """Role (enum nfp_role) by function id."""
+        """Returns the role (enum nfp_role) by function ID."""
         roles = np.zeros(max(self.functions, default=-1) + 1, np.uint8)
         for id, function in self.functions.items():
             roles[id] = function.role
@@ -75,7 +75,7 @@ class RecordingFacts:
 
     @property
     def costs(self) -> Rows:
-        """What a probed call of each function costs by itself (dtype COST), by function id."""
+        """Returns the overhead of a probed call of each function (dtype COST), by function ID."""
         rows = np.zeros(max(self.functions, default=-1) + 1, COST)
         for id, function in self.functions.items():
             ticks = np.nan_to_num([function.probe_inside_ticks, function.probe_whole_ticks])
@@ -84,30 +84,30 @@ class RecordingFacts:
 
     @property
     def counter_costs(self) -> Rows:
-        """What a probed call of each function counts by itself (dtype COUNTER_COST), by function id."""
+        """Returns what the probes of a call add to counters (dtype COUNTER_COST), by function ID."""
         items = self.functions.values()
         return counter_cost_rows({item.id: (item.probe_inside_counts, item.probe_whole_counts) for item in items})
 
     @property
     def counter_sets(self) -> list[CounterSet]:
-        """All counters that calls were counted with, those of the session's beginning first."""
+        """Returns all counter sets of the session, the first one first."""
         names = read_names(self.header.settings.get("counter_choice", ""))
         return [CounterSet(0, tuple(names), self.counter_costs), *self.countings.values()]
 
     def learn_counting(self, counted: CounterSet) -> None:
-        """Other counters; what their probes count is left out where a recording says too much of it."""
+        """Adds a counter set; the overhead of its probes is ignored if the recording has too much of it."""
         known = sum(len(item.costs) for item in self.countings.values())
         fits = known + len(counted.costs) <= COST_ROWS_MAX
         self.countings[counted.number] = counted if fits else counted._replace(costs=np.zeros(0, COUNTER_COST))
 
     @property
     def ticks_per_second(self) -> float:
-        """As the session knew it when it began."""
+        """Returns the rate known at the start of the session."""
         rate = self.header.ticks_per_second
         return rate if 1e6 < rate < 1e11 else 1e9
 
     def make_clock(self) -> Clock:
-        """The recording's clock; when it was cut before the first anchor, the header's nominal rate.
+        """Returns the recording's clock; if it was truncated before the first anchor, at the header's nominal rate.
 
         Raises:
             UsageError: the anchors are damaged.
@@ -119,7 +119,7 @@ class RecordingFacts:
 
 
 def read_facts(reader: RecordingReader) -> RecordingFacts:
-    """Reads the recording once, its records not looked at."""
+    """Reads the recording once, without its records."""
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
     absences: list[Rows] = []
@@ -160,10 +160,10 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
 def replay(
     reader: RecordingReader, facts: RecordingFacts, pipeline: Pipeline, repeats: Repeats | None = None
 ) -> Iterator[Columns]:
-    """Feeds all records to a fresh pipeline (made with facts.roles) and yields what it gives, take by take.
+    """Feeds all records to a new pipeline (made with facts.roles) and yields its columns, drain by drain.
 
-    Arrival times are in ticks; repeated packets are marked, by `repeats` where other windows than a second's
-    are wanted. Damage ends it early; `facts.damage` says so.
+    Arrival times are in ticks; repeated packets are marked, by `repeats` if given, otherwise per second. Damage ends
+    the replay early; `facts.damage` describes it.
     """
     for step in replay_steps(reader, facts, pipeline, repeats, ROUND_RECORDS):
         if isinstance(step, Columns):
@@ -177,10 +177,10 @@ def replay_steps(
     repeats: Repeats | None = None,
     round_records: int = 0,
 ) -> Iterator[Columns | Block]:
-    """The same, and between the columns the THREADS, ABSENCES and SUBMIT blocks where the session wrote them.
+    """As replay, with THREADS, ABSENCES and SUBMIT blocks between the columns, where the session wrote them.
 
     Args:
-        round_records: columns of so many records are taken together; 0: as the session took them.
+        round_records: drain after this many records; 0: where the session did.
     """
     rounds = _Rounds(pipeline, facts, repeats or Repeats(), round_records)
     for block in reader.blocks():
@@ -201,21 +201,21 @@ def replay_steps(
 
 
 class _Rounds:
-    # When columns are taken: where the session did, or, where a recording does not say, when a drain round is over.
+    # Drains where the session did or, if the recording does not say, at the end of a drain round.
     def __init__(self, pipeline: Pipeline, facts: RecordingFacts, repeats: Repeats, round_records: int) -> None:
         self._pipeline = pipeline
         self._clock = facts.make_clock()
         self._arrivals = facts.arrivals
         self._repeats = repeats
         self._round_records = round_records
-        self._noted = False  # whether the recording says where columns were taken
+        self._noted = False  # whether the recording says where columns were drained
         self._fed = self._last_count = 0
         self._last_thread = -1
 
     def feed(self, block: Block) -> Iterator[Columns | Block]:
         count = len(block.payload) // RECORD.itemsize
         if not self._noted:
-            # A drain round goes over the threads in order; a thread's long drain is written as several blocks.
+            # A drain round visits the threads in order; a long drain of a thread is written as several blocks.
             again = block.thread == self._last_thread and self._last_count < recording.RECORDS_PER_BLOCK
             if (block.thread < self._last_thread or again) and self._fed >= ROUND_RECORDS:
                 yield self._take()
@@ -232,7 +232,7 @@ class _Rounds:
             yield self._take(is_part)
 
     def end_threads(self, threads: list[ThreadInfo]) -> None:
-        self._pipeline.end_threads([item.index for item in threads if not item.tid])  # their rings go to others
+        self._pipeline.end_threads([item.index for item in threads if not item.tid])  # their rings are reused
 
     def finish(self) -> Iterator[Columns | Block]:
         self._pipeline.finish()

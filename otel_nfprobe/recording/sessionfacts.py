@@ -20,7 +20,7 @@ _Plain = TypeVar("_Plain", "ThreadInfo", "FunctionInfo", "ThreadTotals")
 
 @dataclass(frozen=True)
 class ThreadInfo:
-    """One thread: its index in the session's thread table, its tid as the target sees it, its name."""
+    """One thread: its index in the session's thread table, its tid in the target's PID namespace, its name."""
 
     index: int
     tid: int
@@ -31,8 +31,8 @@ class ThreadInfo:
 class FunctionInfo:
     """One probed function; role is enum nfp_role, module a path, offset and size are bytes in it.
 
-    The four after strategy are what a probed call costs by itself, between its time stamps and in all, and what it
-    counts by itself, of its own counts and in all; 0 or empty: not known. `unit` is VECTORS where its calls count them.
+    The four fields after strategy are the overhead of a probed call: in time, between its timestamps and in total, and
+    in counters, of its own counts and in total; 0 or empty: unknown. `unit` is VECTORS if its calls count them.
     """
 
     id: int
@@ -52,7 +52,7 @@ class FunctionInfo:
 
 @dataclass(frozen=True)
 class ThreadTotals:
-    """One entry of the thread table at one moment; `lost` counts records by loss class."""
+    """One entry of the thread table at some time; `lost` counts records by loss class."""
 
     index: int
     empty_polls: int = 0
@@ -70,20 +70,20 @@ class ThreadTotals:
 
 
 def encode_functions(functions: Iterable[FunctionInfo]) -> Iterator[bytes]:
-    """Payloads of FUNCTIONS blocks of bounded size."""
+    """Returns payloads of FUNCTIONS blocks of bounded size."""
     items = [recording_pb2.Function(**asdict(item)) for item in functions]
     for start in range(0, len(items), FUNCTIONS_PER_BLOCK):
         yield recording_pb2.Functions(function=items[start : start + FUNCTIONS_PER_BLOCK]).SerializeToString()
 
 
 def encode_counters(counters: Iterable[ThreadTotals]) -> bytes:
-    """The payload of a COUNTERS block."""
+    """Returns the payload of a COUNTERS block."""
     entries = [recording_pb2.ThreadCounters(**asdict(entry)) for entry in counters]
     return bytes(recording_pb2.Counters(thread=entries).SerializeToString())
 
 
 def encode_counting(counted: CounterSet) -> bytes:
-    """The payload of a COUNTING block."""
+    """Returns the payload of a COUNTING block."""
     message = recording_pb2.Counting(number=counted.number, names=write_names(counted.counters))
     for id, row in enumerate(counted.costs):
         if row["inside"].any() or row["whole"].any():
@@ -93,10 +93,10 @@ def encode_counting(counted: CounterSet) -> bytes:
 
 
 def decode_counting(payload: bytes) -> CounterSet:
-    """What encode_counting made.
+    """Decodes the result of encode_counting.
 
     Raises:
-        ValueError, DecodeError: it did not.
+        ValueError, DecodeError: malformed.
     """
     message = recording_pb2.Counting.FromString(payload)
     if any(item.id >= PROBE_COUNT for item in message.function):
@@ -106,34 +106,34 @@ def decode_counting(payload: bytes) -> CounterSet:
 
 
 def encode_threads(threads: Iterable[ThreadInfo]) -> bytes:
-    """The payload of a THREADS block."""
+    """Returns the payload of a THREADS block."""
     entries = [recording_pb2.Thread(**asdict(entry)) for entry in threads]
     return bytes(recording_pb2.Threads(thread=entries).SerializeToString())
 
 
 def decode_threads(payload: bytes) -> list[ThreadInfo]:
-    """What encode_threads made.
+    """Decodes the result of encode_threads.
 
     Raises:
-        ValueError, DecodeError: it did not.
+        ValueError, DecodeError: malformed.
     """
     return [_read(ThreadInfo, item) for item in _items(recording_pb2.Threads, payload)]
 
 
 def decode_functions(payload: bytes) -> list[FunctionInfo]:
-    """What encode_functions made.
+    """Decodes the result of encode_functions.
 
     Raises:
-        DecodeError: it did not.
+        DecodeError: malformed.
     """
     return [_read(FunctionInfo, item) for item in recording_pb2.Functions.FromString(payload).function]
 
 
 def decode_counters(payload: bytes) -> list[ThreadTotals]:
-    """What encode_counters made.
+    """Decodes the result of encode_counters.
 
     Raises:
-        ValueError, DecodeError: it did not.
+        ValueError, DecodeError: malformed.
     """
     return [_read(ThreadTotals, item) for item in _items(recording_pb2.Counters, payload)]
 
@@ -146,7 +146,7 @@ def _items(message: Any, payload: bytes) -> Sequence[Any]:
 
 
 def _read(kind: type[_Plain], item: Any) -> _Plain:
-    """The message's fields have the names of the class's; those that are repeated become tuples."""
+    """Converts a message to the class with the same field names; repeated fields become tuples."""
     values: dict[str, Any] = {part.name: getattr(item, part.name) for part in fields(kind)}
     values.update((name, tuple(value)) for name, value in values.items() if not isinstance(value, int | float | str))
     return kind(**values)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: columns of a recording as Arrow tables of calls, batches, packets and causes, and as files of them.
+"""Tables: a recording as Arrow tables of calls, batches, packets and causes, and as Parquet files.
 
 docs/tables.md has the schema. Arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and
-text are used, and times are Unix ns as integers: all readers of Parquet know these and agree on them.
+text are used, and times are Unix ns as integers: all Parquet readers support these consistently.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as replaced
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -33,14 +33,13 @@ from otel_nfprobe.base.columns import (
     Columns,
     PacketFlag,
     Rows,
-    concatenate,
     latency_ticks,
 )
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
 from otel_nfprobe.causes.baseline import BatchSample, Typical
-from otel_nfprobe.causes.causes import JUDGED_MAX
-from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
+from otel_nfprobe.causes.causes import LateCauses
+from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -49,9 +48,9 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay
 
 # ---- columns of text ------------------------------------------------------------------------------------------------
-# Text of whole columns: ids, addresses and names as Arrow arrays, made by NumPy, without an object per row.
+# Text columns: IDs, addresses and names as Arrow arrays, made by NumPy, without an object per row.
 #
-# Pure. Only IPv6 addresses and topics are written one by one, each different one once.
+# Pure. Only IPv6 addresses and topics are formatted one by one, each distinct one once.
 
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -61,7 +60,7 @@ _LAST_OCTET_USED = np.array([[place < len(str(octet)) for place in range(4)] for
 
 
 def hex_text(values: NDArray[np.uint64]) -> pa.Array:
-    """16 hexadecimal digits of each."""
+    """Returns each value as 16 hexadecimal digits."""
     octets = values.astype(">u8").view(np.uint8).reshape(-1, 8)
     digits = np.empty((len(values), 16), np.uint8)
     digits[:, 0::2], digits[:, 1::2] = _HEX[octets >> 4], _HEX[octets & 15]
@@ -69,13 +68,13 @@ def hex_text(values: NDArray[np.uint64]) -> pa.Array:
 
 
 def ipv4_text(addresses: NDArray[np.uint8]) -> pa.Array:
-    """`10.0.0.1` of each; addresses: shape (n, 4)."""
+    """Returns each address as `10.0.0.1`; addresses: shape (n, 4)."""
     used = np.concatenate((_OCTET_USED[addresses[:, :3]], _LAST_OCTET_USED[addresses[:, 3:]]), axis=1)
     return _strings(_OCTETS[addresses][used], used.sum(axis=(1, 2)))
 
 
 def address_text(packets: Rows, field: str) -> pa.Array:
-    """`source` or `destination` of packets (dtype PACKET); null where there is no IP address."""
+    """Returns `source` or `destination` of packets (dtype PACKET); null if there is no IP address."""
     versions = packets["ip_version"]
     is_4, is_6 = versions == 4, versions == 6
     kinds, place = np.unique(packets[field][is_6], axis=0, return_inverse=True)
@@ -88,7 +87,7 @@ def address_text(packets: Rows, field: str) -> pa.Array:
 
 
 def topic_text(columns: Columns) -> pa.Array:
-    """The topic of each packet that is a message; null otherwise."""
+    """Returns the topic of each packet that is a message; otherwise null."""
     topics, digests = columns.topics, columns.packets["digest"]
     texts = [bytes(topic["text"][: int(topic["size"])]).decode("utf-8", "replace") for topic in topics]
     rows = np.searchsorted(topics["digest"], digests)
@@ -98,14 +97,14 @@ def topic_text(columns: Columns) -> pa.Array:
 
 
 def name_text(names: Sequence[str], rows: NDArray[np.integer]) -> pa.Array:
-    """One of few names for each row; null where there is no such name. Dictionary encoded."""
+    """Returns one of few names for each row; null if there is no such name. Dictionary encoded."""
     known = (rows >= 0) & (rows < len(names))
     indices = pa.array(np.where(known, rows, 0).astype(np.int32), mask=~known)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
 def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.Array:
-    """Names by number + 1, as packets have those of an NF; null where a number is 0 or has none. Dictionary encoded."""
+    """Returns names by number + 1, as stored in packets; null if a number is 0 or unknown. Dictionary encoded."""
     known = np.array(sorted(names), np.int64)
     wanted = numbers.astype(np.int64) - 1
     rows = np.searchsorted(known, wanted)
@@ -116,7 +115,7 @@ def numbered_text(names: Mapping[int, str], numbers: NDArray[np.uint32]) -> pa.A
 
 
 def same_text(text: str, count: int) -> pa.Array:
-    """The same in each row."""
+    """Returns the same text for each row."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))
 
 
@@ -129,104 +128,21 @@ def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-TEXT = pa.dictionary(pa.int32(), pa.string())
-_SESSION = [("session", TEXT), ("host", TEXT), ("service", TEXT)]
-CALLS = pa.schema(
-    [
-        *_SESSION,
-        ("call", pa.int64()),
-        ("parent", pa.int64()),
-        ("batch", pa.int64()),
-        ("function", TEXT),
-        ("module", TEXT),
-        ("thread_id", pa.int32()),
-        ("thread_name", TEXT),
-        ("start_unix_ns", pa.int64()),
-        ("duration_ns", pa.int64()),
-        ("self_ns", pa.int64()),
-        ("probe_ns", pa.int64()),
-        ("depth", pa.int32()),
-        ("value", pa.int64()),
-        ("is_clipped", pa.bool_()),
-        ("is_unwound", pa.bool_()),
-        ("is_mark", pa.bool_()),
-    ]
-)
-BATCHES = pa.schema(
-    [
-        *_SESSION,
-        ("batch", pa.int64()),
-        ("function", TEXT),
-        ("thread_id", pa.int32()),
-        ("thread_name", TEXT),
-        ("start_unix_ns", pa.int64()),
-        ("duration_ns", pa.int64()),
-        ("size", pa.int32()),
-        ("requested", pa.int32()),
-        ("transmitted", pa.int32()),
-        ("dropped", pa.int32()),
-        ("is_full", pa.bool_()),
-        ("is_lossy", pa.bool_()),
-        ("is_unfinished", pa.bool_()),
-    ]
-)
-PACKETS = pa.schema(
-    [
-        *_SESSION,
-        ("packet_id", pa.string()),
-        ("batch", pa.int64()),
-        ("packet_index", pa.int32()),
-        ("arrival_source", TEXT),
-        ("arrival_unix_ns", pa.int64()),
-        ("receive_unix_ns", pa.int64()),
-        ("done_unix_ns", pa.int64()),
-        ("latency_ns", pa.int64()),
-        ("disposition", TEXT),
-        ("drop_reason", TEXT),
-        ("interface", TEXT),
-        ("transmit_interface", TEXT),
-        ("done_function", TEXT),
-        ("done_id", pa.string()),
-        ("source", pa.string()),
-        ("destination", pa.string()),
-        ("source_port", pa.int32()),
-        ("destination_port", pa.int32()),
-        ("protocol", pa.int32()),
-        ("topic", pa.string()),
-        ("length", pa.int32()),
-        ("is_repeated", pa.bool_()),
-    ]
-)
-CAUSES = pa.schema(
-    [
-        *_SESSION,
-        ("packet_id", pa.string()),
-        ("batch", pa.int64()),
-        ("packet_index", pa.int32()),
-        ("receive_unix_ns", pa.int64()),
-        ("latency_ns", pa.int64()),
-        ("cause", TEXT),
-        ("function", TEXT),
-        ("excess_ns", pa.int64()),
-        ("share", pa.float64()),
-        ("cause_batch", pa.int64()),
-        ("is_saturated", pa.bool_()),
-    ]
-)
-SCHEMAS = {"calls": CALLS, "batches": BATCHES, "packets": PACKETS, "causes": CAUSES}
+TABLES = ("calls", "batches", "packets", "causes")
 _DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
 _NS_MAX = 2.0**62
-_PORTS = (6, 17, 132)  # protocols that have them: TCP, UDP, SCTP
+_PORTS = (6, 17, 132)  # protocols with ports: TCP, UDP, SCTP
 
 
 class TableMaker:
-    """Makes the tables of one recording, take by take."""
+    """Makes the tables of one recording, drain by drain."""
 
     def __init__(self, facts: RecordingFacts) -> None:
         self._clock: Clock = facts.make_clock()
         self._ns_per_tick = 1e9 / self._clock.ticks_per_second
         resource = facts.header.resource
-        self._session = (facts.header.session, resource.get("host.name", ""), resource.get("service.name", ""))
+        host, service = resource.get("host.name", ""), resource.get("service.name", "")
+        self._session = {"session": facts.header.session, "host": host, "service": service}
         self._names, self._numbers = facts.function_names, facts.names
         ids = range(len(self._names))
         self._modules = [facts.functions[id].module if id in facts.functions else "" for id in ids]
@@ -236,8 +152,15 @@ class TableMaker:
             self._tids[index], self._thread_names[index] = thread.tid & 0x7FFFFFFF, thread.name
         self._calls = 0
 
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Returns the schema of each table, by name."""
+        nothing = Columns()
+        tables = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
+        causes = self.causes(nothing, np.empty(0, np.intp), np.empty(0, CAUSE))
+        return {name: table.schema for name, table in zip(TABLES, (*tables, causes), strict=True)}
+
     def calls(self, columns: Columns) -> pa.Table:
-        """One row per call, numbered through the whole recording."""
+        """Returns one row per call, numbered throughout the recording."""
         rows, flags = columns.calls, columns.calls["flags"]
         number = np.arange(self._calls, self._calls + len(rows), dtype=np.int64)
         parent, batch = rows["parent"], rows["batch"]
@@ -261,10 +184,10 @@ class TableMaker:
             "is_mark": (flags & CallFlag.MARK) != 0,
         }
         self._calls += len(rows)
-        return self._table(CALLS, values, len(rows))
+        return self._table(values, len(rows))
 
     def batches(self, columns: Columns) -> pa.Table:
-        """One row per batch."""
+        """Returns one row per batch."""
         rows, flags = columns.batches, columns.batches["flags"]
         values = {
             "batch": rows["id"].astype(np.int64),
@@ -277,10 +200,10 @@ class TableMaker:
             "is_lossy": (flags & BatchFlag.LOSSY) != 0,
             "is_unfinished": (flags & BatchFlag.UNFINISHED) != 0,
         }
-        return self._table(BATCHES, values, len(rows))
+        return self._table(values, len(rows))
 
     def packets(self, columns: Columns) -> pa.Table:
-        """One row per packet."""
+        """Returns one row per packet."""
         rows, flags = columns.packets, columns.packets["flags"]
         is_ip = (rows["ip_version"] == 4) | (rows["ip_version"] == 6)
         no_ports = ~(is_ip & np.isin(rows["protocol"], _PORTS))
@@ -292,6 +215,7 @@ class TableMaker:
             **self._packet(columns, np.arange(len(rows))),
             "arrival_source": name_text(SOURCES, find_sources(columns)),
             "arrival_unix_ns": _nullable(self._unix_ns(rows["arrival_ticks"]), ~stamped),
+            "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
             "done_unix_ns": _nullable(self._unix_ns(rows["done_ticks"]), unknown),
             "latency_ns": _nullable(self._ns(latency_ticks(columns)), unknown),
             "disposition": name_text(_DISPOSITIONS, rows["disposition"]),
@@ -309,18 +233,19 @@ class TableMaker:
             "length": _int32(rows["length"]),
             "is_repeated": (flags & PacketFlag.REPEATED) != 0,
         }
-        return self._table(PACKETS, values, len(rows))
+        return self._table(values, len(rows))
 
     def causes(self, columns: Columns, packets: NDArray[np.integer], causes: Rows) -> pa.Table:
-        """One row per late packet.
+        """Returns one row per late packet.
 
         Args:
-            columns: what `packets` are indices in.
-            causes: what made them late, dtype CAUSE.
+            columns: those that `packets` indexes.
+            causes: of their lateness, dtype CAUSE.
         """
         found = causes["batch"] != NONE
         values = {
             **self._packet(columns, packets),
+            "receive_unix_ns": self._unix_ns(columns.packets["receive_ticks"][packets]),
             "latency_ns": self._ns(latency_ticks(columns)[packets]),
             "cause": name_text(
                 [kind.name.lower() for kind in CauseKind], causes["kind"].astype(np.int64) - CauseKind.UNKNOWN
@@ -331,7 +256,7 @@ class TableMaker:
             "cause_batch": _nullable(causes["batch_id"].astype(np.int64), ~found),
             "is_saturated": causes["saturated"] != 0,
         }
-        return self._table(CAUSES, values, len(packets))
+        return self._table(values, len(packets))
 
     def _packet(self, columns: Columns, packets: NDArray[np.integer]) -> dict[str, Any]:
         rows = columns.packets[packets]
@@ -340,11 +265,10 @@ class TableMaker:
             "packet_id": hex_text(rows["digest"]),
             "batch": _nullable(_pick(columns.batches["id"], rows["batch"], placed), ~placed),
             "packet_index": _int32(rows["index"]),
-            "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
         }
 
     def _numbered(self, names: Mapping[int, str], rows: Rows, disposition: int) -> pa.Array:
-        """What the number means that packets of this disposition have from where they left; null for others."""
+        """Returns the name of the number of packets with this disposition; null for others."""
         return numbered_text(names, np.where(rows["disposition"] == disposition, rows["done_number"], 0))
 
     def _thread(self, index: NDArray[np.uint32]) -> dict[str, Any]:
@@ -352,14 +276,12 @@ class TableMaker:
         tids = _pick(self._tids, index, known).astype(np.int32)
         return {"thread_id": _nullable(tids, ~known), "thread_name": name_text(self._thread_names, index)}
 
-    def _table(self, schema: pa.Schema, values: Mapping[str, Any], count: int) -> pa.Table:
-        session = dict(zip(("session", "host", "service"), self._session, strict=True))
-        columns = [same_text(session[name], count) if name in session else values[name] for name in schema.names]
-        return pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
+    def _table(self, values: Mapping[str, Any], count: int) -> pa.Table:
+        return pa.table({**{name: same_text(text, count) for name, text in self._session.items()}, **values})
 
     def _ns(self, ticks: NDArray[Any]) -> NDArray[np.int64]:
         ns = np.rint(ticks.astype(np.int64) * self._ns_per_tick)
-        return np.asarray(ns.clip(-_NS_MAX, _NS_MAX), np.int64)  # a damaged recording may have any ticks
+        return np.asarray(ns.clip(-_NS_MAX, _NS_MAX), np.int64)  # a damaged recording may contain any ticks
 
     def _unix_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self._clock.convert(ticks).astype(np.int64)
@@ -386,19 +308,19 @@ def _int32(values: NDArray[Any]) -> NDArray[np.int32]:
 # ---- files ----------------------------------------------------------------------------------------------------------
 # Table files: a recording as Parquet, DIR/{calls,batches,packets,causes}/NAME.parquet.
 #
-# Two replays: one for what is usual, one that writes. Memory is bounded by a take: each becomes a row group. A file
-# appears under its name when it is whole.
+# Two replays: one computes the baseline, one writes. Memory is bounded by a drain: each becomes a row group. A file
+# gets its name when it is complete.
 
 
 def write_tables(
     reader: RecordingReader, folder: Path, slower_than_ns: int | None = None, flow: FlowFilter | None = None
 ) -> RecordingFacts:
-    """Writes the four files of one recording; those of an earlier call are replaced.
+    """Writes the four files of one recording, replacing earlier ones.
 
     Args:
-        reader: the recording; `facts.damage` of the result says where it was cut.
-        folder: is made when it is missing.
-        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest thousandth.
+        reader: the recording; `facts.damage` of the result says where it was truncated.
+        folder: created if missing.
+        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest 0.1 %.
         flow: only packets of these flows get rows, in packets and causes; None: all.
 
     Raises:
@@ -409,9 +331,18 @@ def write_tables(
     if slower_than_ns is not None:
         late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
     try:
-        with _Files(folder, _file_name(facts, reader.path)) as files, Pipeline(facts.roles) as pipeline:
+        maker = TableMaker(facts)
+        with (
+            _Files(folder, _file_name(facts, reader.path), maker.schemas()) as files,
+            Pipeline(facts.roles) as pipeline,
+        ):
             pipeline.set_costs(facts.costs)
-            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
+            late = LateCauses(late_ticks, typical, facts.absences, flow)
+            for columns in replay(reader, facts, pipeline):
+                files.add("calls", maker.calls(columns))
+                files.add("batches", maker.batches(columns))
+                files.add("packets", maker.packets(_keep_flow(columns, flow)))
+                files.add("causes", maker.causes(*late.find(columns)))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
@@ -427,56 +358,23 @@ def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Ty
 
 
 def _file_name(facts: RecordingFacts, path: str) -> str:
-    # Different sessions and the files of one flight recorder never meet, also when a fleet's are put together.
+    # Names differ between sessions and between the files of a flight recorder, so files of many hosts can be combined.
     words = (Path(path).stem, facts.header.session)
     return "-".join(re.sub(r"[^A-Za-z0-9._]", "_", word)[:100] for word in words if word) + ".parquet"
 
 
-def _write(files: _Files, maker: TableMaker, late: _Late, takes: Iterator[Columns]) -> None:
-    for columns in takes:
-        files.add("calls", maker.calls(columns))
-        files.add("batches", maker.batches(columns))
-        files.add("packets", maker.packets(late.keep_flow(columns)))
-        late.add(columns, files, maker)
-
-
-class _Late:
-    """Finds the causes of late packets; what they waited for is in their take or in the one before."""
-
-    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts, flow: FlowFilter | None) -> None:
-        self._flow = flow
-        self._threshold_ticks = threshold_ticks
-        self._typical = typical
-        self._facts = facts
-        self._judged = 0
-        self._before = Columns()
-
-    def keep_flow(self, columns: Columns) -> Columns:
-        """The same with the packets of the wanted flows only."""
-        if self._flow is None:
-            return columns
-        return replaced(columns, packets=columns.packets[self._flow.match(columns.packets)])
-
-    def add(self, columns: Columns, files: _Files, maker: TableMaker) -> None:
-        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
-        late = np.flatnonzero((latency >= self._threshold_ticks) & (latency > 0))
-        if self._flow is not None:
-            late = late[self._flow.match(columns.packets[late])]
-        late = late[: JUDGED_MAX - self._judged]
-        if len(late):
-            both = concatenate([self._before, columns])
-            packets = late + len(self._before.packets)
-            causes = find_causes(both, packets, self._typical, self._facts.absences)
-            files.add("causes", maker.causes(both, packets, causes))
-            self._judged += len(late)
-        self._before = columns
+def _keep_flow(columns: Columns, flow: FlowFilter | None) -> Columns:
+    if flow is None:
+        return columns
+    return replaced(columns, packets=columns.packets[flow.match(columns.packets)])
 
 
 class _Files:
-    """One file of each table, private (0600) as the recording is; without a whole `with` none of them stays."""
+    """One file per table, private (0600) like the recording; removed if the `with` block fails."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._paths = {table: folder / table / name for table in SCHEMAS}
+    def __init__(self, folder: Path, name: str, schemas: Mapping[str, pa.Schema]) -> None:
+        self._schemas = schemas
+        self._paths = {table: folder / table / name for table in schemas}
         self._stack = contextlib.ExitStack()
         self._writers: dict[str, pq.ParquetWriter] = {}
 
@@ -485,8 +383,8 @@ class _Files:
             for table, path in self._paths.items():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file = self._stack.enter_context(os.fdopen(open_output(str(_part(path))), "wb"))
-                # Without Arrow's own schema in the file: text is text for all readers.
-                writer = pq.ParquetWriter(file, SCHEMAS[table], compression="zstd", store_schema=False)
+                # Without Arrow's own schema in the file: text is plain text for all readers.
+                writer = pq.ParquetWriter(file, self._schemas[table], compression="zstd", store_schema=False)
                 self._writers[table] = self._stack.enter_context(writer)
         except BaseException:
             self._give_up()
@@ -519,4 +417,4 @@ class _Files:
 
 
 def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")  # readers of the folder leave out what begins with a dot
+    return path.with_name(f".{path.name}.part")  # readers of the folder skip names with a leading dot

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The difference of two recordings, function by function, as the JSON object of `nfprobe diff` (docs/diff.md).
 
-Functions are compared by their own time per packet in each of many time slices (below): a function *stands out*
-when that differs between the recordings by more than it does between the slices of each.
+Functions are compared by own time per packet in each of many time slices (below): a function *stands out* if that
+differs between the recordings by more than it does between the slices of each.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.report.report import build_report
 
 # ---- time slices ----------------------------------------------------------------------------------------------------
-# Slices: a recording cut into up to 64 equal times, and what each function did in each of them. Columns in.
+# Slices: a recording divided into up to 64 equal intervals, with per-function sums. Columns in.
 #
-# How much a function's time differs from slice to slice is what chance makes of it; diff.py compares that with the
-# difference between two recordings. What probes cost, and the time in which the scheduler kept the thread from
-# running, is taken off.
+# The variation of a function's time between slices is noise; diff.py compares it with the difference between two
+# recordings. The cost of probes, and the time in which the scheduler kept the thread from running, are subtracted.
 
 
 SLICES_MAX = 64
@@ -40,15 +39,15 @@ Table = NDArray[np.float64]
 
 
 class TimeSlices:
-    """Sums by time slice, in bounded memory: the slices grow twice as long whenever there are too many.
+    """Sums by time slice, in bounded memory: the width of slices doubles whenever there are too many.
 
     Args:
-        costs: what a probed call of each function costs by itself (dtype COST), by function id.
+        costs: overhead of a probed call of each function (dtype COST), by function ID.
         absences: of the whole recording, dtype ABSENCE.
 
     Attributes:
         calls, own_ticks, total_ticks: of each function, shape (functions, SLICES_MAX).
-        packets, batches: that were received, shape (SLICES_MAX,).
+        packets, batches: received, shape (SLICES_MAX,).
         width_ticks: of a slice.
     """
 
@@ -62,7 +61,7 @@ class TimeSlices:
         self.packets, self.batches = np.zeros(SLICES_MAX), np.zeros(SLICES_MAX)
 
     def add(self, columns: Columns) -> None:
-        """Adds one take."""
+        """Adds drained columns."""
         calls, batches = columns.calls, columns.batches
         starts = [rows["start_ticks"] for rows in (calls, batches) if len(rows)]
         if not starts:
@@ -76,7 +75,7 @@ class TimeSlices:
         self._add_calls(calls)
 
     def used(self) -> int:
-        """How many slices hold anything."""
+        """Returns how many slices contain anything."""
         filled = np.flatnonzero(self.batches + self.calls.sum(axis=0))
         return int(filled[-1]) + 1 if len(filled) else 0
 
@@ -89,7 +88,7 @@ class TimeSlices:
             table += np.bincount(at, weights, table.size)[: table.size].reshape(table.shape)
 
     def _time_calls(self, calls: Rows) -> tuple[Table, Table]:
-        """Time from entry to exit and own time of each call, in ticks."""
+        """Returns time from entry to exit and own time of each call, in ticks."""
         away = np.zeros(len(calls), np.int64)
         start, end = calls["start_ticks"].astype(np.int64), calls["end_ticks"].astype(np.int64)
         for thread in np.unique(calls["thread"]).tolist():
@@ -102,7 +101,7 @@ class TimeSlices:
         total -= np.where(calls["flags"] & CallFlag.CLIPPED, 0, calls["cost_ticks"])
         own = calls["self_ticks"] - away - inside
         nested = np.flatnonzero(calls["parent"] < len(calls))
-        # A caller's own time is without its callees, whatever kept those; their probes are in it in part.
+        # A caller's own time excludes its callees, including their waits; their probes are partly in it.
         np.add.at(own, calls["parent"][nested], (away - around)[nested])
         return total, own
 
@@ -121,13 +120,13 @@ class TimeSlices:
 # ---- the difference -------------------------------------------------------------------------------------------------
 
 
-AT_LEAST = 0.1  # of a function's time: two runs of one program differ by some percent with nothing changed
-NOISES = 3  # a change of the usual time is this many times what chance makes of it
-ERRORS = 4  # a change of the mean is this many times its standard error, and
-FACTOR = 2  # that mean is at least so many times the other: few calls, but far slower ones
-SHARE = 0.01  # a change is this much of all functions' time: less changes no packet
+AT_LEAST = 0.1  # of a function's time: unchanged runs of a program differ by some percent
+NOISES = 3  # minimum change of the usual time, in multiples of the noise
+ERRORS = 4  # minimum change of the mean, in multiples of its standard error, and
+FACTOR = 2  # minimum ratio of the means: few calls, but far slower ones
+SHARE = 0.01  # minimum change, as a share of all functions' time: less has no effect on packets
 SLICES_MIN = 4
-THIN = 0.25  # slices with less than this share of the usual work are the ends of a recording, or say little
+THIN = 0.25  # slices with less than this share of the usual work are the ends of a recording, or not representative
 SIGMA = 1.4826  # standard deviations per median absolute deviation
 
 Key = tuple[str, str, int]
@@ -140,9 +139,9 @@ class Side:
 
     Attributes:
         document: of its report.
-        own: own time of each function per unit of work in each slice that counts, ns.
+        own: own time of each function per unit of work in each valid slice, ns.
         total, calls: time from entry to exit (ns) and calls per unit of work.
-        functions: what the recording says of each function that was called.
+        functions: the recording's facts of each called function.
     """
 
     path: str
@@ -156,15 +155,15 @@ class Side:
 
 
 def build_diff(path_a: str, path_b: str, at_least: float = AT_LEAST) -> dict[str, Any]:
-    """Reads both recordings, each of them three times.
+    """Reads both recordings, three times each.
 
     Args:
-        path_a: the recording that the other is compared with.
+        path_a: the reference recording.
         path_b: the other.
-        at_least: by which share a function's usual time must change to stand out.
+        at_least: minimum relative change of a function's usual time to stand out.
 
     Raises:
-        UsageError: one is no recording, or nothing was called in it.
+        UsageError: one is not a recording, or contains no calls.
     """
     readings = [_Reading(path) for path in (path_a, path_b)]
     unit = next((name for name in ("packet", "batch") if all(reading.has(name) for reading in readings)), "ms")
@@ -206,7 +205,7 @@ class _Reading:
         self._ns_per_tick = 1e9 / facts.make_clock().ticks_per_second
         self._functions = facts.functions
         if not self._report.document["calls"]:
-            raise UsageError(f"No call is in the recording {path}.", f"nfprobe report {path}")
+            raise UsageError(f"The recording {path} contains no calls.", f"nfprobe report {path}")
 
     def has(self, unit: str) -> bool:
         return bool((self._slices.packets if unit == "packet" else self._slices.batches).any())
@@ -218,7 +217,7 @@ class _Reading:
         work = {"packet": slices.packets, "batch": slices.batches, "ms": np.full(len(slices.packets), width_ms)}[unit]
         work = work[:used]
         if unit == "ms" and used > 1:
-            work = np.append(work[:-1], 0.0)  # the last one is not over
+            work = np.append(work[:-1], 0.0)  # the last one is incomplete
         counts = np.flatnonzero(work >= THIN * np.median(work[work > 0]))
         own, total, calls = (
             table[:, :used][:, counts] / work[counts] for table in (slices.own_ticks, slices.total_ticks, slices.calls)
@@ -228,7 +227,7 @@ class _Reading:
         return Side(self._path, document, damage, unit, own * ns, total * ns, calls, self._name_functions())
 
     def _name_functions(self) -> dict[Key, FunctionInfo]:
-        """Functions that were called: module, name, and for several of one name which of them."""
+        """Returns the called functions: module, name, and a number if several have the same name."""
         names: dict[Key, FunctionInfo] = {}
         seen: Counter[tuple[str, str]] = Counter()
         called = self._slices.calls.sum(axis=1) > 0
@@ -273,7 +272,7 @@ def _deviation(values: Values) -> float:
 
 
 def _describe(side: Side, function: FunctionInfo) -> dict[str, Any]:
-    """One function in one recording: what its report says, and the same per unit of work."""
+    """Returns a function's report entry in one recording, and its values per unit of work."""
     place = function.module, function.offset, function.name or f"function {function.id}"
     entries = side.document["functions"]
     entry = next(entry for entry in entries if (entry["module"], entry["offset"], entry["name"]) == place)
@@ -288,7 +287,7 @@ def _describe(side: Side, function: FunctionInfo) -> dict[str, Any]:
 
 
 def _only(side: Side, other: Side) -> list[dict[str, Any]]:
-    """Functions that were called in one recording only, those with most time first."""
+    """Returns functions called in one recording only, those with most time first."""
     found = [
         {"module": key[0], "name": key[1], **_describe(side, function)}
         for key, function in side.functions.items()
@@ -303,7 +302,7 @@ def _describe_packets(packets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare_causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What made late packets late in each recording, that which changed most first."""
+    """Returns causes of late packets in each recording, the largest change first."""
     shares = [{(cause["kind"], cause["function"]): cause["share"] for cause in of["causes"]} for of in (a, b)]
     keys: Iterable[tuple[str, str | None]] = shares[0] | shares[1]
     rows: list[dict[str, Any]] = [

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folded stacks of a recording: where its threads spent their time, for flame graphs.
 
-A stack is `batch`, the probed calls inside each other, and the function that was sampled, where it is another than the
-innermost call. Without samples each call counts with its own time (self time); with counters, each sample with what
-the thread had counted since the one before. Two classes of packets: all, and slow:
-then only batches count that ran while a slow packet was in the network function, on its thread: its own batch and those
-that it waited for.
+A stack is `batch`, the nested probed calls, and the sampled function, if it differs from the innermost call. Without
+samples each call is weighted with its own time (self time); with counters, each sample with the increase since the
+thread's previous sample. Two classes of packets: all, and slow: the latter counts only batches that ran on its thread
+while a slow packet was in the network function: its own batch and those that it waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from otel_nfprobe.profiling.samples import AddressNames, Words, addresses_of, fi
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 
-LATE_QUANTILE = 0.99  # of the latencies of identified packets: of fewer there would be hardly a sample
+LATE_QUANTILE = 0.99  # of the latencies of identified packets: fewer packets would have hardly any samples
 BATCH, OUTSIDE, PREEMPTED = "batch", "outside batches", "[preempted]"
 _NO_PATH = -1
 
@@ -35,13 +34,13 @@ Ticks = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class FlameRequest:
-    """What is folded.
+    """What to fold.
 
     Attributes:
-        slow_only: only what ran while a slow packet was there.
-        slower_ns: what a slow packet is; None: later than LATE_QUANTILE of those that were identified.
-        by_time: self times in ns, also where there are samples.
-        counter: one that the samples hold: what it counted; "": samples.
+        slow_only: only what ran while a slow packet was in the NF.
+        slower_ns: latency of a slow packet; None: LATE_QUANTILE of the identified ones.
+        by_time: self times in ns, even if there are samples.
+        counter: use its increases, stored in the samples; "": count samples.
     """
 
     slow_only: bool = False
@@ -51,7 +50,7 @@ class FlameRequest:
 
 
 def fold(reader: RecordingReader, facts: RecordingFacts, request: FlameRequest) -> dict[str, int]:
-    """Stacks, frames joined by semicolons, and how many samples, ns or counts each has; the largest first.
+    """Returns stacks, frames joined by semicolons, with their number of samples, ns or counts; the largest first.
 
     Raises:
         UsageError: the recording's clock is damaged.
@@ -69,7 +68,7 @@ def fold(reader: RecordingReader, facts: RecordingFacts, request: FlameRequest) 
 
 
 def render_folded(stacks: dict[str, int]) -> str:
-    """One line for each stack: frames, a space, a number (flamegraph.pl, speedscope, inferno)."""
+    """Returns one line per stack: frames, a space, a number (flamegraph.pl, speedscope, inferno)."""
     return "".join(f"{printable(stack)} {weight}\n" for stack, weight in stacks.items())
 
 
@@ -80,7 +79,7 @@ def _replay(reader: RecordingReader, facts: RecordingFacts) -> Iterator[Columns]
 
 
 class _Windows:
-    """When slow packets were there, by thread.
+    """Times when slow packets were in the NF, by thread.
 
     Args:
         spans: shape (n, 3): thread, start, end.
@@ -94,11 +93,11 @@ class _Windows:
             self._by_thread[thread] = own[:, 1], np.maximum.accumulate(own[:, 2])
 
     def touch(self, batches: Rows) -> NDArray[np.bool_]:
-        """Which batches ran in one of them."""
+        """Returns which batches ran in one of them."""
         found = np.zeros(len(batches), bool)
         for thread, (starts, ends) in self._by_thread.items():
             mine = batches["thread"] == thread
-            # The last one that began before the batch was over: none before it ended later than `ends` says.
+            # The last one that began before the batch ended: none before it ended later than `ends`.
             index = np.searchsorted(starts, batches["end_ticks"][mine], side="left") - 1
             found[mine] = (index >= 0) & (ends[np.maximum(index, 0)] > batches["start_ticks"][mine])
         return found
@@ -125,25 +124,25 @@ def _find_windows(
 
 
 class _Take:
-    # One take of the pipeline, asked which call ran at a moment.
+    # Drained columns, queried for the call that ran at a given time.
     def __init__(self, columns: Columns, windows: _Windows | None, paths: NDArray[np.int64]) -> None:
         calls, batches = columns.calls, columns.batches
         self.columns = columns
         self.paths = paths
         self.wanted = np.ones(len(batches), bool) if windows is None else windows.touch(batches)
-        self.kept = np.full(len(calls), windows is None)  # calls that count
+        self.kept = np.full(len(calls), windows is None)  # calls to count
         in_batch = calls["batch"] < len(batches)
         self.kept[in_batch] = self.wanted[calls["batch"][in_batch]]
 
     def extent(self, thread: int) -> tuple[int, int]:
-        """The first and the last moment of a thread that is among them."""
+        """Returns the first and the last time at which a thread appears."""
         own = [rows[rows["thread"] == thread] for rows in (self.columns.calls, self.columns.batches)]
         own = [rows for rows in own if len(rows)]
         first = min(int(rows["start_ticks"].min()) for rows in own)
         return first, max(int(rows["end_ticks"].max()) for rows in own)
 
     def locate(self, thread: int, ticks: Ticks) -> tuple[NDArray[np.int64], NDArray[np.bool_], Ticks]:
-        """For each moment the path of the innermost call, whether it counts, and when that call or batch ends."""
+        """Returns for each time the path of the innermost call, whether it counts, and when that call or batch ends."""
         calls, batches = self.columns.calls, self.columns.batches
         rows = np.flatnonzero(calls["thread"] == thread)
         rows = rows[np.lexsort((calls["depth"][rows], calls["start_ticks"][rows]))]
@@ -160,14 +159,14 @@ class _Take:
         call = rows[found[called]]
         known = self.paths[call] != _NO_PATH
         called, call = called[known], call[known]
-        lonely = path[called] == _NO_PATH  # in no batch
+        lonely = path[called] == _NO_PATH  # outside batches
         counts[called[lonely]] = self.kept[call[lonely]]
         path[called], ends[called] = self.paths[call], calls["end_ticks"][call]
         return path, counts, ends
 
 
 class _Stacks:
-    # Paths are numbered: 0 is a batch, 1 what is outside of batches, the others a path and a function more.
+    # Paths are numbered: 0 is a batch, 1 is outside batches, each other one is a path plus a function.
     def __init__(
         self, facts: RecordingFacts, windows: _Windows | None, by_time: bool, counts: Words | None = None
     ) -> None:
@@ -186,7 +185,7 @@ class _Stacks:
         self._leaves: dict[tuple[int, bool], str] = {}
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds drained columns."""
         take = _Take(columns, self._windows, self._find_paths(columns.calls))
         if self._by_time:
             self._add_times(take)
@@ -197,7 +196,7 @@ class _Stacks:
                 self._add_samples(take, thread)
 
     def finish(self) -> Counter[str]:
-        """All stacks with their weights."""
+        """Returns all stacks with their weights."""
         if not self._by_time and self._windows is None:
             outside = np.flatnonzero(~self._placed)
             self._count(outside, np.ones(len(outside), np.int64))
@@ -218,7 +217,7 @@ class _Stacks:
         return frames
 
     def _find_paths(self, calls: Rows) -> NDArray[np.int64]:
-        """The path of each call. A caller that is not among the calls is none."""
+        """Returns the path of each call. A caller outside the columns is ignored."""
         paths = np.full(len(calls), _NO_PATH, np.int64)
         parents = np.where(calls["parent"] < len(calls), calls["parent"].astype(np.int64), _NO_PATH)
         above = np.where(calls["batch"] == 0xFFFFFFFF, 1, 0)
@@ -246,7 +245,7 @@ class _Stacks:
         self._weights[0, ""] += round(float(np.maximum(own, 0)[take.wanted].sum()))
 
     def _move_preempted(self, take: _Take, thread: int) -> None:
-        """What the scheduler took is not the function's."""
+        """Subtracts preempted time from the function."""
         rows = self._preempted[self._preempted["thread"] == thread]
         path, counts, ends = take.locate(thread, rows["out_ticks"])
         gone = np.minimum(rows["in_ticks"], ends).astype(np.int64) - rows["out_ticks"].astype(np.int64)
@@ -262,7 +261,7 @@ class _Stacks:
         self._count(seen[counts], path[counts])
 
     def _samples_between(self, first: int, last: int, thread: int) -> NDArray[np.int64]:
-        """Samples of a thread that lie between two moments, and have no place yet."""
+        """Returns a thread's unassigned samples between two times."""
         low, high = np.searchsorted(self._samples["ticks"], np.array([first, last], np.uint64)).tolist()
         near = slice(low, high)
         found: NDArray[np.int64] = low + np.flatnonzero((self._samples["thread"][near] == thread) & ~self._placed[near])
@@ -277,7 +276,7 @@ class _Stacks:
 
 
 def _renumber(calls: Rows, rows: NDArray[np.int64]) -> Rows:
-    """The calls of one thread in this order, `parent` counting among them."""
+    """Returns the calls of one thread in this order, with `parent` relative to them."""
     places = np.full(len(calls) + 1, 0xFFFFFFFF, np.uint32)
     places[rows] = np.arange(len(rows), dtype=np.uint32)
     chosen: Rows = calls[rows].copy()

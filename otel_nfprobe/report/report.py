@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: what a recording holds, as the JSON object of `nfprobe report` and as timelines for the page.
+"""The report of a recording, as the JSON object of `nfprobe report` and as timelines for the page.
 
-Two replays: one for statistics and for which packets were slowest, one for what happened around those. The views
-print it.
+Two replays: one for statistics and the slowest packets, one for their surroundings. The views format it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from otel_nfprobe.base.holdrows import join_holds
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes.baseline import BatchSample
-from otel_nfprobe.causes.causes import CauseTally
+from otel_nfprobe.causes.causes import CauseTally, LateCauses
 from otel_nfprobe.causes.holds import describe_hold
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
@@ -58,20 +57,20 @@ from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.shm.session import LOST_CLASSES
 
 # ---- slow packets ---------------------------------------------------------------------------------------------------
-# The slowest packets of a recording: found in one replay, their surroundings gathered in the next.
+# The slowest packets of a recording: found in one replay, their surroundings collected in the next.
 #
-# Packets of one batch share its fate, so at most one of each batch is kept: the slowest. Their surroundings are
-# all batches of their thread from their arrival until they were done, and for as long before: there
-# latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out.
+# Packets of one batch have the same causes, so at most one per batch is kept: the slowest. Its surroundings are all
+# batches of its thread from its arrival until its end, and for the same time before: there latency_causes.py finds the
+# culprit, and a timeline shows them. Arrays in, arrays out.
 
 
 HOLDS_MAX = 10_000  # around all of the slowest packets
-BATCHES_MAX = 20_000  # of all surroundings together; more are not looked at
+BATCHES_MAX = 20_000  # of all surroundings together; further ones are ignored
 
 
 @dataclass(frozen=True)
 class SlowPacket:
-    """One slow packet, by batch id and position in its burst; its life in ticks."""
+    """One slow packet, by batch ID and position in its burst; times in ticks."""
 
     latency_ticks: int
     batch_id: int
@@ -83,7 +82,7 @@ class SlowPacket:
 
 
 class SlowestPackets:
-    """Keeps the `count` slowest packets of all columns that are added, of the flows of `flow` if it is given."""
+    """Keeps the `count` slowest packets of all added columns, of the flows of `flow` if it is given."""
 
     def __init__(self, count: int, flow: FlowFilter | None = None) -> None:
         self._count = count
@@ -91,7 +90,7 @@ class SlowestPackets:
         self._heap: list[tuple[int, int, SlowPacket]] = []
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds drained columns."""
         packets, batches = columns.packets, columns.batches
         if not len(packets) or not self._count:
             return
@@ -100,7 +99,7 @@ class SlowestPackets:
         order = np.flatnonzero(latency > best)
         if self._flow is not None:
             order = order[self._flow.match(packets[order])]
-        # The slowest first, and of equal ones the earliest; the first of each batch is the one that is kept.
+        # The slowest first, then the earliest; the first of each batch is kept.
         order = order[np.lexsort((order, -latency[order].astype(np.int64)))]
         _, first = np.unique(packets["batch"][order], return_index=True)
         starts = life_start_ticks(columns)
@@ -119,7 +118,7 @@ class SlowestPackets:
             self._push(slow)
 
     def slowest(self) -> list[SlowPacket]:
-        """The packets kept, the slowest first."""
+        """Returns the packets kept, the slowest first."""
         return [slow for _, _, slow in sorted(self._heap, reverse=True)]
 
     def _push(self, slow: SlowPacket) -> None:
@@ -131,7 +130,7 @@ class SlowestPackets:
 
 
 class Surroundings:
-    """Gathers, from a second replay, the batches that ran during the lives of slow packets."""
+    """Collects, from a second replay, the batches that ran during the lives of slow packets."""
 
     def __init__(self, slowest: list[SlowPacket]) -> None:
         self._slowest = slowest
@@ -139,12 +138,12 @@ class Surroundings:
         self._holds = join_holds([])
 
     def add(self, columns: Columns) -> None:
-        """Looks at one take."""
+        """Adds drained columns."""
         batches = columns.batches
         self._add_holds(columns.holds)
         wanted = np.zeros(len(batches), bool)
         for slow in self._slowest:
-            # As long before as it lived: its queue may have been longer than usual when it came.
+            # Extended backwards by its latency: its queue may already have been longer than usual at its arrival.
             since = max(2 * slow.start_ticks - slow.done_ticks, 0)
             wanted |= (
                 (batches["thread"] == slow.thread)
@@ -155,7 +154,7 @@ class Surroundings:
             self._parts.append(_cut_batch(columns, int(batch)))
 
     def columns(self) -> Columns:
-        """All of them, with the packets described in these batches."""
+        """Returns all of them, with the packets of these batches."""
         return replace(concatenate(self._parts), holds=self._holds)
 
     def _add_holds(self, holds: Rows) -> None:
@@ -167,7 +166,7 @@ class Surroundings:
 
 
 def find_packet(columns: Columns, slow: SlowPacket) -> int:
-    """Index of a slow packet in gathered columns, or -1."""
+    """Returns the index of a slow packet in the collected columns, or -1."""
     if not len(columns.packets):
         return -1
     ids = columns.batches["id"][columns.packets["batch"]]
@@ -192,10 +191,10 @@ def _span(row: Rows, first: str, count: str) -> slice:
 
 
 # ---- as JSON --------------------------------------------------------------------------------------------------------
-# The parts of a report that are sums over the whole recording, as plain data.
+# The parts of a report that are totals of the whole recording, as plain data.
 
 
-RESOLUTION_COSTS = 3  # a mean below so many times the probe's own cost is marked
+RESOLUTION_COSTS = 3  # a mean below this multiple of the probe's own cost is marked
 _UNKNOWN_FUNCTION = FunctionInfo(NONE, 0, "", 0, 0, "unknown function", "", "")
 
 
@@ -270,7 +269,7 @@ def add_counters(document: dict[str, Any], facts: RecordingFacts, statistics: St
 
 
 def _describe_cost(function: FunctionInfo, row: np.void | None, ns_per_tick: float) -> dict[str, Any]:
-    """What was measured before the probes' own cost was taken off, and whether little but that cost was measured."""
+    """Returns the raw measurement including the probes' own cost, and whether it consists mostly of that cost."""
     names = ("total", "self", "min", "max")
     raw = {f"{name}_ns": round(int(row[f"raw_{name}_ticks"]) * ns_per_tick) if row is not None else 0 for name in names}
     calls = int(row["count"]) if row is not None else 0
@@ -299,7 +298,7 @@ def _quantiles(statistics: Statistics, distribution: Distribution, ns_per_tick: 
 
 
 def _count_lost(facts: RecordingFacts, counts: PipelineCounts) -> dict[str, int]:
-    # The thread table is exact but may be missing from a cut recording; LOST records stand where it happened.
+    # The thread table is exact but may be missing in a truncated recording; LOST records are where the loss occurred.
     lost = {}
     for index, name in enumerate(LOST_CLASSES):
         said = sum(thread.lost[index] for thread in facts.counters.values() if index < len(thread.lost))
@@ -360,8 +359,8 @@ class TimelineBatch:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the thread of one slow packet did until the packet was done: from its arrival, or from the begin of the
-    batch that made it late when that is earlier.
+    """What the thread of one slow packet did until the packet's end: from its arrival, or from the start of the batch
+    that made it late if that is earlier.
 
     `number` is the packet's position in `packets.slowest`; times are ns after its arrival, or after the start
     of its batch when the arrival is not known.
@@ -378,7 +377,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Report:
-    """What a recording holds. `document` is the object of `nfprobe report --format json`."""
+    """A report. `document` is the object of `nfprobe report --format json`."""
 
     header: RecordingHeader
     document: dict[str, Any]
@@ -393,7 +392,7 @@ def build_report(
     facts: RecordingFacts | None = None,
     flow: FlowFilter | None = None,
 ) -> Report:
-    """Reads the whole recording; `facts` are those of `reader`, where they were read already.
+    """Reads the whole recording; `facts` are those of `reader`, if already read.
 
     With `flow` the slowest packets, and the late ones whose causes are counted, are of these flows.
 
@@ -413,7 +412,7 @@ def build_report(
     statistics, kept = totals.statistics, totals.kept
     typical = totals.sample.typical()
     late_ticks = statistics.find_late_ticks(LATE_QUANTILE)
-    tally = CauseTally(late_ticks, typical, facts.absences, flow)
+    tally = CauseTally(LateCauses(late_ticks, typical, facts.absences, flow))
     near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
@@ -476,7 +475,7 @@ class _Extent:
 
 
 class _Totals:
-    # What is summed up over all takes.
+    # Totals over all drained columns.
     def __init__(self, facts: RecordingFacts, kept: SlowestPackets) -> None:
         self.statistics, self.kept, self.extent = LatenessStatistics(), kept, _Extent()
         self.captured, self.sample, self.undetailed = CapturedValues(), BatchSample(), 0
@@ -500,7 +499,7 @@ def _sum_up(names: list[str], counts: Words) -> dict[str, int]:
 
 
 class _Scene:
-    # Slow packets amid the batches that were gathered around them.
+    # Slow packets among the batches around them.
     def __init__(self, facts: RecordingFacts, near: Columns, ns_per_tick: float, begin_ticks: int) -> None:
         self._facts = facts
         self._begin_ticks = begin_ticks
@@ -543,7 +542,7 @@ class _Scene:
         }
 
     def _samples_of(self, slow: SlowPacket) -> dict[str, Any]:
-        """Where its thread was seen while it was there, and what it counted there; nothing without a profile."""
+        """Returns the samples of its thread during its life, and their counter increases; nothing without a profile."""
         samples = self._facts.samples
         if not len(samples):
             return {}
@@ -561,7 +560,7 @@ class _Scene:
         return found
 
     def _burst_flow(self, cause: np.void) -> dict[str, Any] | None:
-        """The flow that made most of a burst."""
+        """Returns the flow with the largest share of a burst."""
         if cause["flow_packet"] == NONE:
             return None
         packet = self._near.packets[cause["flow_packet"]]
@@ -571,7 +570,7 @@ class _Scene:
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
         batches, packet = self._near.batches, self._near.packets[row]
         since, shown = slow.start_ticks, batches["id"] == slow.batch_id
-        if cause["batch"] != NONE:  # it may have ended before the packet came, with others in the queue since
+        if cause["batch"] != NONE:  # it may have ended before the packet arrived, with others queued since
             shown[cause["batch"]] = True
             since = min(since, int(batches["start_ticks"][cause["batch"]]))
         shown |= (
@@ -611,7 +610,7 @@ class _Scene:
         ]
 
     def name(self, function: int) -> str:
-        """A function's name by its id."""
+        """Returns a function's name by its ID."""
         return self._facts.functions.get(function, _UNKNOWN_FUNCTION).name or f"function {function}"
 
     def _after(self, slow: SlowPacket, ticks: int) -> float:

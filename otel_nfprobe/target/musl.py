@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread word in targets whose C library is musl (drawing in native/probe/word_musl.c).
+"""The thread word in targets whose C library is musl (drawing in word_musl.c, in native/probe/arch).
 
 A thread older than the probe library keeps its word in bytes that musl leaves unused for alignment. Every thread is
 checked before the library is loaded; afterwards the word of each old thread is initialized.

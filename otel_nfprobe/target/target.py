@@ -90,8 +90,8 @@ class Target:
         self._had_memory = not self.memory.is_gone  # a kernel thread has none
         self.unreadable: dict[str, str] = {}  # modules whose file cannot be read: a sentence by path
         self.may_sync_cores: bool | None = None  # by its seccomp filters; None: it has none, or they are unknown
-        self.counters_forbidden = ""  # why its seccomp filters do not permit COUNTER_CALLS of x86_64/calls.py
-        self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of x86_64/calls.py
+        self.counters_forbidden = ""  # why its seccomp filters do not permit COUNTER_CALLS of system_calls.py
+        self.may_check_memory = True  # by its seccomp filters: CHECK_CALLS of system_calls.py
         self._seen_maps = ""  # the text in which the modules were found
         self._seen_modules: list[Module] = []
         self.unfit_threads: set[int] = set()  # tids that nothing may be loaded through (preflight.py)

@@ -19,8 +19,8 @@ import struct
 import sys
 from pathlib import Path
 
+from otel_nfprobe.arch.branches import scan_module
 from otel_nfprobe.arch.x86_64.body import build_body, encode_exit, find_exits
-from otel_nfprobe.arch.x86_64.branches import scan_module
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of

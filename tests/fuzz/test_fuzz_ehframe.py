@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from otel_nfprobe.base.processors import X86_64
 from otel_nfprobe.elf.cursor import FrameError
-from otel_nfprobe.elf.ehframe import ENTRY_BYTES, EXPRESSION, RETURN_ADDRESS, FrameTable, parse_frames
+from otel_nfprobe.elf.ehframe import ENTRY_BYTES, EXPRESSION, FrameTable, parse_frames
 from tests.fuzz.mutate import Layout, mutate_frames
 from tests.fuzz.seeds import seeds
 
@@ -46,7 +47,7 @@ def _walk(table: FrameTable) -> int:
             addresses = [row.address for row in rows]
             assert addresses == sorted(set(addresses))
             assert addresses[0] == frame.start
-            assert all(row.register < RETURN_ADDRESS and abs(row.offset) < 1 << 31 for row in rows)
+            assert all(row.register < X86_64.return_address and abs(row.offset) < 1 << 31 for row in rows)
             assert all(row.offset == 0 for row in rows if row.register == EXPRESSION)
             steps = frame.steps()
             assert [place for place, _ in steps] == sorted(place for place, _ in steps)
@@ -59,7 +60,7 @@ def _read(content: bytes) -> tuple[int, str]:
     """Frames whose rules are right, and the reason of a refusal."""
     started = time.process_time()
     try:
-        usable, reason = _walk(parse_frames(content, ADDRESS)), ""
+        usable, reason = _walk(parse_frames(content, ADDRESS, X86_64)), ""
     except FrameError as error:
         usable, reason = 0, str(error)
         assert reason
@@ -85,8 +86,8 @@ def test_random_bytes() -> None:
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0xFFFFFFFE, 0x7FFFFFFF])
 def test_huge_lengths(length: int) -> None:
     with pytest.raises(FrameError):
-        parse_frames(length.to_bytes(4, "little") + b"\xff" * 64, ADDRESS)
+        parse_frames(length.to_bytes(4, "little") + b"\xff" * 64, ADDRESS, X86_64)
 
 
 def test_many_terminators_take_no_time() -> None:
-    assert parse_frames(bytes(1 << 20), ADDRESS).frames == []
+    assert parse_frames(bytes(1 << 20), ADDRESS, X86_64).frames == []

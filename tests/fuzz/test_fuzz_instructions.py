@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from iced_x86 import Decoder, FlowControl
 
+from otel_nfprobe.arch.code_facts import FunctionScan
+from otel_nfprobe.arch.scans import Scans
 from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES
-from otel_nfprobe.arch.x86_64.scan import FunctionScan, scan_function
-from otel_nfprobe.arch.x86_64.scans import Scans
+from otel_nfprobe.arch.x86_64.scan import scan_function
 from otel_nfprobe.arch.x86_64.sites import ENDBR
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.ehframe import DEREFERENCED, ENTRY_BYTES, Frame

@@ -87,7 +87,7 @@ def test_frames_as_large_as_they_may_be(tmp_path: Path, capsys: pytest.CaptureFi
     assert sum(len(block.payload) for block in RecordingReader(path).blocks()) == 8 * ((16 << 20) - 16)
     assert peak_kib() - before < 80 << 10
     assert main(["report", str(path)]) == 0
-    assert "was cut" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
 
 
 def test_cut_recordings_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

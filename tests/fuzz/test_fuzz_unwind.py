@@ -12,8 +12,8 @@ import subprocess
 from bisect import bisect_right
 from pathlib import Path
 
+from otel_nfprobe.arch.branches import scan_module
 from otel_nfprobe.arch.x86_64.body import build_body, find_exits
-from otel_nfprobe.arch.x86_64.branches import scan_module
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.probes.analysis import plan_functions

@@ -96,7 +96,7 @@ def test_life_of_an_agent(
     agent.said.clear()
     file.write_text(RULES.format(name=name, service="two"))
     agent.process.send_signal(signal.SIGHUP)
-    assert agent.has_said("2 rules, 1 sessions ended for it")
+    assert agent.has_said("2 rules, 1 sessions ended")
     assert agent.has_said(f"long: {name} {second.pid}: attached to {second.pid}")
 
     agent.process.terminate()
@@ -129,7 +129,7 @@ def test_who_only_calls_himself_so_is_left_alone(
         shutil.copy(tmp_path / name, folder)
         words = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"{folder}/{name}", "600")
         stranger = spawn(*words)
-        assert agent.has_said(f"long: process {stranger.pid}, which calls itself '{name}', is not attached to")
+        assert agent.has_said(f"long: process {stranger.pid}, named '{name}', is not attached to")
         first = start(spawn, tmp_path / name)
         assert agent.has_said(f"long: {name} {first.pid}: attached to {first.pid}")
     assert agent.shows('nf_agent_started_total{rule="long"}', 1.0)

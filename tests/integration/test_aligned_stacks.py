@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.arch.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS
+from otel_nfprobe.arch.code_facts import RETURN_ADDRESS, STACK_ARGUMENTS
 from otel_nfprobe.base.strategies import IN_STACK_CALL
 from tests.support.probed import Probed, Talker
 

@@ -21,7 +21,7 @@ from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.summary import summarise
-from otel_nfprobe.probes.calibration import NOTHING, RETURN
+from otel_nfprobe.probes.calibration import empty_function
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
@@ -77,5 +77,5 @@ def test_auto_changes_nothing(start_testpmd: Callable[..., Testpmd], capsys: pyt
     differing = [place for place, code in counted.code.items() if code != plain.code.get(place)]
     assert len(differing) <= 1
     for place in differing:
-        room = plain.code[place].index(NOTHING + RETURN)
+        room = plain.code[place].index(empty_function())
         assert counted.code[place][:room] == plain.code[place][:room]

@@ -18,7 +18,7 @@ from otel_nfprobe.adapters.base import FREE, RECEIVE, TRANSMIT, RoleFunction
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.base.strategies import IN_STACK_CALL
-from otel_nfprobe.elf.modules import Module
+from otel_nfprobe.elf.elftables import Symbol
 from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.probes.analysis import plan_functions
 from otel_nfprobe.target.target import Target
@@ -86,7 +86,7 @@ def test_the_shape_finds_the_same_table_as_the_symbol(testpmd: Testpmd) -> None:
 def test_stripped_of_its_symbol_the_table_is_found_by_shape(testpmd: Testpmd, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(testpmd.pid)
     expected = dpdk.find_table(target).address
-    monkeypatch.setattr(dpdk, "_table_symbols", lambda modules: iter(()))
+    monkeypatch.setattr(dpdk, "_definitions", lambda modules, table, library: iter(()))
     table = dpdk.find_table(target)
     assert table.address == expected
     assert "shape" in table.how
@@ -96,11 +96,8 @@ def test_a_table_in_no_known_layout_is_refused(testpmd: Testpmd, monkeypatch: py
     target = Target(testpmd.pid)
     program = target.modules()[0]
     elsewhere = _symbol_address(target) - program.base + 24
-
-    def moved(modules: list[Module]) -> Any:
-        yield program, elsewhere, 4096
-
-    monkeypatch.setattr(dpdk, "_table_symbols", moved)
+    moved = Symbol(elsewhere, 4096, dpdk.TABLE_SYMBOL, 1, 0, "dynsym")
+    monkeypatch.setattr(dpdk, "_definitions", lambda modules, table, library: iter([(program, moved)]))
     with pytest.raises(RefusedError, match="not supported"):
         dpdk.find_table(target)
 

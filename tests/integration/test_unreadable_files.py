@@ -74,7 +74,7 @@ def test_the_rest_of_a_process_is_probed_when_a_library_cannot_be_read(worker: s
     done = _attach("crash", "h", worker.pid, "worker:work")
     assert _records(done) > 10
     assert "libbad.so are not probed: " in done.stderr
-    assert "ended by SIGSEGV when it read it." in done.stderr
+    assert "killed by SIGSEGV while reading it." in done.stderr
     assert worker.poll() is None
 
 
@@ -95,7 +95,7 @@ def test_an_attach_to_functions_of_that_library_ends_with_a_sentence(
     done = _attach("crash", questions, worker.pid, "libbad.so:twice")
     assert done.returncode == 1, done.stderr
     assert "libbad.so" in done.stderr
-    assert "ended by SIGSEGV when it read it" in done.stderr
+    assert "killed by SIGSEGV while reading it" in done.stderr
     assert "next: " in done.stderr
     assert "Traceback" not in done.stderr
     assert worker.poll() is None
@@ -108,7 +108,7 @@ def test_functions_of_that_library_are_listed_with_the_reason(worker: subprocess
     rows = json.loads(done.stdout)
     assert rows
     assert {row["strategy"] for row in rows} == {None}
-    assert all("ended by SIGSEGV when it read it" in row["reason"] for row in rows if row["name_source"] == "offset")
+    assert all("killed by SIGSEGV while reading it" in row["reason"] for row in rows if row["name_source"] == "offset")
 
 
 def test_a_file_on_disk_that_cannot_be_read_is_told_in_one_sentence(worker: subprocess.Popen[str]) -> None:
@@ -116,6 +116,6 @@ def test_a_file_on_disk_that_cannot_be_read_is_told_in_one_sentence(worker: subp
     done = _run("crash", "h", "functions", library)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        f"nfprobe: {library} cannot be read: the process that reads ELF files was ended by SIGSEGV when it read it.",
+        f"nfprobe: {library} cannot be read: the process that reads ELF files was killed by SIGSEGV while reading it.",
         f"next: file {library}",
     ]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.base.processors import X86_64
 from otel_nfprobe.counters.choice import choose_counters
-from otel_nfprobe.elf.ehframe import RSP, Frame, FrameTable, parse_frames
+from otel_nfprobe.elf.ehframe import Frame, FrameTable, parse_frames
 from otel_nfprobe.probes.template import template_bytes
 from otel_nfprobe.shm.session import Session
 from tests.support.probed import Probed, Talker, wait_until
@@ -49,7 +50,7 @@ def frame_address(table: FrameTable, pc: int, rsp: int, rbp: int) -> int | None:
     if frame is None:
         return None
     row = [row for row in frame.rules().rows if row.address <= pc][-1]
-    return (rsp if row.register == RSP else rbp) + row.offset
+    return (rsp if row.register == X86_64.stack_pointer else rbp) + row.offset
 
 
 def unwind(table: FrameTable, step: dict[str, Any]) -> int | None:
@@ -114,7 +115,7 @@ def step(
     assert debugger.wait() == 0, output
     assert talker.hear() == "equal"
     rows = probed.target.read(registered[0], ROWS_BYTES)
-    table = parse_frames(rows[: end_of_rows(rows)], registered[0])
+    table = parse_frames(rows[: end_of_rows(rows)], registered[0], X86_64)
     steps = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     wrong = [hex(step["pc"]) for step in steps if unwind(table, step) not in (None, step["cfa"])]
     assert wrong == []

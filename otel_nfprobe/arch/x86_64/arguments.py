@@ -22,20 +22,14 @@ from iced_x86 import (
 )
 from iced_x86 import RegisterExt as Registers
 
-from otel_nfprobe.arch.x86_64.branches import ModuleScan, stub_slot
-from otel_nfprobe.arch.x86_64.scan import ARGUMENT_REGISTERS
+from otel_nfprobe.arch.branches import ModuleScan
+from otel_nfprobe.arch.code_facts import FORMATS
+from otel_nfprobe.arch.x86_64.scan import ARGUMENT_REGISTERS, stub_slot
 
 CALL_SITES_MAX = 16  # examined per function
 STEPS_MAX = 64  # instructions examined before a call
 OUTGOING_BYTES = 256  # stores this close to the stack pointer may be arguments
 FORMAT_BYTES_MAX = 4096
-
-# Functions that read as many arguments as a format specifies: the index of the format.
-FORMATS = {
-    "printf": 0, "__printf_chk": 1, "fprintf": 1, "__fprintf_chk": 2, "dprintf": 1, "__dprintf_chk": 2,
-    "sprintf": 1, "__sprintf_chk": 3, "snprintf": 2, "__snprintf_chk": 4, "asprintf": 1, "__asprintf_chk": 2,
-    "syslog": 1, "__syslog_chk": 2, "rte_log": 2, "cmdline_printf": 1,
-}  # fmt: skip
 
 _WRITES = (OpAccess.WRITE, OpAccess.COND_WRITE, OpAccess.READ_WRITE, OpAccess.READ_COND_WRITE)
 _CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)

@@ -13,7 +13,6 @@ code that jumps through tables would return to the original and miss its exit. P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from iced_x86 import (
     BlockEncoder,
@@ -25,12 +24,13 @@ from iced_x86 import (
     Register,
 )
 
-from otel_nfprobe.arch.x86_64.branches import ModuleScan
+from otel_nfprobe.arch.branches import ModuleScan
+from otel_nfprobe.arch.code_facts import PARTS_MAX, UNDECODABLE, UNKNOWN_FRAME, Body, Exit
+from otel_nfprobe.arch.x86_64.realigned import RSP
 from otel_nfprobe.arch.x86_64.relocate import NOT_ENCODABLE, OUT_OF_REACH, REACH_BYTES, encode_at, ends_flow
-from otel_nfprobe.arch.x86_64.scan import UNDECODABLE, UNKNOWN_FRAME
 from otel_nfprobe.base.errors import RefusedError
 from otel_nfprobe.elf.cursor import FrameError
-from otel_nfprobe.elf.ehframe import RSP, Frame
+from otel_nfprobe.elf.ehframe import Frame
 
 HAS_TABLE = "jumps through a table"
 HAS_HANDLERS = "has exception handlers or cleanups"
@@ -40,31 +40,9 @@ RUNS_ON = "continues past its end"
 TOO_LONG = "too long to be copied"
 
 BODY_BYTES_MAX = 64 << 10
-PARTS_MAX = 16
 START = 1  # represents the function's start among the copied instructions: calls to it must reach the probe
 BEHIND = 2  # and the following numbers: the jumps added after the parts
 _JUMPS = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH)
-
-
-class Exit(NamedTuple):
-    """A way out: the instruction after the exit probe, and its maximum size."""
-
-    instruction: Instruction
-    room_bytes: int
-
-
-class Body(NamedTuple):
-    """A copied body.
-
-    Attributes:
-        code: its bytes.
-        places: old address -> offset in the code, of each instruction.
-        parts: (frame, offset in the code, bytes) of each part.
-    """
-
-    code: bytes
-    places: dict[int, int]
-    parts: list[tuple[Frame, int, int]]
 
 
 def check_body(scan: ModuleScan, index: int) -> str:

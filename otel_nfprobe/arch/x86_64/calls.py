@@ -8,30 +8,7 @@ under a filter that kills for every other call.
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
-
-
-class Need(Enum):
-    """The effect of an error of a call."""
-
-    ESSENTIAL = "the probe library does not work"
-    OR_ENOSYS = "ENOSYS makes the C library use another call"
-    OPTIONAL = "it does without"
-
-
-class Call(NamedTuple):
-    """One system call.
-
-    Attributes:
-        label: name and the relevant arguments, for a sentence.
-    """
-
-    label: str
-    number: int
-    arguments: tuple[int, ...] = ()
-    need: Need = Need.ESSENTIAL
-
+from otel_nfprobe.arch.code_facts import Call, Need
 
 ADDRESS = 0x7F0000000000
 DESCRIPTOR = 9

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from iced_x86 import Decoder, Mnemonic, Register
 
-from otel_nfprobe.arch.x86_64.branches import ModuleScan, scan_module
-from otel_nfprobe.arch.x86_64.scan import POINTER_TAIL, STACK_ARGUMENTS
-from otel_nfprobe.arch.x86_64.tailcalls import TailCalls
+from otel_nfprobe.arch.branches import ModuleScan, scan_module
+from otel_nfprobe.arch.code_facts import POINTER_TAIL, STACK_ARGUMENTS
+from otel_nfprobe.arch.tailcalls import TailCalls
 from otel_nfprobe.base.errors import RefusedError
 from otel_nfprobe.elf.modules import Module
 

@@ -10,8 +10,6 @@ Arguments only passed on to another function are not seen: figures are lower bou
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from iced_x86 import (
     Decoder,
     FlowControl,
@@ -25,6 +23,7 @@ from iced_x86 import (
     RflagsBits,
 )
 
+from otel_nfprobe.arch.code_facts import Inferred
 from otel_nfprobe.arch.x86_64.scan import ARGUMENT_REGISTERS
 from otel_nfprobe.elf.elf import ElfImage
 
@@ -46,20 +45,6 @@ _CALLS = frozenset((FlowControl.CALL, FlowControl.INDIRECT_CALL))
 _ENDS = frozenset((FlowControl.RETURN, FlowControl.INDIRECT_BRANCH, FlowControl.INTERRUPT, FlowControl.EXCEPTION))
 _information = InstructionInfoFactory()
 _families: dict[int, int] = {}
-
-
-class Inferred(NamedTuple):
-    """Facts from the code.
-
-    Attributes:
-        arguments: lower bound.
-        returns: whether it returns a value; None: unknown.
-        is_variadic: it takes a variable number of arguments, as printf does.
-    """
-
-    arguments: int
-    returns: bool | None
-    is_variadic: bool
 
 
 def infer(image: ElfImage, start: int, size: int) -> Inferred:

@@ -37,8 +37,9 @@ from iced_x86 import (
     RegisterExt,
 )
 
+from otel_nfprobe.base.processors import X86_64
 from otel_nfprobe.elf.cursor import ADDRESS_MASK, FrameError
-from otel_nfprobe.elf.ehframe import DEREFERENCED, RBP, RSP, Frame, Row
+from otel_nfprobe.elf.ehframe import DEREFERENCED, Frame, Row
 from otel_nfprobe.elf.elf import ElfImage
 
 DWARF_REGISTERS = (
@@ -47,6 +48,7 @@ DWARF_REGISTERS = (
     Register.R8, Register.R9, Register.R10, Register.R11,
     Register.R12, Register.R13, Register.R14, Register.R15,
 )  # fmt: skip
+RSP, RBP = X86_64.stack_pointer, X86_64.frame_pointer
 USUAL_REGISTER = Register.R10
 TABLES_MAX = 256  # maximum references of a function treated as possible jump tables
 TABLE_ENTRIES_MAX = 4096

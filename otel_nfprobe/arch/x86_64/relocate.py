@@ -9,9 +9,10 @@ the code, an address-size prefix) are unwanted in a trampoline.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 
-from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, Mnemonic, OpKind
+from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, Mnemonic, OpKind, Register
 
 from otel_nfprobe.base.errors import RefusedError
 
@@ -20,6 +21,14 @@ REACH_BYTES = (1 << 31) - 4096
 OUT_OF_REACH = "an operand is too far from the trampoline"
 NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
 COPIES_MAX = 1 << 14
+PRESERVED = {  # registers that a function restores for its caller, with their DWARF numbers
+    Register.RBX: 3,
+    Register.RBP: 6,
+    Register.R12: 12,
+    Register.R13: 13,
+    Register.R14: 14,
+    Register.R15: 15,
+}
 
 _NOWHERE = 1  # no instruction refers to this address
 _NO_WAY_ON = (FlowControl.CALL, FlowControl.INDIRECT_CALL, FlowControl.EXCEPTION, FlowControl.INTERRUPT)
@@ -105,6 +114,29 @@ def _target_of(instruction: Instruction) -> int | None:
 def encode_jump(place: int, destination: int) -> bytes:
     """Encodes a long jump located at `place`; the destination must be within 2 GiB."""
     return b"\xe9" + struct.pack("<i", destination - (place + JUMP_BYTES))
+
+
+def encode_call(place: int, destination: int) -> bytes:
+    """Encodes a call located at `place`; the destination must be within 2 GiB."""
+    return b"\xe8" + struct.pack("<i", destination - (place + JUMP_BYTES))
+
+
+def encode_far_jump(destination: int) -> bytes:
+    """Encodes a jump to anywhere: through the word behind it."""
+    return b"\xff\x25\0\0\0\0" + struct.pack("<Q", destination)
+
+
+@lru_cache(maxsize=COPIES_MAX)
+def pushed_registers(code: bytes) -> Mapping[int, int]:
+    """Returns DWARF numbers of the preserved registers that instructions push, by the offset after the instruction.
+
+    An exception may pass through a call among the displaced instructions: callers need these registers restored.
+    """
+    return {
+        int(instruction.next_ip): PRESERVED[instruction.op0_register]
+        for instruction in Decoder(64, code)
+        if instruction.mnemonic == Mnemonic.PUSH and instruction.op0_register in PRESERVED
+    }
 
 
 def encode_at(instruction: Instruction, address: int) -> bytes:

@@ -10,24 +10,23 @@ knows; this is for the others.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 from iced_x86 import Code, Decoder, FlowControl, Instruction, MemorySizeExt, Mnemonic, OpKind, Register, RegisterExt
 
-from otel_nfprobe.arch.x86_64.realigned import DWARF_REGISTERS, find_uses, register_of
+from otel_nfprobe.arch.code_facts import (
+    POPS_ARGUMENTS,
+    RETURN_ADDRESS,
+    STACK_ARGUMENTS,
+    UNDECODABLE,
+    UNKNOWN_FRAME,
+    FunctionScan,
+)
+from otel_nfprobe.arch.x86_64.realigned import DWARF_REGISTERS, RBP, RSP, find_uses, register_of
 from otel_nfprobe.arch.x86_64.relocate import goes_on
 from otel_nfprobe.elf.cursor import FrameError
-from otel_nfprobe.elf.ehframe import DEREFERENCED, EXPRESSION, RBP, RSP, Frame, Row
+from otel_nfprobe.elf.ehframe import DEREFERENCED, EXPRESSION, Frame, Row
 from otel_nfprobe.elf.elf import ElfImage
-
-STACK_ARGUMENTS = "reads stack arguments"
-RETURN_ADDRESS = "reads its return address"
-UNKNOWN_FRAME = "its frame rules are unusable"
-NO_ENTRY = "a part of another function"
-UNDECODABLE = "undecodable"
-POPS_ARGUMENTS = "pops its stack arguments itself"
-POINTER_TAIL = "tail-calls through a pointer, whose target may take stack arguments"
 
 NEAR_ENTRY_BYTES = 48  # own branch targets are kept when they are this close to the start
 FUNCTION_BYTES_MAX = 16 << 20
@@ -44,34 +43,7 @@ _kinds = bytearray([_UNSEEN]) * 8192
 _STACK_REGISTERS = frozenset((Register.RSP, Register.RBP))  # only their moves matter while no copy of them is known
 _MOVES = frozenset((Code.MOV_R64_RM64, Code.MOV_RM64_R64, Code.MOV_R32_RM32, Code.MOV_RM32_R32))
 ARGUMENT_REGISTERS = (Register.RDI, Register.RSI, Register.RDX, Register.RCX, Register.R8, Register.R9)
-_SCRATCH = frozenset((Register.RAX, *ARGUMENT_REGISTERS, Register.R10, Register.R11))
-
-
-@dataclass(slots=True)
-class FunctionScan:
-    """Facts from one function's own bytes. Addresses are the file's own."""
-
-    frame: Frame
-    trouble: str = ""  # one of the reasons above, or ""
-    jumps: list[int] = field(default_factory=list)  # direct jumps out of the range
-    jump_sites: list[int] = field(default_factory=list)  # their addresses
-    jumps_leave: list[bool] = field(default_factory=list)  # whether the frame is gone there: a call in tail position
-    slot_jumps: list[int] = field(default_factory=list)  # jumps through these GOT slots
-    slot_sites: list[int] = field(default_factory=list)
-    pointer_jumps: list[int] = field(default_factory=list)  # addresses of jumps out through other pointers
-    calls: list[int] = field(default_factory=list)  # targets of direct calls
-    call_sites: list[int] = field(default_factory=list)  # their addresses
-    references: list[int] = field(default_factory=list)  # code addresses it takes (lea)
-    near: list[int] = field(default_factory=list)  # own branch targets near the start
-    has_exit: bool = False  # returns, or jumps out
-    exits_elsewhere: bool = False  # returns with a stack pointer that contradicts the frame rules
-    has_table: bool = False  # jumps through a table to addresses of its own
-    argument_words: int = 0  # of the caller's stack that it reads
-    takes_address: bool = False  # of stack arguments: more may be read than is visible
-    reads_return: bool = False  # reads its return address
-    own_entry: bool = True  # starts at a call target
-    runs_on: bool = True  # into the code after it
-    outermost: bool = False
+SCRATCH = frozenset((Register.RAX, *ARGUMENT_REGISTERS, Register.R10, Register.R11))
 
 
 def scan_function(image: ElfImage, frame: Frame) -> FunctionScan:
@@ -89,6 +61,31 @@ def branch_targets(code: bytes, address: int) -> list[int]:
         if kind in (_BRANCH, _CALL):
             targets.append(int(instruction.near_branch_target))
     return targets
+
+
+def stub_slot(image: ElfImage, address: int) -> int | None:
+    """Returns the GOT slot that a PLT stub at the address jumps through, or None if there is no such stub."""
+    for instruction in Decoder(64, image.read(address, 32), ip=address):
+        if instruction.code in (Code.ENDBR64, Code.NOPD, Code.NOPW):
+            continue
+        if instruction.code == Code.JMP_RM64 and instruction.is_ip_rel_memory_operand:
+            return int(instruction.ip_rel_memory_address)
+        return None
+    return None
+
+
+def memory_uses(code: bytes, address: int) -> Iterator[tuple[int, bool]]:
+    """Yields addresses of words that instructions name by themselves, and whether they are called or jumped through."""
+    for instruction in Decoder(64, code, ip=address):
+        if instruction.memory_base == Register.RIP:
+            is_call = instruction.flow_control in (FlowControl.INDIRECT_CALL, FlowControl.INDIRECT_BRANCH)
+            yield int(instruction.ip_rel_memory_address), is_call
+
+
+def is_conditional(image: ElfImage, site: int) -> bool:
+    """Returns whether the direct jump at an address is a conditional one."""
+    opcode = image.read(site, 2)
+    return opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)
 
 
 def _classify(instruction: Instruction) -> int:
@@ -285,7 +282,7 @@ class _Scanner:
             if kind == _CALL:
                 scan.calls.append(int(instruction.near_branch_target))
                 scan.call_sites.append(int(instruction.ip))
-            for register in [register for register in self.aliases if register in _SCRATCH]:
+            for register in [register for register in self.aliases if register in SCRATCH]:
                 self.aliases_drop(register)
         elif kind == _RETURN:
             scan.has_exit = True

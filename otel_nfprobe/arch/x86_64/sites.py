@@ -11,17 +11,23 @@ branches to. Reads bytes only.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
+from numpy.typing import NDArray
 
-from otel_nfprobe.arch.x86_64.branches import ModuleScan
-from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES, ends_flow
-from otel_nfprobe.arch.x86_64.scan import UNDECODABLE
+from otel_nfprobe.arch.branches import ModuleScan
+from otel_nfprobe.arch.code_facts import UNDECODABLE, Site
+from otel_nfprobe.arch.x86_64.realigned import RBP
+from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES, encode_jump, ends_flow
+from otel_nfprobe.elf.ehframe import Row
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.elf.symbols import Function
 
@@ -32,6 +38,9 @@ SYSTEM_CALL_INSIDE = "system call among the displaced instructions"
 
 ENDBR = b"\xf3\x0f\x1e\xfa"
 SHORT_JUMP_BYTES = 2
+_SHORT_JUMP, _LONG_JUMP = 0xEB, 0xE9
+TRAP = b"\xcc"
+_PUSH_RBP = b"\x55"
 SHORT_REACH = (-128, 127)  # from the end of the short jump
 PADDING_BYTES_MAX = 64
 _PADDING_READ_BYTES = 16
@@ -42,26 +51,41 @@ _TRAPS = frozenset((Mnemonic.SYSENTER, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT
 _CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)
 
 
-class Site(NamedTuple):
-    """Bytes of a function that can be changed, or why there are none. Addresses are the file's own.
+def encode_site(site: int, length: int, island: int, trampoline: int) -> bytes:
+    """Returns the bytes of a patch site in front of a trampoline."""
+    distance = island - (site + SHORT_JUMP_BYTES)
+    if island:
+        return struct.pack("<Bb", _SHORT_JUMP, distance) if SHORT_REACH[0] <= distance <= SHORT_REACH[1] else b""
+    return encode_jump(site, trampoline).ljust(length, TRAP)
 
-    Attributes:
-        offset: address of the first changed byte.
-        length: number of changed bytes.
-        displaced: the instructions moved to the trampoline.
-        boundaries: from `offset` to each of them and, if execution continues after them, to the first byte after them.
-        single: exactly one instruction is displaced.
-        island: address of the padding that contains the long jump, or 0.
-        reason: why there is no site, or "".
-    """
 
-    offset: int
-    length: int
-    displaced: bytes
-    boundaries: tuple[int, ...]
-    single: bool
-    island: int
-    reason: str = ""
+def decode_site(site: int, code: bytes, island: int, island_code: bytes) -> int:
+    """Returns where bytes of encode_site, and of the jump in their island, lead; 0: they are none."""
+    if not island:
+        return _decode_jump(site, code)
+    return _decode_jump(island, island_code) if code == encode_site(site, len(code), island, 0) else 0
+
+
+def _decode_jump(place: int, code: bytes) -> int:
+    if len(code) < JUMP_BYTES or code[0] != _LONG_JUMP or code[JUMP_BYTES:].strip(TRAP):
+        return 0
+    return place + JUMP_BYTES + int.from_bytes(code[1:JUMP_BYTES], "little", signed=True)
+
+
+def find_jumps(code: NDArray[np.uint8], file: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns offsets of long jumps of which a byte differs from the file's, and of what they lead to."""
+    differs = code != file
+    if len(code) < JUMP_BYTES or not differs.any():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    first = len(code) - JUMP_BYTES + 1  # possible start offsets of a jump
+    is_changed = np.logical_or.reduce([differs[at : at + first] for at in range(JUMP_BYTES)])
+    places = np.flatnonzero(is_changed & (code[:first] == _LONG_JUMP))
+    return places, places + JUMP_BYTES + code[places[:, None] + np.arange(1, JUMP_BYTES)].view("<i4").ravel()
+
+
+def sets_frame_pointer(displaced: bytes, rules: Sequence[Row]) -> bool:
+    """Returns whether a function sets up its frame pointer first, so that this is not an argument."""
+    return displaced.startswith(_PUSH_RBP) and any((row.register, row.offset) == (RBP, 16) for row in rules)
 
 
 class _Displaced(NamedTuple):

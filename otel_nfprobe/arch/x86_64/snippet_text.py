@@ -4,7 +4,7 @@
     mov rax, [rdi+8]; shr rax, 3
 
 Only instructions that compute are permitted, into rax, rcx, rdx and r11; everything else is refused with a sentence
-that gives the reason. Pure. snippet.py compares the result with what an assembler makes of the same text.
+that gives the reason. Pure. snippet_code.py compares the result with what an assembler makes of the same text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from iced_x86 import Mnemonic, Register, Register_, RegisterExt
 
+from otel_nfprobe.arch.snippet import HELP
 from otel_nfprobe.base.errors import UsageError
 
-HELP = "nfprobe attach --help"
 INSTRUCTIONS_MAX = 16
 DESTINATIONS = (Register.RAX, Register.RCX, Register.RDX, Register.R11)
 SIZES = {"byte": 1, "word": 2, "dword": 4, "qword": 8}

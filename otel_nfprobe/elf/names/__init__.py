@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, arguments and inlined calls of functions: one file for each source; sources.py has their order."""
+"""Names, arguments and inlined calls of functions: one file per source; sources.py has their order."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for a stripped module's functions from a static archive (.a) that holds the same code.
+"""Names for a stripped module's functions from a static archive (.a) that contains the same code.
 
-Distributions strip shared libraries and leave the archives' symbols: the same objects, before linking. What
-the linker filled in (relocated fields, and instructions that it may rewrite there) is masked, everything else
-must be equal. Functions with code that is like no other tell where their object's section was put; a function whose
-code is like another's gets the name that belongs to its place. Reads files only.
+Distributions strip shared libraries but keep the archives' symbols: the same objects, before linking. What the linker
+filled in (relocated fields, and instructions that it may rewrite there) is masked, everything else must be equal.
+Functions with unique code reveal where their object's section was placed; a function whose code equals another's gets
+the name for its position. Reads files only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import count
 from typing import NamedTuple
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.elf import cache
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.debugfile import FileReader, roots_of
@@ -27,17 +28,15 @@ from otel_nfprobe.elf.objectfile import FILE_BYTES_MAX, ObjectError, ObjectFile
 MAGIC = b"!<arch>\n"
 THIN_MAGIC = b"!<thin>\n"
 MEMBER_HEADER_BYTES = 60
-AGREEMENT_MIN = 0.9  # of names that are known otherwise: below, the archive is of another build
-COMPARED_MIN = 3  # fewer known names say nothing about that
+AGREEMENT_MIN = 0.9  # of names known from other sources; below, the archive is of another build
+COMPARED_MIN = 3  # with fewer known names this is not checked
 DPDK_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/local/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib64", "/usr/local/lib",
+    f"/usr/lib/{HOST.library_folder}", f"/usr/local/lib/{HOST.library_folder}",
+    "/usr/lib64", "/usr/local/lib64", "/usr/local/lib",
 )  # fmt: skip
-DPDK_SIGN = b"EAL: "  # its messages; a program that holds them is linked with it statically
+DPDK_SIGN = b"EAL: "  # its messages; a program that contains them is statically linked with it
 
-# Bytes around a relocated place that are not the object's own in the end, by relocation type: (before, behind).
-# Where a linker may turn a load into a constant it rewrites the instruction in front, too.
-_MASKS = {1: (0, 8), 24: (0, 8), 25: (0, 8), 41: (2, 4), 42: (3, 4), 9: (3, 4), 22: (3, 4), 19: (4, 12), 20: (3, 9)}
-_USUAL_MASK = (0, 4)
+_USUAL_MASK = (0, 4)  # bytes before and after a relocated field that differ after linking
 MASK_BYTES_MAX = 16
 
 
@@ -45,7 +44,7 @@ class ArchiveFunction(NamedTuple):
     """A function of an archive."""
 
     name: str
-    section: int  # a number for each section of each object
+    section: int  # unique across all sections of all objects
     offset: int  # in it
 
 
@@ -55,11 +54,11 @@ Code = dict[int, dict[int, dict[int, list[ArchiveFunction]]]]  # size -> mask ->
 def archive_names(
     module: Module, spans: Sequence[tuple[int, int]], known: Mapping[int, set[str]], paths: Sequence[str]
 ) -> dict[int, str]:
-    """Names of functions by their start.
+    """Returns names of functions by their start.
 
     Args:
         spans: start and size of all the module's functions.
-        known: names that they have anyway, by start.
+        known: names known from other sources, by start.
         paths: archives.
 
     Raises:
@@ -77,7 +76,7 @@ def archive_names(
 
 
 def known_archives(module: Module) -> list[str]:
-    """Archives that may hold the module's code: those of DPDK, beside DPDK's libraries and programs."""
+    """Returns archives that may contain the module's code: DPDK's, next to its libraries and programs."""
     library = next((name for name in module.names if name.startswith("librte_") and ".so" in name), "")
     if library:
         pattern = f"{library.partition('.so')[0]}.a"
@@ -132,7 +131,7 @@ def _distinct(lists: Iterable[Sequence[ArchiveFunction]]) -> Iterable[Sequence[A
 
 
 def _section_bases(candidates: Mapping[int, Sequence[ArchiveFunction]]) -> dict[int, int]:
-    """Where sections of the archive's objects begin in the module, by the functions that only one place fits."""
+    """Returns where sections of the archive's objects begin in the module, from functions with a unique match."""
     claimed = Counter(places[0] for places in candidates.values() if len(places) == 1)
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     for start, places in candidates.items():
@@ -142,7 +141,7 @@ def _section_bases(candidates: Mapping[int, Sequence[ArchiveFunction]]) -> dict[
 
 
 def _unplaced(candidates: Mapping[int, Sequence[ArchiveFunction]], bases: Mapping[int, int]) -> dict[int, str]:
-    """Names of functions whose section's place is unknown: only where there are no more of them than in the archive."""
+    """Names functions of unplaced sections: only where the module has no more of them than the archive."""
     rivals: dict[tuple[ArchiveFunction, ...], list[int]] = defaultdict(list)
     for start, places in candidates.items():
         rivals[tuple(places)].append(start)
@@ -181,7 +180,7 @@ def _members(path: str) -> Iterator[bytes]:
         return
     if not content.startswith(MAGIC):
         thin = content.startswith(THIN_MAGIC)
-        raise ObjectError("it is a thin archive, without the objects" if thin else "it is no archive")
+        raise ObjectError("it is a thin archive, without the objects" if thin else "it is not an archive")
     position = len(MAGIC)
     while position + MEMBER_HEADER_BYTES <= len(content):
         header = content[position : position + MEMBER_HEADER_BYTES]
@@ -194,14 +193,14 @@ def _members(path: str) -> Iterator[bytes]:
             yield member
         position = start + int(digits) + (int(digits) & 1)
     if position < len(content):
-        raise ObjectError("it is cut off")
+        raise ObjectError("it is truncated")
 
 
 def _add_object(code: Code, content: bytes, sizes: set[int], numbers: Iterator[int]) -> None:
     whole = ObjectFile.of_bytes(content)
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for section, offset, kind in whole.relocations():
-        before, behind = _MASKS.get(kind, _USUAL_MASK)
+        before, behind = whole.processor.relocated.get(kind, _USUAL_MASK)
         places[section].append((offset - before, offset + behind))
     texts: dict[int, bytes] = {}
     sections: dict[int, int] = {}
@@ -221,7 +220,7 @@ def _add_object(code: Code, content: bytes, sizes: set[int], numbers: Iterator[i
 
 
 def _mask_of(places: Sequence[tuple[int, int]], start: int, size: int) -> int:
-    """Ones for the bytes that are the object's own. `places`: sorted."""
+    """Returns ones for the bytes that linking does not change. `places`: sorted."""
     mask = bytearray(b"\xff") * size
     for index in range(bisect_left(places, (start - MASK_BYTES_MAX, 0)), len(places)):
         low, high = places[index]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Separate debug files: where distributions put the symbols and DWARF that they strip from a program.
 
-Looked for under the target's root first, then on the host; taken only when it belongs to this very build. Reads
-files only, and only for a module that needs one. Some programs have a small one inside (.gnu_debugdata).
+Searched under the target's root first, then on the host; used only if it belongs to the same build. Reads files only,
+and only for a module that needs one. Some programs contain a small one (.gnu_debugdata).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class DebugFile(NamedTuple):
-    """A debug file of a module. The file stays open as long as this object lives."""
+    """A debug file of a module. The file stays open while this object lives."""
 
     path: str
     object: ObjectFile
@@ -31,10 +31,10 @@ class DebugFile(NamedTuple):
 
 
 class FileReader:
-    """A regular file that is read by offset. Raises OSError when it is none or cannot be opened."""
+    """A regular file read by offset. Raises OSError if it is not a regular file or cannot be opened."""
 
     def __init__(self, path: str) -> None:
-        # Not blocking: somebody may have put a pipe there.
+        # Non-blocking: the path may be a pipe.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self._descriptor)
         self.path = path
@@ -45,13 +45,13 @@ class FileReader:
             raise OSError(f"{path} is not a regular file of a usual size")
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from an offset; fewer where the file ends."""
+        """Returns bytes from an offset; fewer at the end of the file."""
         if offset >= self.size:
             return b""
         return os.pread(self._descriptor, min(size, self.size - offset), offset)
 
     def checksum(self) -> int:
-        """The CRC that .gnu_debuglink holds."""
+        """Returns the CRC as in .gnu_debuglink."""
         value = 0
         for offset in range(0, self.size, CHUNK_BYTES):
             value = zlib.crc32(self.read(offset, CHUNK_BYTES), value)
@@ -63,7 +63,7 @@ class FileReader:
 
 
 def debug_file_of(module: Module) -> DebugFile | None:
-    """The module's separate debug file, or None. What was found and not taken stands in `module.cache["notes"]`."""
+    """Returns the module's separate debug file, or None. Rejected files are noted in `module.cache["notes"]`."""
     if "debug file" not in module.cache:
         module.cache["debug file"] = _find(module)
     known: DebugFile | None = module.cache["debug file"]
@@ -71,7 +71,7 @@ def debug_file_of(module: Module) -> DebugFile | None:
 
 
 def roots_of(module: Module) -> tuple[str, ...]:
-    """Where the module's paths are looked up: in the target's file system, then in this process's."""
+    """Returns the roots under which the module's paths are looked up: the target's, then this process's."""
     root = str(module.cache.get("root", ""))
     return (root, "") if root else ("",)
 
@@ -95,18 +95,18 @@ def _find(module: Module) -> DebugFile | None:
 
 
 def _mismatch(module: Module, found: ObjectFile, reader: FileReader, checksum: int | None) -> str:
-    """Why the file does not belong to the module, or ""."""
+    """Returns why the file does not belong to the module, or ""."""
     if module.build_id and found.build_id and module.build_id != found.build_id:
         return f"it belongs to another build ({found.build_id[:12]}, not {module.build_id[:12]})"
     if checksum is None and module.build_id != found.build_id:
-        return "it has no build id"
+        return "it has no build ID"
     if checksum is not None and reader.checksum() != checksum:
-        return "its checksum is not the one that .gnu_debuglink names"
+        return "its checksum differs from .gnu_debuglink's"
     return ""
 
 
 def _candidates(module: Module) -> Iterator[tuple[str, int | None]]:
-    """Paths, with the checksum that the file must have when it is found by its name."""
+    """Yields paths, with the checksum that a file found by its name must have."""
     identity = module.build_id
     if len(identity) > 2:
         for root in roots_of(module):
@@ -124,7 +124,7 @@ def _candidates(module: Module) -> Iterator[tuple[str, int | None]]:
 
 
 def _link_of(module: Module) -> tuple[str, int]:
-    """File name and checksum of .gnu_debuglink, or ("", 0)."""
+    """Returns the file name and checksum of .gnu_debuglink, or ("", 0)."""
     try:
         whole = ObjectFile.of_bytes(module.image.data)
         section = whole.section(".gnu_debuglink")
@@ -133,14 +133,14 @@ def _link_of(module: Module) -> tuple[str, int]:
         return "", 0
     name, zero, _ = content.partition(b"\0")
     place = len(name) + 4 & ~3
-    # A name with a folder in it would lead outside the places where debug files are.
+    # A name with a folder in it would leave the debug directories.
     if not zero or not name or b"/" in name or len(content) < place + 4:
         return "", 0
     return os.fsdecode(name), struct.unpack_from("<I", content, place)[0]
 
 
 # ---- .gnu_debugdata -------------------------------------------------------------------------------------------------
-# The small symbol table that some distributions leave in a stripped program, packed with xz (.gnu_debugdata).
+# The small symbol table that some distributions leave in a stripped program, compressed with xz (.gnu_debugdata).
 #
 # Reads bytes only.
 
@@ -150,7 +150,7 @@ DECODER_BYTES_MAX = 256 << 20
 
 
 def mini_debug_of(content: bytes) -> ObjectFile | None:
-    """The ELF file inside the section of an ELF file, or None when it has no such section.
+    """Returns the ELF file embedded in an ELF file, or None if there is none.
 
     Raises:
         ObjectError: the section is malformed.
@@ -165,5 +165,5 @@ def mini_debug_of(content: bytes) -> ObjectFile | None:
     except (lzma.LZMAError, EOFError) as error:
         raise ObjectError(f"its .gnu_debugdata cannot be decompressed: {error}") from error
     if not decoder.eof:
-        raise ObjectError("its .gnu_debugdata is cut off")
+        raise ObjectError("its .gnu_debugdata is truncated")
     return ObjectFile.of_bytes(unpacked)

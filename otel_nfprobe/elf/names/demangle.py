@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ and Rust names as people write them. Programs keep the raw name.
+"""Demangled C++ and Rust names, for people. Programs keep the raw name.
 
 C++ names go to the C++ runtime's own demangler, in the process that reads ELF files: back references in a name of 300
-characters can stand for more text than any memory holds. Where the runtime is missing those names stay as they are.
+characters can expand to more text than fits in memory. Without the runtime those names stay mangled.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from otel_nfprobe.elf.elfparser import NAMES, ParserError
 from otel_nfprobe.elf.filecontent import Content
 
 # ---- Rust -----------------------------------------------------------------------------------------------------------
-# Rust's two ways to mangle names, read back: the legacy one, which looks like C++, and v0 (`_R...`).
+# Demangles Rust's two schemes: the legacy one, which looks like C++, and v0 (`_R...`).
 #
-# The grammar of v0 is that of "Rust RFC 2603". What does not follow it gives None, never an exception.
+# The grammar of v0 is that of "Rust RFC 2603". Invalid names give None, never an exception.
 
 
 T = TypeVar("T")
@@ -37,12 +37,12 @@ _BASIC_TYPES = {
 
 
 def is_rust_name(name: str) -> bool:
-    """Whether the Rust compiler mangled it."""
+    """Returns whether the Rust compiler mangled it."""
     return name.startswith("_R") or _LEGACY.fullmatch(name) is not None
 
 
 def demangle_rust(name: str) -> str | None:
-    """The name for people, without hashes; None when it cannot be read."""
+    """Returns the demangled name, without hashes; None if it is invalid."""
     legacy = _LEGACY.fullmatch(name)
     if legacy:
         return _legacy(legacy[1])
@@ -51,7 +51,7 @@ def demangle_rust(name: str) -> str | None:
     body = re.split(r"[.@]", name[2:], maxsplit=1)[0]
     reader = _Reader(body)
     try:
-        if body[:1].isdigit():  # a version of the encoding that does not exist yet
+        if body[:1].isdigit():  # a future version of the encoding
             return None
         return reader.path(True)
     except (_MalformedError, RecursionError):
@@ -90,7 +90,7 @@ class _MalformedError(ValueError):
 
 
 class _Reader:
-    """Reads one v0 name from left to right. Each method is one production of the grammar."""
+    """Parses one v0 name from left to right. Each method is one production of the grammar."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -149,7 +149,7 @@ class _Reader:
         return text
 
     def back(self, production: Callable[[], T]) -> T:
-        """What stands earlier in the name, read again."""
+        """Parses an earlier part of the name again."""
         here = self.position - 1
         target = self.base62()
         if target >= here:
@@ -182,7 +182,7 @@ class _Reader:
             return self.identifier()
         if tag in "MX":
             self.disambiguator()
-            self.path(False)  # where the implementation stands
+            self.path(False)  # the path of the implementation
             return self._implementation(tag == "X")
         if tag == "Y":
             return self._implementation(True)
@@ -234,7 +234,7 @@ class _Reader:
         return f"'{chr(ord('a') + depth)}" if depth < 26 else f"'_{depth}"
 
     def bound(self, production: Callable[[], str]) -> str:
-        """A type under `for<'a, ...>`."""
+        """Parses a type under `for<'a, ...>`."""
         count = self.base62() + 1 if self.take("G") else 0
         if count > DEPTH_MAX:
             raise _MalformedError
@@ -334,16 +334,16 @@ class _Reader:
 # ---- any language ---------------------------------------------------------------------------------------------------
 
 
-NAME_CHARACTERS_MAX = 4096  # the runtime's demangler recurses: longer names are left alone
+NAME_CHARACTERS_MAX = 4096  # the runtime's demangler recurses: longer names stay mangled
 KNOWN_MAX = 1 << 19
-ACCIDENTS_MAX = 3  # after so many lists of names that were not read C++ names stay as they are
+ACCIDENTS_MAX = 3  # after this many failed lists C++ names stay mangled
 ANONYMOUS = "(anonymous"
-_OPERATOR = re.compile(r"\boperator(\(\)|\b)")  # what follows may hold brackets of its own
+_OPERATOR = re.compile(r"\boperator(\(\)|\b)")  # what follows may contain brackets
 _OPENING, _CLOSING = frozenset("<([{"), frozenset(">)]}")
 
 
 def demangle(name: str) -> str:
-    """The name for people; the name itself when it is not mangled, or cannot be read."""
+    """Returns the demangled name; the name itself if it is not mangled, or invalid."""
     if not name.startswith(("_Z", "_R", "__Z", "___Z")) or len(name) > NAME_CHARACTERS_MAX:
         return name
     if is_rust_name(name):
@@ -354,7 +354,7 @@ def demangle(name: str) -> str:
 
 
 def demangle_all(names: Iterable[str]) -> None:
-    """Prepares for `demangle` of each of these names: all at once take little longer than one."""
+    """Prefetches `demangle` of these names: all at once take little longer than one."""
     fresh = dict.fromkeys(name for name in names if name.startswith(("_Z", "__Z", "___Z")))
     wanted = [
         name
@@ -371,10 +371,10 @@ def _demangle_rust(name: str) -> str:
 
 
 class _CppNames:
-    """What C++ names are for people.
+    """Cache of demangled C++ names.
 
     Attributes:
-        known: of those that were asked for last, names that stay as they are included.
+        known: results of the last names, including names that stay as they are.
     """
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class _CppNames:
         self._accidents = 0
 
     def learn(self, names: list[str]) -> None:
-        """Asks for names; those of a list that was not read stay as they are, as they may be why it was not."""
+        """Demangles names; those of a failed list stay mangled, as one of them may be the cause."""
         shown: list[str] = []
         if self._accidents < ACCIDENTS_MAX:
             try:
@@ -408,7 +408,7 @@ _cpp_names = _CppNames()
 
 
 def short_name(display_name: str) -> str:
-    """A demangled name without arguments and return type: `a::f` for `int a::f(char) const`."""
+    """Returns a demangled name without arguments and return type: `a::f` for `int a::f(char) const`."""
     operator = _OPERATOR.search(display_name)
     depth = start = 0
     for position, character in enumerate(display_name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the debug information of a module says: functions, their arguments, and functions that were inlined.
+"""Debug information of a module: functions, their arguments, and inlined functions.
 
-It is looked for in the module's own file, then in its separate debug file. Reading all of it takes seconds for
-a large program: it is done when somebody asks for all of it, once (cache.py), and not beyond a time limit.
+It is read from the module's own file, otherwise from its separate debug file. Reading all of it takes seconds for a
+large program: it is done on demand, once (cache.py), and within a time limit.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from otel_nfprobe.elf.names.dwarfunits import (
 from otel_nfprobe.elf.objectfile import ObjectError, ObjectFile
 
 # ---- shared debug files ---------------------------------------------------------------------------------------------
-# The file that several debug files share (dwz): what `.gnu_debugaltlink` names.
+# The file that several debug files share (dwz), named in `.gnu_debugaltlink`.
 
 
 def supplementary_file(module: Module, file: ObjectFile, path: str) -> ObjectFile | None:
-    """The shared file of a debug file, or None when it has none.
+    """Returns the shared file of a debug file, or None if it has none.
 
     Args:
         path: of the debug file.
 
     Raises:
-        ObjectError: it has one, which is not there.
+        ObjectError: it names one that does not exist.
     """
     section = file.section(".gnu_debugaltlink")
     if section is None:
@@ -88,7 +88,7 @@ def _candidates(module: Module, link: str, build_id: str, path: str) -> list[str
 
 
 PARAMETER, BLOCK, SUBPROGRAM, INLINED, VARIADIC = 0x05, 0x0B, 0x2E, 0x1D, 0x18
-# Entries below which there can be functions; children of all others are stepped over.
+# Entries that can contain functions; children of all others are skipped.
 _CONTAINERS = frozenset((0x11, 0x3C, 0x39, 0x02, 0x13, 0x17, BLOCK, SUBPROGRAM, INLINED, 0x32, 0x03, 0x1E))
 _TYPE_WORDS = {
     0x0F: "*", 0x10: "&", 0x42: "&&", 0x26: "const", 0x35: "volatile", 0x37: "restrict", 0x47: "_Atomic",
@@ -112,7 +112,7 @@ class UnitReader:
         self.unit = unit
         self.functions: list[FoundFunction] = []
         self._calls: list[tuple[dict[int, Value], int, Ranges, str, int]] = []
-        self._scopes: dict[Reference, str] = {}  # namespaces of functions
+        self._scopes: dict[Reference, str] = {}  # namespace of each function
         self.base = 0
         self.is_assembly = self._is_c = False
         self._files: list[str] | None = None
@@ -120,7 +120,7 @@ class UnitReader:
         self._types: dict[Reference, str] = {}
 
     def read(self) -> tuple[list[FoundFunction], list[FoundCall]]:
-        """All functions and inlined calls.
+        """Returns all functions and inlined calls.
 
         Raises:
             DwarfError: the unit is malformed.
@@ -131,7 +131,7 @@ class UnitReader:
         self.is_assembly = integer(values.get(LANGUAGE)) in ASSEMBLERS
         self._is_c = integer(values.get(LANGUAGE)) in C_LANGUAGES
         position = unit.entries
-        enclosing: list[tuple[Any, str]] = []  # for each open list of children: their function, if any; namespace
+        enclosing: list[tuple[Any, str]] = []  # per open list of children: the function, if any; namespace
         while position < unit.end:
             start = position
             shape, position = units.shape(unit, start)
@@ -147,7 +147,7 @@ class UnitReader:
             inner, position = self._entry(shape, position, here)
             if shape.has_children:
                 enclosing.append((inner, scope))
-        # An inlined function may stand behind the places where it was inlined.
+        # An inlined function may follow the calls where it was inlined.
         calls = [(self.name(values), start, ranges, file, line) for values, start, ranges, file, line in self._calls]
         return self.functions, calls
 
@@ -157,7 +157,7 @@ class UnitReader:
         return f"{outer}{name if isinstance(name, str) else ANONYMOUS_NAMESPACE}::"
 
     def _entry(self, shape: Abbreviation, position: int, here: Any) -> tuple[Any, int]:
-        """Takes what matters of an entry. Returns the function that its children are in, and where it ends."""
+        """Processes an entry. Returns the function that its children belong to, and where it ends."""
         tag = shape.tag
         if tag == SUBPROGRAM:
             values, position = self.units.values(self.unit, shape, position)
@@ -181,25 +181,25 @@ class UnitReader:
         return inner, self.units.skip(self.unit, shape, position)
 
     def _children(self, shape: Abbreviation, values: dict[int, Value], position: int, skipped: bool) -> int:
-        """Steps over children that nobody wants, where the compiler says where they end."""
+        """Skips irrelevant children, where the compiler gives their end."""
         sibling = values.get(SIBLING)
         if skipped and shape.has_children and isinstance(sibling, Reference) and not sibling.in_other_file:
             if not position < sibling.offset <= self.unit.end:
                 raise DwarfError(f"an entry at {position:#x} whose children have no end")
-            # Back over nothing: the list of children is empty from here, which its end mark says.
+            # Stays on the end mark: the list of children is empty from here.
             return sibling.offset - 1 if self.units.info[sibling.offset - 1] == 0 else position
         return position
 
     # ---- functions -----------------------------------------------------------------------------------------
 
     def _function(self, values: dict[int, Value]) -> Any:
-        """A function with code becomes a list that its children add to; others are None."""
+        """A function with code becomes a list to which its children are added; others become None."""
         if DECLARATION in values:
             return None
         if LOW_PC in values:
             start = integer(values[LOW_PC])
         elif RANGES in values:
-            # Compilers that split a function name the part with its entry first.
+            # Compilers that split a function put the part with its entry first.
             ranges = self._ranges(values)
             start = ranges[0][0] if ranges else 0
         else:
@@ -246,7 +246,7 @@ class UnitReader:
     # ---- names and types -----------------------------------------------------------------------------------
 
     def _origin(self, values: dict[int, Value]) -> dict[int, Value]:
-        """The entry's attributes, with those of the entries that it completes."""
+        """Returns the entry's attributes, with those of the entries it refers to."""
         merged = dict(values)
         for _ in range(_FOLLOWED_MAX):
             link = values.get(ABSTRACT_ORIGIN, values.get(SPECIFICATION))
@@ -257,11 +257,11 @@ class UnitReader:
         return merged
 
     def name(self, values: dict[int, Value]) -> str:
-        """The linker's name of an entry, or its source name with its namespaces; "" when it has none."""
+        """Returns the linkage name of an entry, or its source name with its namespaces; "" if it has none."""
         link = values.get(ABSTRACT_ORIGIN, values.get(SPECIFICATION))
         if isinstance(link, Reference) and LINKAGE_NAME not in values:
             if link not in self._names:
-                self._names[link] = ""  # ends a circle
+                self._names[link] = ""  # breaks a cycle
                 self._names[link] = self._linked_name(link)
             return self._names[link] or self._name_in(values)
         return self._name_in(values)
@@ -288,7 +288,7 @@ class UnitReader:
         return ""
 
     def type_name(self, link: Value | None, depth: int) -> str:
-        """A type as C writes it, near enough."""
+        """Returns a type in approximate C syntax."""
         if not isinstance(link, Reference):
             return "void"
         if depth > _FOLLOWED_MAX:
@@ -315,7 +315,7 @@ class UnitReader:
     def _entry_at(self, link: Reference) -> tuple[int, dict[int, Value]]:
         units = self.units.other if link.in_other_file else self.units
         if units is None:
-            raise DwarfError("a reference to a shared file that is not there")
+            raise DwarfError("a reference to a missing shared file")
         tag, values, _ = units.entry(units.unit_holding(link.offset), link.offset)
         if link.in_other_file:
             values = {
@@ -326,7 +326,7 @@ class UnitReader:
 
 
 class _Nested:
-    """A place inside a function, below a block or an inlined call."""
+    """A position inside a function, in a block or an inlined call."""
 
     __slots__ = ("function",)
 
@@ -339,14 +339,14 @@ class _Nested:
 
 READING_SECONDS_MAX = 60.0
 SPLIT_UNITS = (4, 5)
-UNITS_LOOKED_UP_MAX = 64  # more are read in one go, with everything else
+UNITS_LOOKED_UP_MAX = 64  # above this, everything is read at once
 
 
 class Parameter(NamedTuple):
     """One argument.
 
     Attributes:
-        place: the register that holds it at entry, "stack", or "" when that is not known.
+        place: the register that holds it at entry, "stack", or "" if unknown.
     """
 
     name: str
@@ -355,14 +355,14 @@ class Parameter(NamedTuple):
 
 
 class DwarfFunction(NamedTuple):
-    """A function that has code of its own. `start`: the file's own address of its entry."""
+    """A function that has code. `start`: the file's own address of its entry."""
 
     start: int
     name: str  # as a linker sees it
     parameters: tuple[Parameter, ...]
     returns: str  # type, or "" for none
     is_variadic: bool
-    is_declared: bool  # False: written in assembler, so nothing says what it takes
+    is_declared: bool  # False: written in assembly, so its arguments are unknown
 
 
 class InlinedCall(NamedTuple):
@@ -370,9 +370,9 @@ class InlinedCall(NamedTuple):
 
     Attributes:
         name: of the inlined function, as a linker sees it.
-        enclosing: start of the function that it is in.
-        ranges: its code, (start, end); empty when none is left.
-        call_file, call_line: where the source calls it.
+        enclosing: start of the function that contains it.
+        ranges: its code, (start, end); empty if no code remains.
+        call_file, call_line: of the call in the source.
     """
 
     name: str
@@ -384,7 +384,7 @@ class InlinedCall(NamedTuple):
 
 @dataclass
 class DwarfContents:
-    """What was read. `is_whole`: False when the time limit ended it."""
+    """What was read. `is_whole`: False if the time limit was reached."""
 
     functions: list[DwarfFunction] = field(default_factory=list)
     inlined: list[InlinedCall] = field(default_factory=list)
@@ -401,7 +401,7 @@ class Dwarf:
         self._contents: DwarfContents | None = None
 
     def functions_at(self, addresses: Sequence[int]) -> list[DwarfFunction]:
-        """The functions that start at some addresses, and perhaps others; reads only the units that cover them."""
+        """Returns the functions at some addresses, and perhaps others; reads only the units that cover them."""
         if not addresses:
             return []
         if self._contents is None and not self._load():
@@ -411,7 +411,7 @@ class Dwarf:
         return self.contents().functions
 
     def contents(self) -> DwarfContents:
-        """All of it. What is malformed is left out and noted in `module.cache["notes"]`."""
+        """Returns everything. Malformed parts are skipped and noted in `module.cache["notes"]`."""
         if self._contents is None and not self._load():
             self._contents = self._read([unit.offset for unit in self._units.units])
             if self._contents.is_whole:
@@ -425,7 +425,7 @@ class Dwarf:
         return stored is not None
 
     def _units_at(self, addresses: Sequence[int]) -> list[int]:
-        """Offsets of the units whose code holds one of the sorted addresses."""
+        """Returns the offsets of units whose code contains one of the sorted addresses."""
         try:
             covered = sorted(self._units.addresses_covered())
         except DwarfError as error:
@@ -446,12 +446,12 @@ class Dwarf:
         for offset in offsets:
             if time.monotonic() > deadline:
                 contents.is_whole = False
-                self._note(DwarfError(f"it was read for {READING_SECONDS_MAX:.0f} s only, so not wholly"))
+                self._note(DwarfError(f"reading stopped after {READING_SECONDS_MAX:.0f} s"))
                 break
             try:
                 unit = self._units.unit_holding(offset)
                 if unit.kind in SPLIT_UNITS:
-                    raise DwarfError("a part of it is in .dwo files, which are not read")
+                    raise DwarfError("part of it is in .dwo files, which are not read")
                 reader = UnitReader(self._units, self._tables, unit)
                 functions, inlined = reader.read()
             except (DwarfError, RecursionError) as error:
@@ -472,7 +472,7 @@ class Dwarf:
 
 
 def open_dwarf(module: Module) -> Dwarf | None:
-    """The module's debug information, or None when there is none that can be used."""
+    """Returns the module's debug information, or None if there is none that can be used."""
     if "dwarf" not in module.cache:
         module.cache["dwarf"] = _open(module)
     known: Dwarf | None = module.cache["dwarf"]
@@ -494,7 +494,7 @@ def _open(module: Module) -> Dwarf | None:
     except (ObjectError, DwarfError, OSError) as error:
         module.cache.setdefault("notes", []).append(f"the debug information of {module.name} is not used: {error}")
         return None
-    return Dwarf(module, units, DwarfTables(stream_of(content)))
+    return Dwarf(module, units, DwarfTables(stream_of(content), module.image.processor))
 
 
 def _pack(contents: DwarfContents) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What entries of DWARF units refer to by an offset: address ranges, places of arguments, names of source files.
+"""Tables that DWARF entries refer to by offset: address ranges, locations of arguments, names of source files.
 
 pyelftools reads these tables.
 """
@@ -12,14 +12,11 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from otel_nfprobe.base.processors import Processor
 from otel_nfprobe.elf.names.dwarfunits import BLOCK_FORMS, INDEXED_LIST_FORMS, DwarfError, Unit
 
 Ranges = tuple[tuple[int, int], ...]
 
-_REGISTERS = (
-    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
-    "rip", *(f"xmm{number}" for number in range(16)),
-)  # fmt: skip
 _REGISTER_OPERATIONS = range(0x50, 0x70)  # DW_OP_reg0...
 _FRAME_BASE = 0x91  # DW_OP_fbreg
 RANGES_MAX = 4096
@@ -30,10 +27,12 @@ class DwarfTables:
 
     Args:
         stream: the file's bytes.
+        processor: of its code.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, processor: Processor) -> None:
         self._stream = stream
+        self._registers = processor.registers
 
     @cached_property
     def _information(self) -> Any:
@@ -53,7 +52,7 @@ class DwarfTables:
         return self._information.get_CU_at(unit.offset)
 
     def ranges(self, unit: Unit, value: int, form: int, base: int) -> Ranges:
-        """Address ranges that DW_AT_ranges names, in the order given, without empty ones.
+        """Returns the non-empty address ranges of DW_AT_ranges, in the given order.
 
         Args:
             base: the unit's lowest address.
@@ -77,9 +76,9 @@ class DwarfTables:
         return _guarded(read)  # type: ignore[no-any-return]
 
     def place_at(self, unit: Unit, value: int | bytes, form: int, address: int, base: int) -> str:
-        """Where an argument is at an address: a register, "stack", or "" when that is not simple."""
+        """Returns where an argument is at an address: a register, "stack", or "" if it is not a simple location."""
         if isinstance(value, bytes) or form in BLOCK_FORMS:
-            return _place(list(value)) if isinstance(value, bytes) else ""
+            return self._place(list(value)) if isinstance(value, bytes) else ""
 
         def read() -> str:
             handle = self._unit(unit)
@@ -93,13 +92,20 @@ class DwarfTables:
                 elif hasattr(entry, "begin_offset"):
                     shift = 0 if entry.is_absolute else start
                     if entry.begin_offset + shift <= address < entry.end_offset + shift:
-                        return _place(list(entry.loc_expr))
+                        return self._place(list(entry.loc_expr))
             return ""
 
         return _guarded(read)  # type: ignore[no-any-return]
 
+    def _place(self, expression: list[int]) -> str:
+        if len(expression) == 1 and expression[0] in _REGISTER_OPERATIONS:
+            return self._registers[expression[0] - _REGISTER_OPERATIONS.start]
+        if expression and expression[0] == _FRAME_BASE:
+            return "stack"
+        return ""
+
     def _indexed(self, attribute: str, handle: Any, index: int) -> int:
-        """Offset of a list that is named by its number."""
+        """Returns the offset of a list given by index."""
         top = handle.get_top_DIE().attributes
         word = handle.structs.dwarf_format // 8
         base = top[attribute].value if attribute in top else 8 + word
@@ -108,7 +114,7 @@ class DwarfTables:
         return int(base) + int.from_bytes(section.stream.read(word), "little")
 
     def source_files(self, unit: Unit) -> list[str]:
-        """Paths of the unit's source files; the position is the number that entries use."""
+        """Returns paths of the unit's source files; entries refer to them by index."""
 
         def read() -> list[str]:
             handle = self._unit(unit)
@@ -126,7 +132,7 @@ class DwarfTables:
 
 
 class _Anchor:
-    """What pyelftools asks of the entry that a location list belongs to."""
+    """What pyelftools needs of the entry that a location list belongs to."""
 
     def __init__(self, unit: Any) -> None:
         self.cu = unit
@@ -134,7 +140,7 @@ class _Anchor:
 
 
 def stream_of(content: bytes) -> Any:
-    """Bytes as a file."""
+    """Returns bytes as a file."""
     return io.BytesIO(content)
 
 
@@ -147,16 +153,8 @@ def _text(value: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
-def _place(expression: list[int]) -> str:
-    if len(expression) == 1 and expression[0] in _REGISTER_OPERATIONS:
-        return _REGISTERS[expression[0] - 0x50]
-    if expression and expression[0] == _FRAME_BASE:
-        return "stack"
-    return ""
-
-
 def _guarded(read: Callable[[], Any]) -> Any:
-    """pyelftools raises whatever a malformed table leads to."""
+    """Runs pyelftools, which raises various exceptions for malformed tables."""
     try:
         return read()
     except Exception as error:

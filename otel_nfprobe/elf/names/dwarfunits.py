@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of DWARF units, read one after the other.
+"""Entries of DWARF units, read sequentially.
 
-A large program has millions of entries, of which few matter here; pyelftools makes an object of each. So the
-tree is read here, and only what is wanted of it: the rest is stepped over by the sizes of its abbreviations.
-DWARF 2 to 5, 32 and 64 bit, strings and entries in a supplementary file (dwz) included. Everything is hostile
-until read: what is wrong raises DwarfError.
+A large program has millions of entries, of which few are needed here; pyelftools creates an object for each. So the
+tree is parsed here, and only the needed parts: the rest is skipped by the sizes of its abbreviations. DWARF 2 to 5, 32
+and 64 bit, including strings and entries in a supplementary file (dwz). All input is untrusted: malformed data raises
+DwarfError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECTION_NAMES = ("info", "abbrev", "str", "line_str", "str_offsets", "addr", "ar
 COMPILE_UNITS = (1, 3, 4, 5)  # compile, partial, skeleton, split compile
 UNIT_ENTRY_BYTES_MIN = 11
 
-# Attributes that somebody here asks for.
+# Attributes that are used.
 NAME, SIBLING, LOCATION, LOW_PC, HIGH_PC, DECLARATION, TYPE, RANGES = 0x03, 0x01, 0x02, 0x11, 0x12, 0x3C, 0x49, 0x55
 ABSTRACT_ORIGIN, SPECIFICATION, CALL_FILE, CALL_LINE, LINKAGE_NAME = 0x31, 0x47, 0x58, 0x59, 0x6E
 MIPS_LINKAGE_NAME, LANGUAGE, STR_OFFSETS_BASE, ADDR_BASE = 0x2007, 0x13, 0x72, 0x73
@@ -48,7 +48,7 @@ class DwarfError(ValueError):
 
 
 class Reference(NamedTuple):
-    """Where an entry is."""
+    """Position of an entry."""
 
     in_other_file: bool
     offset: int
@@ -56,7 +56,7 @@ class Reference(NamedTuple):
 
 @dataclass(slots=True)
 class Abbreviation:
-    """The shape of some entries."""
+    """The format of some entries."""
 
     tag: int
     has_children: bool
@@ -70,7 +70,7 @@ class Unit:
 
     offset: int
     end: int
-    entries: int  # where its first entry is
+    entries: int  # offset of its first entry
     version: int
     kind: int
     offset_bytes: int
@@ -110,14 +110,14 @@ class DwarfUnits:
         return units
 
     def unit_holding(self, offset: int) -> Unit:
-        """The unit that an entry stands in, ready to be read."""
+        """Returns the unit that contains an entry, ready to be read."""
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self.units[index].end:
-            raise DwarfError(f"a reference to {offset:#x}, which is in no unit")
+            raise DwarfError(f"a reference to {offset:#x}, which is outside all units")
         return self.prepare(self.units[index])
 
     def prepare(self, unit: Unit) -> Unit:
-        """Reads what the entries of a unit need: abbreviations and base offsets."""
+        """Reads abbreviations and base offsets of a unit."""
         if not unit.shapes:
             known = self._shapes.get(unit.abbreviations)
             if known is None or unit.version < 5 or unit.offset_bytes != 4 or unit.address_bytes != 8:
@@ -142,7 +142,7 @@ class DwarfUnits:
                 size, header, word = struct.unpack_from("<Q", table, position + 4)[0], 12, 8
             body, end = position + header, position + header + size
             if end > len(table) or size < word + 4:
-                raise DwarfError("its table of address ranges is cut off")
+                raise DwarfError("its table of address ranges is truncated")
             unit = int.from_bytes(table[body + 2 : body + 2 + word], "little")
             if table[body + 2 + word] == 8:
                 # The pairs are aligned to their own size, from the header's start.
@@ -156,17 +156,17 @@ class DwarfUnits:
     # ---- entries -------------------------------------------------------------------------------------------
 
     def shape(self, unit: Unit, position: int) -> tuple[Abbreviation | None, int]:
-        """The shape of the entry there (None: it ends a list of children) and where its values are."""
+        """Returns the abbreviation of an entry (None: it ends a list of children) and the position of its values."""
         code, position = uleb(self.info, position)
         if not code:
             return None, position
         shape = unit.shapes.get(code)
         if shape is None:
-            raise DwarfError(f"an entry at {position:#x} of unknown shape")
+            raise DwarfError(f"an entry at {position:#x} with an unknown abbreviation")
         return shape, position
 
     def skip(self, unit: Unit, shape: Abbreviation, position: int) -> int:
-        """Where the entry's values end."""
+        """Returns where the entry's values end."""
         if shape.fixed_bytes >= 0:
             return position + shape.fixed_bytes
         info = self.info
@@ -175,7 +175,7 @@ class DwarfUnits:
         return position
 
     def values(self, unit: Unit, shape: Abbreviation, position: int) -> tuple[dict[int, Value], int]:
-        """The entry's attributes, and where they end. The form of `HIGH_PC` is that of key -HIGH_PC."""
+        """Returns the entry's attributes, and where they end. The form of `HIGH_PC` has the key -HIGH_PC."""
         found: dict[int, Value] = {}
         for attribute, form, constant in shape.fields:
             if form == 0x21:
@@ -183,7 +183,7 @@ class DwarfUnits:
                 continue
             end = _skip_form(self.info, unit, form, position)
             if end > unit.end:
-                raise DwarfError(f"the entry at {position:#x} leaves its unit")
+                raise DwarfError(f"the entry at {position:#x} exceeds its unit")
             value = self._value(unit, form, position, end)
             if value is not None:
                 found[attribute] = value
@@ -193,10 +193,10 @@ class DwarfUnits:
         return found, position
 
     def entry(self, unit: Unit, offset: int) -> tuple[int, dict[int, Value], int]:
-        """Tag, attributes and end of the entry at an offset of the section."""
+        """Returns tag, attributes and end of the entry at an offset of the section."""
         shape, position = self.shape(unit, offset)
         if shape is None:
-            raise DwarfError(f"a reference to {offset:#x}, where no entry is")
+            raise DwarfError(f"a reference to {offset:#x}, where there is no entry")
         values, end = self.values(unit, shape, position)
         return shape.tag, values, end
 
@@ -238,12 +238,12 @@ class DwarfUnits:
 
 
 def integer(value: Value | None, otherwise: int = 0) -> int:
-    """The value as a number, when it is one."""
+    """Returns the value if it is an integer."""
     return value if isinstance(value, int) else otherwise
 
 
 def uleb(data: bytes, position: int) -> tuple[int, int]:
-    """An unsigned number of variable length, and where it ends."""
+    """Returns an unsigned number of variable length, and where it ends."""
     try:
         byte = data[position]
         if byte < 0x80:
@@ -259,7 +259,7 @@ def uleb(data: bytes, position: int) -> tuple[int, int]:
             if shift > 70:
                 raise DwarfError(f"a number longer than 64 bits at {position:#x}")
     except IndexError:
-        raise DwarfError("a number is cut off") from None
+        raise DwarfError("a truncated number") from None
 
 
 def _sleb(data: bytes, position: int) -> int:
@@ -292,7 +292,7 @@ def _read_unit(info: bytes, position: int) -> Unit:
     except (struct.error, IndexError):
         raise DwarfError(f"the unit at {position:#x} is cut off") from None
     if end > len(info) or end < entries or address_bytes not in (4, 8):
-        raise DwarfError(f"the unit at {position:#x} leaves its section")
+        raise DwarfError(f"the unit at {position:#x} exceeds its section")
     return Unit(position, end, entries, version, kind, offset_bytes, address_bytes, shapes)
 
 
@@ -305,7 +305,7 @@ def _read_shapes(section: bytes, unit: Unit) -> dict[int, Abbreviation]:
             return shapes
         tag, position = uleb(section, position)
         if position >= len(section):
-            raise DwarfError("the abbreviations are cut off")
+            raise DwarfError("truncated abbreviations")
         shape = Abbreviation(tag, bool(section[position]))
         position += 1
         fixed = 0
@@ -325,7 +325,7 @@ def _read_shapes(section: bytes, unit: Unit) -> dict[int, Abbreviation]:
 
 
 def _form_bytes(unit: Unit, form: int) -> int:
-    """Bytes of a form, or -1 when they vary."""
+    """Returns the size of a form in bytes, or -1 if it varies."""
     if form == 0x10:  # an address in version 2, an offset since
         return unit.address_bytes if unit.version == 2 else unit.offset_bytes
     size = _SIZES.get(form)

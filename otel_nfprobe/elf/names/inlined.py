@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a compiler inlined, and where: they have no code of their own that could be probed.
+"""Functions that a compiler inlined, and where: they have no code of their own to probe.
 
-Known from debug information only. Called by symbols.py (to say why a name is not there) and the command line.
+Known from debug information only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SEARCH_SECONDS_MAX = 60.0
 
 
 class Inlined(NamedTuple):
-    """One place where a function of a module was inlined."""
+    """One call site where a function of a module was inlined."""
 
     module: Module
     call: InlinedCall
 
 
 def inlined_in(modules: Iterable[Module], matches: Callable[[str], bool]) -> list[Inlined]:
-    """Where functions were inlined whose raw name fits, by module and enclosing function.
+    """Returns where functions were inlined whose raw name matches, by module and enclosing function.
 
-    Modules without debug information have none; it stops looking when it has taken too long.
+    Modules without debug information have none; stops after a time limit.
     """
     deadline = time.monotonic() + SEARCH_SECONDS_MAX
     found = []

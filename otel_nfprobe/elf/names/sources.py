@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the names of a module's functions come from, the nearest source first.
+"""Sources of function names, the cheapest first.
 
     the file itself: .dynsym, .symtab -> its separate debug file -> .gnu_debugdata -> DWARF -> a static archive
 
-A source is opened only while functions of the module have no name, and only for modules that somebody looks at.
+A source is opened only while functions of the module lack a name, and only for modules that are used.
 Reads files only.
 """
 
@@ -28,11 +28,11 @@ Names = dict[int, list[Symbol]]
 
 
 def names_of(module: Module) -> Names:
-    """Function symbols by address, the best name of each address first.
+    """Returns function symbols by address, the preferred name of each address first.
 
     Raises:
         NfprobeError: the module's `.eh_frame` is malformed.
-        UsageError: an archive that somebody named cannot be used.
+        UsageError: an archive that the user named cannot be used.
     """
     names: Names = {}
     _add(names, (symbol for symbol in module.image.symbols if symbol.kind in FUNCTION_KINDS))
@@ -51,7 +51,7 @@ def names_of(module: Module) -> Names:
 
 
 def note(module: Module, text: str) -> None:
-    """Keeps a sentence about a source of names that could not be used."""
+    """Notes that a source of names could not be used."""
     notes: list[str] = module.cache.setdefault("notes", [])
     if text not in notes:
         notes.append(text)
@@ -63,7 +63,7 @@ def _add(names: Names, symbols: Iterable[Symbol]) -> None:
 
 
 def _unnamed(module: Module, names: Names) -> list[int]:
-    """Starts of functions without a name; the entries of a PLT need none."""
+    """Returns starts of functions without a name; the entries of a PLT need none."""
     image = module.image
     return [
         frame.start

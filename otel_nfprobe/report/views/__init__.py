@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to show a report. Each takes an otel_nfprobe.report.report.Report and returns text."""
+"""Formats of a report. Each takes an otel_nfprobe.report.report.Report and returns text."""

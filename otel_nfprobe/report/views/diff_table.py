@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference of two recordings as text for a terminal; of each pair of values the first is of recording A."""
+"""The difference of two recordings as text for a terminal; in each pair of values the first is of recording A."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = ("a", "b")
 
 
 def render_diff(diff: Mapping[str, Any]) -> str:
-    """The whole difference, ending with a line end."""
+    """Returns the whole difference, ending with a newline."""
     diff = printable_value(diff)
     sections = [
         "\n".join(_format_recording(diff, side) for side in SIDES),
@@ -39,7 +39,7 @@ def _format_recording(diff: Mapping[str, Any], side: str) -> str:
 
 
 def _format_changes(diff: Mapping[str, Any]) -> str:
-    """One sentence for each function that stands out."""
+    """Returns one sentence for each function that stands out."""
     lines = []
     for function in diff["functions"]:
         key = {"usual": "usual_ns_per_unit", "mean": "self_ns_per_unit"}.get(function["stands_out"])
@@ -95,7 +95,7 @@ def _format_only(functions: list[dict[str, Any]], name: str, unit: str) -> str:
 
 
 def _format_work(diff: Mapping[str, Any]) -> str:
-    """Batches and packets, a row each."""
+    """Returns rows of batches and packets."""
     rows = [["", "count", "mean size", "p50", "p99", "p999", "max"]]
     for name, counted in (("batches", "count"), ("packets", "received")):
         both = diff[name]
@@ -127,5 +127,5 @@ def _format_causes(causes: list[dict[str, Any]]) -> str:
 
 
 def format_small(duration_ns: float) -> str:
-    """As format_duration, with parts of a nanosecond: what a function costs a packet may be one."""
+    """As format_duration, with fractions of a nanosecond: a function's cost per packet may be that small."""
     return f"{duration_ns:.1f} ns" if duration_ns < 99.95 else format_duration(duration_ns)

@@ -36,7 +36,7 @@ def _histogram(bins: Sequence[tuple[float, int]]) -> list[str]:
     for lowest_ns, count in bins:
         so_far += count
         bar = "#" * max(1, round(BAR_CHARACTERS * count / largest)) if count else ""
-        # The curve never shows all before all were counted.
+        # The curve reaches the top only when all values were counted.
         curve = "." * (CURVE_CHARACTERS if so_far == total else min(CURVE_CHARACTERS - 1, _part(so_far, total)))
         share = f"{so_far / total:6.1%}"
         lines.append(

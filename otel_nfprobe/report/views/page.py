@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report as one self-contained HTML page: no network, no script, readable in light and dark.
 
-Everything that comes from the target (names, paths) is escaped.
+Escapes everything that comes from the target (names, paths).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ footer { margin-top: 40px; font-size: 13px; }
 # ---- timelines ------------------------------------------------------------------------------------------------------
 # One slow packet's timeline as SVG: the packet, the batches of its thread, and the calls in them, nested.
 #
-# The call that made the packet late stands in its own colour, mostly in an earlier batch. Where the packet's
-# own batch is short beside the wait, it is drawn again, enlarged. Hovering shows names and times.
+# The call that made the packet late has its own colour, usually in an earlier batch. If the packet's own batch is short
+# compared with the wait, it is drawn again, enlarged. Hovering shows names and times.
 
 
 WIDTH = 1000
@@ -102,7 +102,7 @@ VISIBLE = 0.15  # a shorter box is not drawn: there may be thousands
 
 
 def draw_timeline(timeline: Timeline, description: str) -> str:
-    """The drawing as one or two <svg> elements, `description` for those who cannot see them."""
+    """Returns the drawing as one or two <svg> elements, with `description` for screen readers."""
     bound = "arrival, at the earliest" if timeline.batch_start_ns > 0 else "received"
     origin = "arrival" if timeline.arrival_known else bound
     whole = _Scale(timeline.batches, [0, timeline.done_ns], 0, origin)
@@ -133,7 +133,7 @@ def _draw(timeline: Timeline, scale: _Scale, css_class: str, description: str) -
 
 
 class _Scale:
-    # Time in ns (0 is the packet's arrival) to the drawing's units, over the given batches and moments.
+    # Converts time in ns (0 is the packet's arrival) to the drawing's units, over the given batches and moments.
     # The axis counts from the origin.
     def __init__(self, batches: list[TimelineBatch], moments_ns: list[float], origin_ns: float, origin: str) -> None:
         self.origin_ns = origin_ns
@@ -217,7 +217,7 @@ def _draw_box(
 ) -> str:
     x, y = scale.x(start_ns), TOP + row * (ROW + GAP)
     full = scale.x(end_ns) - x
-    # A thin line of background between neighbours; a call too short for the scale stays visible.
+    # A thin line of background separates neighbours; a call too short for the scale stays visible.
     width = max(0.8, full - (0.8 if full > 3 else 0))
     radius = 2 if width > 6 else 0
     box = (
@@ -241,14 +241,14 @@ def _choose_step(wanted_ns: float) -> float:
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-# The page may load nothing, from anywhere.
+# The page may not load anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HISTOGRAM_HEIGHT = 120
 HISTOGRAM_WIDTH = 960
 
 
 def render_page(report: Report) -> str:
-    """The page as text; write it as UTF-8."""
+    """Returns the page as text; write it as UTF-8."""
     header, packets = report.header, report.document["packets"]
     name = PurePath(header.executable).name or "unknown program"
     title = f"{name} {header.resource.get('service.version', '')}".rstrip() + f", pid {header.pid}"
@@ -355,7 +355,7 @@ def _render_functions(functions: Sequence[dict[str, Any]]) -> str:
 
 
 def _render_rows(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """A table, its head first; nothing where there is no more than a head."""
+    """Returns a table, header first; nothing if it has only a header."""
     if len(rows) < 2:
         return ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0][1:])

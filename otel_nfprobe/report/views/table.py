@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 # ---- sentences ------------------------------------------------------------------------------------------------------
-# Sentences about one slow packet: what it was and what made it late; and about what may have made any late.
+# Sentences about one slow packet, its causes, and what may have affected any late packet.
 
 
-BOUNDS = {POLL: "up to "}  # what a wait says that is not exact, by arrival source
-ORIGINS = {  # what a latency counts from, by the names of statistics.ORIGINS
+BOUNDS = {POLL: "up to "}  # prefix of an inexact wait, by arrival source
+ORIGINS = {  # start of a latency, by the names of statistics.ORIGINS
     "stamp": "the arrival's stamp",
     "capture": "the generator's capture",
     "poll": "the last poll that had left the queue empty, a bound",
@@ -33,12 +33,12 @@ PRECEDES = (
     "It arrived before the recording begins, or may have: what kept it until then is not in it, and can be nfprobe's"
     " own attach."
 )
-FLOW_SHARE = 0.1  # of a burst: a flow with less is not worth a name
-STOLEN_SHARE = 0.001  # of the time: the slowest packets are looked for among a thousand
+FLOW_SHARE = 0.1  # of a burst: a flow with less is not named
+STOLEN_SHARE = 0.001  # of the time: the slowest packets are one in a thousand
 
 
 def explain_cause(packet: dict[str, Any]) -> str:
-    """What made this packet late, from an entry of `packets.slowest` of the report's document."""
+    """Explains why this packet was late, from an entry of `packets.slowest` of the report's document."""
     cause = packet["cause"]
     function = cause.get("function") or "What runs outside of the probed functions"
     excess = format_duration(cause.get("excess_ns") or 0)
@@ -50,7 +50,7 @@ def explain_cause(packet: dict[str, Any]) -> str:
         "own": f"{function} took {excess} longer than usual in its own batch.",
         "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
         "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
-        "burst": f"More packets arrived at once than this thread works off{_name_flow(cause)}: {waiting}.",
+        "burst": f"More packets arrived at once than this thread could process{_name_flow(cause)}: {waiting}.",
         "preemption": f"The scheduler ran {cause.get('by') or 'something else'} for {excess} in {batch}"
         + (f": {waiting}." if waited else "."),
         "interrupt": f"Interrupts, mostly {cause.get('by')}, kept the thread from running for {excess} in {batch}"
@@ -66,7 +66,7 @@ def explain_cause(packet: dict[str, Any]) -> str:
 
 
 def describe_packet(packet: dict[str, Any]) -> str:
-    """The packet in one line: flow, length, id and what became of it."""
+    """Describes the packet in one line: flow, length, ID and disposition."""
     parts = [packet["flow"]]
     if packet.get("length"):
         parts.append(f"{packet['length']} B")
@@ -76,7 +76,7 @@ def describe_packet(packet: dict[str, Any]) -> str:
 
 
 def explain_origins(counts: dict[str, int]) -> str:
-    """From which point latencies count, from the `latency_from` of a report; empty where there are none."""
+    """Describes where latencies start, from the `latency_from` of a report; empty if there are none."""
     found = sorted(((count, ORIGINS[name]) for name, count in counts.items() if count), reverse=True)
     if len(found) == 1:
         return f"counted from {found[0][1]}"
@@ -86,13 +86,13 @@ def explain_origins(counts: dict[str, int]) -> str:
 
 
 def explain_stolen(stolen: object) -> str:
-    """A sentence about the `stolen` of a summary, which may come from a damaged recording; empty where it is little."""
+    """Returns a sentence about the `stolen` of a summary, possibly from a damaged recording; empty if it is small."""
     share = stolen.get("share") if isinstance(stolen, dict) else None
     if not isinstance(share, float) or not STOLEN_SHARE <= share <= 1:
         return ""
     return (
         f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
-        "that makes packets late, too, and is blamed on the function that stood still"
+        "that also makes packets late, and is attributed to the function that was running"
     )
 
 
@@ -115,11 +115,11 @@ def _count_others(packet: dict[str, Any]) -> str:
 
 
 # ---- of a session ---------------------------------------------------------------------------------------------------
-# The summary of a session, for a person: what was measured, what was lost, what it cost.
+# The summary of a session as text: what was measured, what was lost, what it cost.
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """Some lines of text from the summary object of attach."""
+    """Formats the summary object of attach as some lines of text."""
     summary = printable_value(summary)
     packets, records, spans = summary["packets"], summary["records"], summary["spans"]
     unpaired, stops, overhead = summary["unpaired"], summary["stops"], summary["overhead"]
@@ -140,7 +140,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
         f"{100 * overhead['share_of_core']:.2f} % of a core",
-        f"  clock      right within {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
+        f"  clock      accurate to {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
     if sentence := explain_stolen(summary.get("stolen")):
         lines.append(f"  stolen     {sentence}")
@@ -160,7 +160,7 @@ def format_summary(summary: dict[str, Any]) -> str:
 
 
 def _format_loss_hint(lost: dict[str, int]) -> str:
-    """What to do where rings were full; of records that cannot be (torn, mistimed) nothing of this helps."""
+    """Suggests what to do if rings were full; this does not help with invalid records (torn, mistimed)."""
     is_full = any(lost[name] for name in ("call", "packet", "poll"))
     return ": rings were full; next: fewer --functions, or a larger --ring-size" if is_full else ""
 
@@ -172,7 +172,7 @@ def _format_rare(packets: dict[str, int]) -> str:
 def _format_set(set_ns: int) -> str:
     if not set_ns:
         return ""
-    return f"; the system's was set by {set_ns / 1e9:+,.3f} s meanwhile, which times here do not follow"
+    return f"; the system's was set by {set_ns / 1e9:+,.3f} s meanwhile, which times here ignore"
 
 
 def _format_unwritten(spans: dict[str, Any]) -> str:
@@ -194,7 +194,7 @@ EXCESS = ("mean_excess_ns", "max_excess_ns")
 
 
 def render_table(report: Report) -> str:
-    """The whole report as text, ending with a line end."""
+    """Returns the whole report as text, ending with a newline."""
     document = printable_value(report.document)
     sections = [
         _format_title(report),
@@ -214,7 +214,7 @@ def render_table(report: Report) -> str:
 
 
 def format_functions(functions: Sequence[dict[str, Any]]) -> str:
-    """One row per function that was called, the one with the largest total first."""
+    """Returns one row per called function, the largest total first."""
     if not any(function["calls"] for function in functions):
         return "No call was recorded."
     rows = [["function", "calls", "total", "self", "min", "p50", "p90", "p99", "max"]]
@@ -231,12 +231,12 @@ def format_functions(functions: Sequence[dict[str, Any]]) -> str:
 
 
 def format_nodes(nodes: Sequence[dict[str, Any]] | None) -> str:
-    """One row per graph node, as the NF itself would show it."""
+    """Returns one row per graph node, in the format of the NF itself."""
     return align_columns(node_rows(nodes)) if nodes else ""
 
 
 def format_drops(reasons: Sequence[dict[str, Any]] | None, dropped: int) -> str:
-    """One row per reason why packets were dropped."""
+    """Returns one row per drop reason."""
     rows = list(drop_rows(reasons or (), dropped))
     return align_columns(rows) if rows else ""
 
@@ -247,7 +247,7 @@ def _format_counters(document: dict[str, Any]) -> str:
 
 
 def _format_resolution(functions: Sequence[dict[str, Any]]) -> str:
-    """What the marks in the table mean."""
+    """Explains the marks in the table."""
     if not any(function.get("below_resolution") for function in functions):
         return ""
     whole = max(function["probe_ns"]["whole"] for function in functions if function.get("below_resolution"))
@@ -255,7 +255,7 @@ def _format_resolution(functions: Sequence[dict[str, Any]]) -> str:
 
 
 def format_batches(batches: dict[str, Any]) -> str:
-    """How many batches of each size there were, as bars."""
+    """Returns the number of batches of each size, as bars."""
     histogram = [(int(size), count) for size, count in batches["size_histogram"]]
     lines = [f"{format_count(batches['count'])} batches by size"]
     groups = _group_sizes(histogram)
@@ -271,7 +271,7 @@ def format_batches(batches: dict[str, Any]) -> str:
 
 
 def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
-    """The slowest packets, each with the call that made it late."""
+    """Returns the slowest packets, each with the call that made it late."""
     if not slowest:
         return ""
     lines = [f"the {len(slowest)} slowest packets" if len(slowest) > 1 else "the slowest packet"]
@@ -283,12 +283,12 @@ def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
 
 
 def format_flow(packets: dict[str, Any]) -> str:
-    """Of which flows the packets below are, when not all of them are meant."""
+    """Returns the flow filter of the packets below, if there is one."""
     return f"below only packets of: {packets['flow']}" if packets.get("flow") else ""
 
 
 def format_causes(packets: dict[str, Any]) -> str:
-    """What made the late packets late, one row per cause, the most frequent first."""
+    """Returns the causes of late packets, one row per cause, the most frequent first."""
     causes = packets.get("causes")
     if not causes:
         return ""
@@ -303,7 +303,7 @@ def format_causes(packets: dict[str, Any]) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned text: first column to the left, the others to the right, first row underlined."""
+    """Formats rows as aligned text: first column left, the others right, first row underlined."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
@@ -351,7 +351,7 @@ def _format_losses(report: Report) -> str:
 
 
 def _group_sizes(histogram: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    # One row per size while there are few sizes; otherwise ranges of equal width.
+    # One row per size if there are few sizes; otherwise ranges of equal width.
     if not histogram:
         return []
     largest = max(size for size, _ in histogram)
@@ -367,11 +367,11 @@ def _group_sizes(histogram: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
 
 
 # ---- counters -------------------------------------------------------------------------------------------------------
-# Counters as text: per call of each function, and per packet (divided over the packets of its batch).
+# Counters as text: per call of each function, and per packet (divided by the number of packets in its batch).
 
 
 def list_counters(functions: Sequence[dict[str, Any]]) -> list[str]:
-    """Names of the counters that any function was counted with, in their order."""
+    """Returns the names of all counters that any function was measured with, in order."""
     found: dict[str, None] = {}
     for function in functions:
         found |= dict.fromkeys(_entries(function))
@@ -379,12 +379,12 @@ def list_counters(functions: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _entries(function: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What is known of each counter of a function. Where they were changed meanwhile it may have some of them only."""
+    """Returns the counters of a function. If the set was changed meanwhile, it may have only some of them."""
     return {name: value for name, value in function.get("counters", {}).items() if isinstance(value, dict)}
 
 
 def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A table of what a call counts on average, the function with most of the first counter first; empty without any.
+    """Returns a table of the mean per call, the largest first counter first; empty if there is none.
 
     The first row names the columns.
     """
@@ -410,7 +410,7 @@ def counter_rows(functions: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def describe_batches(batches: dict[str, Any]) -> str:
-    """What a packet's share of its batch counts, in one line; empty without counters."""
+    """Describes a packet's share of its batch's counters in one line; empty without counters."""
     counters = batches.get("counters") or {}
     shares = {key: value for key, value in counters.items() if key.endswith("_per_packet")}
     if not shares:

@@ -40,19 +40,22 @@ def test_the_example_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[", "no YAML"),
-        ("- a", "the file is no mapping"),
+        ("[", "not YAML"),
+        ("- a", "the file is not a mapping"),
         ("rules: []", "there are no rules"),
         ("rule: []", "'rule', which is none of rules, look, listen, max"),
         ("rules: [{match: {}}]", "needs at least one of process"),
         ("rules: [{match: {name: x}}]", "'name', which is none of process"),
         ("rules: [{match: {process: 7}}]", "each a pattern"),
-        ("rules: [{match: {process: a}, options: [x]}]", "options of rule 1 is no mapping"),
+        ("rules: [{match: {process: a}, options: [x]}]", "options of rule 1 is not a mapping"),
         ("rules: [{match: {process: a}, options: {slowerthan: 5us}}]", "--slowerthan"),
         ("rules: [{match: {process: a}, options: {slower-than: fast}}]", "slower-than"),
         ("rules: [{match: {process: a}, options: {json: true}}]", "must not set json"),
         ("rules: [{match: {process: a}, name: x}, {match: {process: b}, name: x}]", "two rules are called 'x'"),
-        ("rules: [{match: {process: a}, user: nobody-knows-me}]", "'nobody-knows-me', whom this machine does not know"),
+        (
+            "rules: [{match: {process: a}, user: nobody-knows-me}]",
+            "'nobody-knows-me', who does not exist on this machine",
+        ),
         ("rules: [{match: {process: a}, user: -1}]", "user -1"),
         ("rules: [{match: {process: a}, user: [root, {}]}]", "user {}"),
         ("{rules: [{match: {process: a}}], max-sessions: 0}", "max-sessions is 0"),
@@ -261,7 +264,7 @@ def test_one_user_does_not_keep_all_sessions(monkeypatch: pytest.MonkeyPatch) ->
     assert users_of(agent) == [7, 1000, 1000, 1000]
     look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 250))])
     assert users_of(agent) == [7, 7, 1000, 1000]
-    assert "so that vpp 200 (all) has one (max-sessions)" in "".join(said)
+    assert "ends for vpp 200 (all) (max-sessions)" in "".join(said)
     told = len(said)
     look_often(agent, monkeypatch, [*eve, *of_user(7, range(200, 250))])
     assert len(said) == told  # nobody's sessions come and go

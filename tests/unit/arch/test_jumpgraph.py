@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_nfprobe.arch.x86_64.branches import ModuleScan, scan_module
-from otel_nfprobe.arch.x86_64.jumpgraph import circling, reaching
-from otel_nfprobe.arch.x86_64.tailcalls import TailCalls, comes_back
+from otel_nfprobe.arch.branches import ModuleScan, scan_module
+from otel_nfprobe.arch.jumpgraph import circling, reaching
+from otel_nfprobe.arch.tailcalls import TailCalls, comes_back
 from otel_nfprobe.elf.modules import Module
 
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libcrypto.so.3")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.arch.x86_64 import scans
-from otel_nfprobe.arch.x86_64.scan import RETURN_ADDRESS, STACK_ARGUMENTS, UNKNOWN_FRAME, scan_function
+from otel_nfprobe.arch import scans
+from otel_nfprobe.arch.code_facts import RETURN_ADDRESS, STACK_ARGUMENTS, UNKNOWN_FRAME
+from otel_nfprobe.arch.x86_64.scan import scan_function
 from otel_nfprobe.base.strategies import IN_STACK_CALL
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.elf.symbols import find_functions

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iced_x86 import Decoder, InstructionInfoFactory, Mnemonic, OpAccess, Register, RegisterExt
 
-from otel_nfprobe.arch.snippet import BYTES_MAX, assemble, encode, is_as_asked, read_capture
+from otel_nfprobe.arch.snippet import BYTES_MAX, assemble, read_capture
+from otel_nfprobe.arch.x86_64.snippet_code import encode, is_as_asked
 from otel_nfprobe.arch.x86_64.snippet_text import (
     DESTINATIONS,
     Asked,

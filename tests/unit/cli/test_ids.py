@@ -215,7 +215,7 @@ def test_interfaces_of_pcapng(ids: Ids) -> None:
 def test_interfaces_that_libpcap_does_not_read_together(ids: Ids) -> None:
     data = section() + interface() + packet(SOME[0]) + interface(link=RAW) + packet(SOME[1][14:], number=1)
     assert ids.read(data, status=1) == EXPECTED[:1]
-    assert "behind packet 1: an interface has a type 101 different from the type of the first interface." in ids.errors
+    assert "after packet 1: an interface has a type 101 different from the type of the first interface." in ids.errors
 
 
 @pytest.mark.parametrize("form", ["little, us", "pcapng, big"])
@@ -223,7 +223,7 @@ def test_a_file_that_is_cut_is_read_as_far_as_it_goes(form: str, ids: Ids) -> No
     data = FORMS[form]
     assert ids.read(data[:-5], status=1) == EXPECTED[:-1]
     assert ids.errors.count("\n") == 1
-    assert f"is cut or damaged behind packet {len(SOME) - 1}: truncated" in ids.errors
+    assert f"is truncated or damaged after packet {len(SOME) - 1}: truncated" in ids.errors
     half = ids.read(data[: len(data) // 2], status=1)
     assert 50 < len(half) < 150
     assert half == EXPECTED[: len(half)]
@@ -234,9 +234,9 @@ BAD_FILES = {
     "text": (b"no capture at all\n", "is not a capture file (pcap or pcapng)."),
     "elf": (b"\x7fELF" + bytes(100), "is not a capture file (pcap or pcapng)."),
     "gzip": (b"\x1f\x8b\x08\0" + bytes(50), "is compressed."),
-    "header cut": (pcap([])[:20], "is not a whole capture file: truncated"),
+    "header cut": (pcap([])[:20], "is not a complete capture file: truncated"),
     "link type": (pcap(SOME, 127), "has link type 127"),
-    "pcapng cut": (pcapng([])[:20], "is not a whole capture file"),
+    "pcapng cut": (pcapng([])[:20], "is not a complete capture file"),
     "pcapng damaged": (section()[:8] + bytes(40), "is not a capture file (pcap or pcapng)."),
 }
 
@@ -261,7 +261,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_damage_ends_the_file(ids: Ids) -> None:
     damaged = pcap(SOME[:3]) + struct.pack("<4I", 0, 0, 1 << 30, 0) + bytes(100)
     assert ids.read(damaged, status=1) == EXPECTED[:3]
-    assert "is cut or damaged behind packet 3: " in ids.errors
+    assert "is truncated or damaged after packet 3: " in ids.errors
     for broken in (
         packet(SOME[0], number=1),
         block("<", 6, bytes(8)),
@@ -271,7 +271,7 @@ def test_damage_ends_the_file(ids: Ids) -> None:
         block("<", 6, struct.pack("<5I", 0, 0, 0, 5000, 5000) + bytes(60)),
     ):
         assert ids.read(pcapng(SOME[:3]) + broken + packet(SOME[4]), status=1) == EXPECTED[:3]
-        assert "is cut or damaged behind packet 3: " in ids.errors
+        assert "is truncated or damaged after packet 3: " in ids.errors
 
 
 def test_any_bytes_end_in_a_status(ids: Ids) -> None:

@@ -43,7 +43,7 @@ class FakeKernel(Kernel):
     def read(self, descriptor: int) -> tuple[int, int, int] | None:
         return self.count
 
-    def may_rdpmc(self, descriptor: int) -> bool:
+    def may_read_directly(self, descriptor: int) -> bool:
         return self.rdpmc
 
     def close(self, descriptor: int) -> None:
@@ -151,7 +151,7 @@ def test_the_real_kernel_counts_software_events() -> None:
         assert found is not None
         assert found[0] > 0
         assert found[1] == found[2]
-        assert not kernel.may_rdpmc(descriptor)  # software is never read by rdpmc
+        assert not kernel.may_read_directly(descriptor)  # software is never read by rdpmc
     finally:
         kernel.close(descriptor)
 

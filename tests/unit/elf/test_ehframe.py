@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_nfprobe.base.processors import X86_64
 from otel_nfprobe.elf import ehframe
 from otel_nfprobe.elf.cursor import FrameError
 from otel_nfprobe.elf.ehframe import DEREFERENCED, EXPRESSION, FrameTable, parse_frames
@@ -84,7 +85,7 @@ def _section() -> tuple[int, bytes]:
 def _read_all(address: int, content: bytes) -> FrameTable | None:
     """Everything that can be asked of a damaged section; only FrameError may come out."""
     try:
-        table = parse_frames(content, address)
+        table = parse_frames(content, address, X86_64)
     except FrameError:
         return None
     for frame in table.frames:
@@ -97,7 +98,7 @@ def _read_all(address: int, content: bytes) -> FrameTable | None:
 
 def test_cut_anywhere_is_an_error_or_a_shorter_table() -> None:
     address, content = _section()
-    whole = len(parse_frames(content, address).frames)
+    whole = len(parse_frames(content, address, X86_64).frames)
     lengths = [len(table.frames) for end in range(0, len(content), 7) if (table := _read_all(address, content[:end]))]
     assert lengths == sorted(lengths)
     assert lengths[-1] <= whole
@@ -118,7 +119,7 @@ def test_damaged_bytes_raise_only_frame_errors(seed: int) -> None:
 
 def test_overlapping_ranges_are_dropped() -> None:
     address, content = _section()
-    table = parse_frames(content, address)
+    table = parse_frames(content, address, X86_64)
     doubled = FrameTable([*table.frames, *table.frames])
     assert doubled.starts == table.starts
     assert doubled.overlapping == len(table.frames)
@@ -134,7 +135,7 @@ def test_a_program_that_remembers_without_end_is_refused() -> None:
 
 def _parsed(section: bytes) -> list[tuple[int, int, bytes, bool]] | str:
     try:
-        found = parse_frames(section, 0x1000).frames
+        found = parse_frames(section, 0x1000, X86_64).frames
     except FrameError as error:
         return str(error)
     return [(frame.start, frame.size, frame.instructions, frame.has_lsda) for frame in found]

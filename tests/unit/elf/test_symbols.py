@@ -109,7 +109,7 @@ def test_a_file_without_frames_and_symbols_says_so(tmp_path: Path) -> None:
         tmp_path / "bare",
     ]
     subprocess.run(words, check=True)
-    with pytest.raises(UsageError, match=r"No functions are found in bare: no \.eh_frame"):
+    with pytest.raises(UsageError, match=r"No functions are found in bare: they have neither \.eh_frame"):
         find_functions(tmp_path / "bare", ["*"])
 
 

@@ -176,9 +176,9 @@ def test_certificates_are_read_for_tls_only(certificates: Certificates) -> None:
 def test_files_that_are_no_certificates(certificates: Certificates, tmp_path: Path) -> None:
     rubbish = tmp_path / "rubbish.pem"
     rubbish.write_text("no certificate")
-    with pytest.raises(UsageError, match=r"CERTIFICATE names .* which holds no PEM certificate"):
+    with pytest.raises(UsageError, match=r"CERTIFICATE names .* which contains no PEM certificate"):
         find("https://far.example", CERTIFICATE=str(rubbish))
     with pytest.raises(UsageError, match="CLIENT_KEY is set without OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"):
         find("https://far.example", CLIENT_KEY=str(certificates.key))
-    with pytest.raises(UsageError, match="no PEM certificate with its key"):
+    with pytest.raises(UsageError, match="no PEM certificate and its key"):
         find("https://far.example", CLIENT_KEY=str(certificates.ca_key), CLIENT_CERTIFICATE=str(certificates.chain))

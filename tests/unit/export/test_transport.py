@@ -133,7 +133,7 @@ def test_http_retries_and_partial_success(receiver: HttpReceiver) -> None:
     assert time.monotonic() - began >= 1.0
     assert (counters.exported_spans, counters.retries) == (4, 2)
     assert counters.dropped_spans == {DROPPED_REJECTED: 2 + 3}
-    assert counters.sentences == ["The receiver says: one was bad."]
+    assert counters.sentences == ["The receiver reports: one was bad."]
 
 
 def test_a_redirect_is_not_followed(receiver: HttpReceiver) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from iced_x86 import Decoder, FlowControl, OpKind
 
-from otel_nfprobe.arch.x86_64.scan import (
+from otel_nfprobe.arch.code_facts import (
     NO_ENTRY,
     POINTER_TAIL,
     POPS_ARGUMENTS,
@@ -21,8 +21,8 @@ from otel_nfprobe.arch.x86_64.scan import (
     STACK_ARGUMENTS,
     UNDECODABLE,
 )
+from otel_nfprobe.arch.tailcalls import CALLER_TAIL, TWICE_TAIL
 from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE, CALL_INSIDE, SYSTEM_CALL_INSIDE, TOO_SHORT
-from otel_nfprobe.arch.x86_64.tailcalls import CALLER_TAIL, TWICE_TAIL
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.strategies import COPIED_ARGUMENTS, ENTRY_ONLY, GOT_SLOT, IN_STACK_CALL, RELOCATED_BODY
 from otel_nfprobe.elf.modules import Module

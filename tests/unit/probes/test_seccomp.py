@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.arch.x86_64.calls import Call, Need, injection_calls
+from otel_nfprobe.arch.code_facts import Call, Need
+from otel_nfprobe.arch.x86_64.calls import injection_calls
 from otel_nfprobe.linux.bpf import FilterError, Instruction, SystemCall, run_filter
 from otel_nfprobe.probes.preflight import first_forbidden, judge
 from tests.support.filters import ALLOW, KILL_PROCESS, answer, install

@@ -94,7 +94,7 @@ def test_code_says_the_least(built: Path) -> None:
 
 def test_signatures_are_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _signatures(built / "stripped.so")
-    monkeypatch.setattr("otel_nfprobe.probes.signatures.infer", None)  # it would be called
+    monkeypatch.setattr("otel_nfprobe.probes.signatures.of_image", None)  # it would be called
     assert _signatures(built / "stripped.so") == before
 
 

@@ -184,8 +184,8 @@ def test_what_does_not_fit_gives_way_at_once(machine: Machine) -> None:
     assert machine.sources[-1] == ("cpu-clock", True, True)
     assert machine.started == 8  # the group counts on after each try
     assert watched.said == [
-        "Samples (cpu-clock) hold cycles, slots-all, page-faults, task-clock; beside these no cycle counter samples"
-        " (Device or resource busy)."
+        "Samples (cpu-clock) hold cycles, slots-all, page-faults, task-clock; no cycle counter is available for"
+        " sampling next to these (Device or resource busy)."
     ]
 
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_joined_at_all(machine: Machine, software: tuple[Counter,
     watched = Watched(machine, counted)
     assert watched.watch() == [counter.name for counter in software]
     assert machine.sources[-1] == ("cycles:ppp", False, bool(software))
-    assert watched.said == ["Samples do not hold cycles, slots-all: perf_event_open says Invalid argument."]
+    assert watched.said == ["Samples do not contain cycles, slots-all: perf_event_open says Invalid argument."]
 
 
 def test_without_rights_there_are_samples(machine: Machine) -> None:
@@ -232,12 +232,12 @@ def test_without_rights_there_are_samples(machine: Machine) -> None:
     machine.counters_refused = {"page-faults"}
     watched = Watched(machine, counted)
     assert watched.watch() == []
-    assert watched.said == ["Samples do not hold page-faults: perf_event_open says Permission denied."]
+    assert watched.said == ["Samples do not contain page-faults: perf_event_open says Permission denied."]
     bare = struct.pack("<IHHQIIQIIQ", 9, 2, 48, 7, 1, 2, 3, 4, 0, 5)
     watched.write(bare)
     assert watched.read() == [([], [[]])]
     machine.refused = lambda source, placing: errno.EACCES
-    with pytest.raises(NfprobeError, match="There is no profile"):
+    with pytest.raises(NfprobeError, match="Profiling failed"):
         Watched(machine, counted).watch()
 
 

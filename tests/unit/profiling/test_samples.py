@@ -99,7 +99,7 @@ def test_the_most_precise_event_is_asked_for_first() -> None:
 def test_a_refusal_is_one_sentence() -> None:
     with pytest.raises(NfprobeError) as refused:
         Profiler(CLOCK, 99, lambda tid: True, open_one=Kernel(None, errno.EACCES)).watch([1234])
-    assert refused.value.sentence == "There is no profile: perf_event_open says Permission denied."
+    assert refused.value.sentence == "Profiling failed: perf_event_open says Permission denied."
     assert refused.value.next_command
 
 

@@ -192,7 +192,7 @@ def test_what_is_no_recording_or_empty_or_cut(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "text").write_text("no recording\n" * 20)
     empty = Nf(1)
     empty.rows = []
-    for bad, word in (("missing", "missing"), ("text", "text"), (empty.write(tmp_path / "empty"), "No call")):
+    for bad, word in (("missing", "missing"), ("text", "text"), (empty.write(tmp_path / "empty"), "no calls")):
         assert main(["diff", good, str(tmp_path / bad)]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""

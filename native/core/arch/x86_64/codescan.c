@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codescan.h"
+#include "arch/arch.h"
 #include "flow.h"
 #include "framerows.h"
 #include "instruction.h"
@@ -294,7 +295,7 @@ static void find_head(struct nfp_code_function *function, const uint8_t *code)
 	if (function->bytes >= sizeof(endbr) && memcmp(code, endbr, sizeof(endbr)) == 0)
 		offset = sizeof(endbr);
 	uint32_t head = 0;
-	for (uint32_t shift = 0; taken < NFP_CODE_HEAD_BYTES; shift += 4, taken += decoded.bytes) {
+	for (uint32_t shift = 0; taken < NFP_JUMP_BYTES; shift += 4, taken += decoded.bytes) {
 		uint64_t at = offset + taken;
 		if (at >= function->bytes ||
 		    !nfp_instruction_decode(code + at, function->bytes - at, function->start + at,

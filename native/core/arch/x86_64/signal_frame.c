@@ -6,7 +6,8 @@
 //   176  rip
 //   192  cs
 #define _GNU_SOURCE
-#include "signal_frame.h"
+#include "arch/arch.h"
+#include "change.h"
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>

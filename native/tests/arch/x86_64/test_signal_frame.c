@@ -4,7 +4,8 @@
 // An argument: so many times as long.
 #define _GNU_SOURCE
 #include "check.h"
-#include "signal_frame.h"
+#include "arch/arch.h"
+#include "change.h"
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>

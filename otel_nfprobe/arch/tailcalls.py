@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from otel_nfprobe.arch.x86_64.arguments import Arguments
-from otel_nfprobe.arch.x86_64.branches import ModuleScan, scan_module, stub_slot
-from otel_nfprobe.arch.x86_64.scan import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
+from otel_nfprobe.arch.architecture import ArgumentProof, of_image
+from otel_nfprobe.arch.branches import ModuleScan, scan_module
+from otel_nfprobe.arch.code_facts import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.elf import ElfImage
+from otel_nfprobe.elf.elftables import IFUNC
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.target.target import Target
@@ -26,8 +27,6 @@ RETURNS_TWICE = re.compile(
 CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
 CALLER_TAIL = "tail-calls a function that inspects its caller"
 TWICE_TAIL = "tail-calls a function that returns twice"
-IFUNC = 10
-ENDBR_BYTES = 4
 VOUCHING_MAX = 32  # chained functions whose earlier verdicts depend on each other
 # About stack arguments: harmless for calls without any.
 _SOFT = (POINTER_TAIL, STACK_ARGUMENTS)
@@ -69,7 +68,7 @@ class TailCalls:
         self._vouching: set[tuple[int, int]] = set()
         self._modules: list[Module] | None = None
         self._known: dict[tuple[int, int], str] = {}
-        self._arguments: dict[ElfImage, Arguments] = {}
+        self._arguments: dict[ElfImage, ArgumentProof] = {}
         self._slots: dict[tuple[int, int], tuple[_Node | None, str]] = {}
         self._out: dict[tuple[int, int], tuple[list[_Jump], frozenset[_Slot]]] = {}
 
@@ -191,7 +190,7 @@ class TailCalls:
                 is_call = leaves and _begins_function(scan, address, following)
                 yield _Jump(site, (module, following), "", is_call, functions[following].name)
                 continue
-            slot = stub_slot(module.image, address)
+            slot = of_image(module.image).stub_slot(module.image, address)
             if slot is None:
                 yield _Jump(site, None, UNKNOWN_FRAME, False, "")
             else:
@@ -213,9 +212,9 @@ class TailCalls:
             self._slots[key] = self._resolve(module, slot)
         return self._slots[key]
 
-    def _proof(self, module: Module) -> Arguments:
+    def _proof(self, module: Module) -> ArgumentProof:
         if module.image not in self._arguments:
-            self._arguments[module.image] = Arguments(scan_module(module.image))
+            self._arguments[module.image] = of_image(module.image).prove_arguments(scan_module(module.image))
         return self._arguments[module.image]
 
     def _resolve(self, module: Module, slot: int) -> tuple[_Node | None, str]:
@@ -235,7 +234,7 @@ class TailCalls:
             return _node_named(modules, name), ""
         if holder.image.section_of(value - holder.base).startswith(".plt"):
             # Not bound yet; or a program's own stub, which represents a function whose address it takes.
-            behind = stub_slot(holder.image, value - holder.base)
+            behind = of_image(holder.image).stub_slot(holder.image, value - holder.base)
             if holder is not module and behind is not None:
                 name = holder.image.slot_names.get(behind, name)
             return _node_named(modules, name), ""
@@ -267,11 +266,11 @@ def comes_back(scan: ModuleScan, index: int) -> bool:
     """
     if not scan.may_circle(index):
         return False
-    start = scan.starts[index]
+    start, pad_bytes = scan.starts[index], of_image(scan.image).landing_pad_bytes
     seen, waiting = {index}, [index]
     while waiting:
         for address in scan.at(waiting.pop()).jumps:
-            if start <= address <= start + ENDBR_BYTES:
+            if start <= address <= start + pad_bytes:
                 return True
             following = scan.index_of(address)
             if following >= 0 and following not in seen:

@@ -4,7 +4,7 @@
 #include "check.h"
 #include "codescan.h"
 #include "framerows.h"
-#include "instruction.h"
+#include "core/arch/x86_64/instruction.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

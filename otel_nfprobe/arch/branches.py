@@ -6,18 +6,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
-from iced_x86 import Code, Decoder, FlowControl, Register
 
-from otel_nfprobe.arch.x86_64.scan import FunctionScan, branch_targets
-from otel_nfprobe.arch.x86_64.scans import Scans, Ways
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.code_facts import Exit, FunctionScan
+from otel_nfprobe.arch.scans import Scans, Ways
 from otel_nfprobe.elf.ehframe import Row
 from otel_nfprobe.elf.elf import ElfImage
-
-if TYPE_CHECKING:
-    from otel_nfprobe.arch.x86_64.body import Exit
 
 
 class ModuleScan:
@@ -25,6 +21,7 @@ class ModuleScan:
 
     def __init__(self, image: ElfImage) -> None:
         self.image = image
+        self._architecture = of_image(image)
         self.frames = image.frames.frames
         self.starts = image.frames.starts
         self._pointers: list[int] | None = None
@@ -131,10 +128,9 @@ class ModuleScan:
             read: set[int] = set()
             ranges = [(frame.start, frame.start + frame.size) for frame in self.frames] + self._gaps()
             for low, high in ranges:
-                for instruction in Decoder(64, self.image.read(low, high - low), ip=low):
-                    if instruction.memory_base == Register.RIP and instruction.ip_rel_memory_address in slots:
-                        calls = instruction.flow_control in (FlowControl.INDIRECT_CALL, FlowControl.INDIRECT_BRANCH)
-                        (called if calls else read).add(int(instruction.ip_rel_memory_address))
+                for address, is_call in self._architecture.memory_uses(self.image.read(low, high - low), low):
+                    if address in slots:
+                        (called if is_call else read).add(address)
             self._only_called = frozenset(called - read)
         return self._only_called
 
@@ -162,7 +158,7 @@ class ModuleScan:
         return entered
 
     def _targets_between(self, low: int, high: int) -> list[int]:
-        return branch_targets(self.image.read(low, high - low), low)
+        return self._architecture.branch_targets(self.image.read(low, high - low), low)
 
     def _gaps(self) -> list[tuple[int, int]]:
         """Returns executable ranges that no frame describes: hand-written code, and padding."""
@@ -190,14 +186,3 @@ def scan_module(image: ElfImage) -> ModuleScan:
     if scan is None:
         scan = image.cache["scan"] = ModuleScan(image)
     return scan
-
-
-def stub_slot(image: ElfImage, address: int) -> int | None:
-    """Returns the GOT slot that a PLT stub at the address jumps through, or None if there is no such stub."""
-    for instruction in Decoder(64, image.read(address, 32), ip=address):
-        if instruction.code in (Code.ENDBR64, Code.NOPD, Code.NOPW):
-            continue
-        if instruction.code == Code.JMP_RM64 and instruction.is_ip_rel_memory_operand:
-            return int(instruction.ip_rel_memory_address)
-        return None
-    return None

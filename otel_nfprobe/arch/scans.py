@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans: the scans of all functions of a module, by the C core, or by scan.py where the core does not know an
-instruction or a frame rule. Reads bytes only.
+"""Scans: the scans of all functions of a module, by the C core, or by the processor's folder where the core does not
+know an instruction or a frame rule. Reads bytes only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.arch.architecture import of_image
+from otel_nfprobe.arch.code_facts import POPS_ARGUMENTS, RETURN_ADDRESS, STACK_ARGUMENTS, FunctionScan
 from otel_nfprobe.arch.codescan import scan_code
-from otel_nfprobe.arch.x86_64.jumpgraph import circling, reaching
-from otel_nfprobe.arch.x86_64.scan import (
-    POPS_ARGUMENTS,
-    RETURN_ADDRESS,
-    STACK_ARGUMENTS,
-    FunctionScan,
-    count_argument_words,
-    is_table_jump,
-    scan_function,
-)
+from otel_nfprobe.arch.jumpgraph import circling, reaching
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.elf.ehframe import ENTRY_BYTES, Frame, Row
 from otel_nfprobe.elf.elf import ElfImage
@@ -100,12 +93,13 @@ class Scans:
 
     Attributes:
         unknown: functions that the C core cannot scan.
-        heads: lengths of the instructions of each function that a jump would displace, after an endbr64; empty if one
-            of them does more than continue with the next.
+        heads: lengths of the instructions of each function that a jump would displace, after a landing pad; empty if
+            one of them does more than continue with the next.
     """
 
     def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
         self._image = image
+        self._architecture = of_image(image)
         self._frames = frames
         self._starts = [frame.start for frame in frames]
         self._known: dict[int, FunctionScan] = {}
@@ -211,7 +205,9 @@ class Scans:
         scan = self._known.get(index)
         if scan is None:
             is_unknown = self._troubles[index] == lib.NFP_CODE_UNKNOWN
-            scan = scan_function(self._image, self._frames[index]) if is_unknown else self._make(index)
+            scan = (
+                self._architecture.scan_function(self._image, self._frames[index]) if is_unknown else self._make(index)
+            )
             self._known[index] = scan
         return scan
 
@@ -255,13 +251,13 @@ class Scans:
             scan.slot_jumps.append(value)
             scan.slot_sites.append(site)
         elif kind == _POINTER_JUMP:
-            if is_table_jump(self._image, scan.frame, site, value):
+            if self._architecture.is_table_jump(self._image, scan.frame, site, value):
                 scan.has_table = True
             else:
                 scan.has_exit = True
                 scan.pointer_jumps.append(site)
         else:
-            words = count_argument_words(self._image, site, value)
+            words = self._architecture.count_argument_words(self._image, site, value)
             scan.argument_words = max(scan.argument_words, words)
 
     def jumps(self) -> Ways:
@@ -310,6 +306,5 @@ def _lengths(head: int) -> tuple[int, ...]:
 def _conditional(image: ElfImage, scan: FunctionScan, wanted: bool) -> Iterator[int]:
     """Yields targets of the conditional jumps out of a function, or of the others."""
     for target, site in zip(scan.jumps, scan.jump_sites, strict=True):
-        opcode = image.read(site, 2)
-        if wanted == (opcode[0] & 0xF0 == 0x70 or (opcode[0] == 0x0F and opcode[1] & 0xF0 == 0x80)):
+        if wanted == of_image(image).is_conditional(image, site):
             yield target
