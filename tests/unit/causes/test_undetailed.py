@@ -9,7 +9,7 @@ from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
 from otel_nfprobe.causes.baseline import BATCHES_NEEDED, BatchSample
 from otel_nfprobe.causes.latency_causes import CauseKind
 from tests.support.synthetic_records import RX, F, G, Row, entry, leave, poll, record, run
-from tests.unit.causes.test_latency_causes import TX, TYPICAL, WORK, Story, read
+from tests.unit.causes.test_latency_causes import BASELINE, TX, WORK, Story, read
 
 POLL_QUEUE, QUEUE, UNDETAILED, SATURATED = 16, 5, 1 << 30, 1 << 31
 BATCH_ARRIVAL = 18
@@ -75,9 +75,9 @@ def test_undetailed_batches_do_not_make_functions_faster() -> None:
     columns.batches["flags"] |= np.where(np.arange(4 * BATCHES_NEEDED) % 4, BatchFlag.UNDETAILED, 0).astype(np.uint32)
     sample = BatchSample()
     sample.add(columns)
-    typical = sample.typical()
-    assert typical.batches == BATCHES_NEEDED
-    assert typical.function_ticks(np.array([WORK, TX]), 4).tolist() == [200.0, 100.0]
+    baseline = sample.baseline()
+    assert baseline.batches == BATCHES_NEEDED
+    assert baseline.function_ticks(np.array([WORK, TX]), 4).tolist() == [200.0, 100.0]
 
 
 def test_an_undetailed_batch_blames_no_function_that_was_not_timed() -> None:
@@ -86,7 +86,7 @@ def test_an_undetailed_batch_blames_no_function_that_was_not_timed() -> None:
     del story.calls[1:3]  # only the receive call was timed
     columns = story.columns
     story.columns = lambda: _undetailed(columns())  # type: ignore[method-assign]
-    assert read(story.cause(0, TYPICAL), "kind", "function", "call") == (CauseKind.OWN, NONE, NONE)
+    assert read(story.cause(0, BASELINE), "kind", "function", "call") == (CauseKind.OWN, NONE, NONE)
 
 
 def _undetailed(columns: Columns) -> Columns:
