@@ -192,9 +192,10 @@ int nfp_launch_hold(struct nfp_launch *launch)
 {
 	struct nfp_registers registers = call_registers(launch, NFP_CALL_WAITS, 0);
 	uint64_t all = ALL_SIGNALS;
-	int error = nfp_registers_write(launch->pid, &registers);
-	if (!error && (ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) != 0 ||
-	               ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0))
+	int error = ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) == 0 ? 0 : -errno;
+	if (!error)
+		error = nfp_registers_write(launch->pid, &registers);
+	if (!error && ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0)
 		error = -errno;
 	return error == -ESRCH ? -ECHILD : error;
 }

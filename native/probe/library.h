@@ -42,8 +42,8 @@ extern struct nfp_thread nfp_silent_thread;
 extern struct nfp_thread nfp_claiming_thread; // of a thread while it gets a ring: for its signal handlers
 
 // The thread word: eight bytes of thread-local storage that hold the address of the thread's block. Templates
-// address it at a constant distance from the thread base, which only static storage has; how a library that is loaded later
-// comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
+// address it at a constant distance from the thread base, which only static storage has; how a library that is loaded
+// later comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
 // thread is older than the library and has no word yet.
 int64_t nfp_find_word(void);
 
@@ -185,8 +185,7 @@ static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t
 }
 
 // Writes a reserved slot, and returns the next one. The tag goes last: it commits the slot (partner: nfp_drain's acquire
-// load). Where the processor does not reorder stores, the
-// release only keeps the compiler from doing so.
+// load).
 static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t value, uint32_t tag, uint32_t sp)
 {
 	slot->value = value;
