@@ -179,7 +179,6 @@ def _print_place(place: dict[str, Any]) -> None:
 # What this machine and this user allow. Asks the kernel and changes nothing.
 
 
-SYS_MEMBARRIER, SYS_MEMFD_CREATE = 324, 319
 MEMBARRIER_SYNC_CORE = 1 << 5  # MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE
 MFD_CLOEXEC, MFD_EXEC = 1, 0x10
 CAPABILITIES = {
@@ -278,16 +277,16 @@ def _ptrace_scope() -> dict[str, str]:
     return _fact(f"{scope}: {words.get(scope, 'unknown')}", advice)
 
 
-def _syscall(number: int, *arguments: Any) -> tuple[int, int]:
+def _syscall(name: str, *arguments: Any) -> tuple[int, int]:
     """Result and errno of a system call."""
     libc = ctypes.CDLL(None, use_errno=True)
     ctypes.set_errno(0)
-    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    result = int(libc.syscall(ctypes.c_long(of_host().system_calls[name]), *arguments))
     return result, ctypes.get_errno()
 
 
 def _membarrier() -> dict[str, str]:
-    result, error = _syscall(SYS_MEMBARRIER, ctypes.c_int(0), ctypes.c_uint(0), ctypes.c_int(0))
+    result, error = _syscall("membarrier", ctypes.c_int(0), ctypes.c_uint(0), ctypes.c_int(0))
     if result < 0:
         return _fact(f"no ({os.strerror(error)})", "code is changed in one short stop of all threads")
     if result & MEMBARRIER_SYNC_CORE:
@@ -296,9 +295,9 @@ def _membarrier() -> dict[str, str]:
 
 
 def _memfd() -> dict[str, str]:
-    result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC | MFD_EXEC))
+    result, error = _syscall("memfd_create", b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC | MFD_EXEC))
     if result < 0 and error == errno.EINVAL:  # kernels before 6.3 know no MFD_EXEC
-        result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC))
+        result, error = _syscall("memfd_create", b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC))
     if result < 0:
         return _fact(f"refused ({os.strerror(error)})", f"sysctl vm.memfd_noexec=0 (it is {_read(NOEXEC) or 'absent'})")
     os.close(result)
