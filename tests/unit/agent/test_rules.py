@@ -52,7 +52,10 @@ def test_the_example_is_understood() -> None:
         ("rules: [{match: {process: a}, options: {slower-than: fast}}]", "slower-than"),
         ("rules: [{match: {process: a}, options: {json: true}}]", "must not set json"),
         ("rules: [{match: {process: a}, name: x}, {match: {process: b}, name: x}]", "two rules are called 'x'"),
-        ("rules: [{match: {process: a}, user: nobody-knows-me}]", "'nobody-knows-me', who does not exist on this machine"),
+        (
+            "rules: [{match: {process: a}, user: nobody-knows-me}]",
+            "'nobody-knows-me', who does not exist on this machine",
+        ),
         ("rules: [{match: {process: a}, user: -1}]", "user -1"),
         ("rules: [{match: {process: a}, user: [root, {}]}]", "user {}"),
         ("{rules: [{match: {process: a}}], max-sessions: 0}", "max-sessions is 0"),
