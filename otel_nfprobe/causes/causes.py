@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
-from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
@@ -36,16 +36,18 @@ class CauseTally:
 
     Args:
         threshold_ticks: packets with at least this latency are late.
-        typical: the baseline of the recording.
+        baseline: the baseline of the recording.
         switches: of the whole recording, dtype SWITCH.
         flow: counts only packets of these flows; None: all.
     """
 
-    def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows, flow: FlowFilter | None = None) -> None:
+    def __init__(
+        self, threshold_ticks: int, baseline: Baseline, switches: Rows, flow: FlowFilter | None = None
+    ) -> None:
         self.judged = 0
         self._flow = flow
         self._threshold = threshold_ticks
-        self._typical = typical
+        self._baseline = baseline
         self._switches = switches
         self._before = Columns()
         self._found: list[Rows] = []
@@ -60,7 +62,7 @@ class CauseTally:
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)
-            self._found.append(find_causes(both, packets, self._typical, self._switches))
+            self._found.append(find_causes(both, packets, self._baseline, self._switches))
             self.judged += len(late)
         self._before = columns
 

@@ -38,7 +38,7 @@ from otel_nfprobe.base.columns import (
 )
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
-from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.causes import JUDGED_MAX
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
@@ -405,25 +405,25 @@ def write_tables(
         NfprobeError: a file cannot be written.
     """
     facts = read_facts(reader)
-    late_ticks, typical = _find_usual(reader, facts)
+    late_ticks, baseline = _find_usual(reader, facts)
     if slower_than_ns is not None:
         late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
     try:
         with _Files(folder, _file_name(facts, reader.path)) as files, Pipeline(facts.roles) as pipeline:
             pipeline.set_costs(facts.costs)
-            _write(files, TableMaker(facts), _Late(late_ticks, typical, facts, flow), replay(reader, facts, pipeline))
+            _write(files, TableMaker(facts), _Late(late_ticks, baseline, facts, flow), replay(reader, facts, pipeline))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
 
 
-def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Typical]:
+def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Baseline]:
     sample, statistics = BatchSample(), LatenessStatistics()
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             sample.add(columns)
             statistics.add(columns)
-    return statistics.find_late_ticks(LATE_QUANTILE), sample.typical()
+    return statistics.find_late_ticks(LATE_QUANTILE), sample.baseline()
 
 
 def _file_name(facts: RecordingFacts, path: str) -> str:
@@ -443,10 +443,12 @@ def _write(files: _Files, maker: TableMaker, late: _Late, takes: Iterator[Column
 class _Late:
     """Finds the causes of late packets in the same drain or the one before."""
 
-    def __init__(self, threshold_ticks: int, typical: Typical, facts: RecordingFacts, flow: FlowFilter | None) -> None:
+    def __init__(
+        self, threshold_ticks: int, baseline: Baseline, facts: RecordingFacts, flow: FlowFilter | None
+    ) -> None:
         self._flow = flow
         self._threshold_ticks = threshold_ticks
-        self._typical = typical
+        self._baseline = baseline
         self._facts = facts
         self._judged = 0
         self._before = Columns()
@@ -466,7 +468,7 @@ class _Late:
         if len(late):
             both = concatenate([self._before, columns])
             packets = late + len(self._before.packets)
-            causes = find_causes(both, packets, self._typical, self._facts.switches)
+            causes = find_causes(both, packets, self._baseline, self._facts.switches)
             files.add("causes", maker.causes(both, packets, causes))
             self._judged += len(late)
         self._before = columns

@@ -191,7 +191,7 @@ class Names:
         is_late = (latency_ticks(columns) >= statistics.find_late_ticks(LATE)) & known
         late = np.flatnonzero(is_late & (life_start_ticks(columns) > begin + START_S * clock.ticks_per_second))
         to_raw = RawTimes(RawClock(clock), clock.ticks_per_second)
-        for cause in find_causes(columns, late, sample.typical(), facts.switches):
+        for cause in find_causes(columns, late, sample.baseline(), facts.switches):
             self.late += 1
             kind = CauseKind(int(cause["kind"]))
             self.kinds[kind.name.lower()] += 1

@@ -21,10 +21,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-INDEX = (ROOT / "docs" / "index.md").read_text()
-NEWCOMERS = [f"docs/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", INDEX.split("## ")[1])]
-
-
 def read(line: str) -> str:
     """What the program's own parser says of a command line: nothing, or the sentence."""
     try:
