@@ -288,7 +288,7 @@ def fault_free(figures: Figures) -> str:
     head = (
         "target",
         "measured",
-        "the host took",
+        "steal time",
         "late packets",
         "causes",
         "preemptions confirmed",

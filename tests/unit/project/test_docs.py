@@ -74,7 +74,7 @@ def test_security_is_found_and_names_no_address() -> None:
     assert f"{CONNECTIONS_MAX} times at once" in limits
     assert f"{CONNECTIONS_MAX} clients at a time" in text
     for page in (text, limits):
-        assert f"{RETRY_AFTER_MAX_S / 60:.0f} minutes of peace" in page
+        assert f"{RETRY_AFTER_MAX_S / 60:.0f} minutes of pause" in page
 
 
 def test_every_page_is_in_the_index() -> None:
