@@ -10,7 +10,7 @@
 enum nfp_switch_flag {
 	NFP_SWITCH_PREEMPTED = 1,
 	NFP_SWITCH_INCOMPLETE = 2, // records of the scheduler were lost before this row
-	NFP_SWITCH_HELD = 4, // another thread of the target kept it from running: told by holds, set later
+	NFP_SWITCH_HELD = 4, // another thread of the target kept it from running: known from holds, set later
 };
 
 struct nfp_switch_event {

@@ -29,7 +29,7 @@ _REST, _WHOLE = FUNCTIONS_MAX, FUNCTIONS_MAX + 1
 
 
 @dataclass(frozen=True)
-class Typical:
+class Baseline:
     """The baseline of a session, in ticks and packets.
 
     Attributes:
@@ -126,11 +126,11 @@ class BatchSample:
         """Number of usable batches seen."""
         return self._seen
 
-    def typical(self) -> Typical:
+    def baseline(self) -> Baseline:
         """Returns the baseline of the batches added so far."""
         base, slope = _fit(self._kept)
         gap, poll = self._find_gap(), _median(self._polls)
-        return Typical(
+        return Baseline(
             base,
             slope,
             _median(self._latencies),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
-from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
@@ -37,16 +37,18 @@ class LateCauses:
 
     Args:
         threshold_ticks: packets with at least this latency are late.
-        typical: the baseline of the recording.
+        baseline: the baseline of the recording.
         switches: of the whole recording, dtype SWITCH.
         flow: judges only packets of these flows; None: all.
     """
 
-    def __init__(self, threshold_ticks: int, typical: Typical, switches: Rows, flow: FlowFilter | None = None) -> None:
+    def __init__(
+        self, threshold_ticks: int, baseline: Baseline, switches: Rows, flow: FlowFilter | None = None
+    ) -> None:
         self.judged = 0
         self._flow = flow
         self._threshold = threshold_ticks
-        self._typical = typical
+        self._baseline = baseline
         self._switches = switches
         self._before = Columns()
 
@@ -62,7 +64,7 @@ class LateCauses:
         if not len(late):
             return columns, late, np.empty(0, CAUSE)
         both, packets = concatenate([before, columns]), late + len(before.packets)
-        return both, packets, find_causes(both, packets, self._typical, self._switches)
+        return both, packets, find_causes(both, packets, self._baseline, self._switches)
 
 
 class CauseTally:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, BatchFlag, Columns
-from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
 
 FUNCTIONS_NAMED = 4  # per batch: those with the largest excess
@@ -19,9 +19,9 @@ FUNCTIONS_NAMED = 4  # per batch: those with the largest excess
 class BatchExcess:
     """Excess of the batches of some columns, looked up by index."""
 
-    def __init__(self, columns: Columns, typical: Typical, away: Absences) -> None:
+    def __init__(self, columns: Columns, baseline: Baseline, away: Absences) -> None:
         self._columns = columns
-        self._typical = typical
+        self._baseline = baseline
         self._away = away
         self._known: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
 
@@ -62,9 +62,9 @@ class BatchExcess:
         functions, where = np.unique(calls["function"], return_inverse=True)
         totals = np.append(np.bincount(where, own, len(functions)), rest)
         functions = np.append(functions, np.uint32(NONE))
-        usual = self._typical.function_ticks(functions, int(row["size"]))
+        usual = self._baseline.function_ticks(functions, int(row["size"]))
         if row["flags"] & BatchFlag.UNDETAILED:  # the rest contains all functions that were not timed
-            whole = float(self._typical.batch_ticks(row["size"].reshape(1))[0])
+            whole = float(self._baseline.batch_ticks(row["size"].reshape(1))[0])
             usual[-1] = max(whole - usual[:-1].sum(), 0.0)
         over = totals - usual
         longest = [*_longest(where, own, len(functions) - 1), NONE - first]

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
-from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import add_held, find_held, find_longest
@@ -111,13 +111,15 @@ class _Charges:
             self.stood = (ticks, batch)
 
 
-def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical, switches: Rows | None = None) -> Rows:
+def find_causes(
+    columns: Columns, packets: NDArray[np.integer], baseline: Baseline, switches: Rows | None = None
+) -> Rows:
     """Finds what made each packet late.
 
     Args:
         columns: of one drain, or of several by `columns.concatenate`: earlier batches must be included.
         packets: indices in columns.packets.
-        typical: the baseline of the session.
+        baseline: the baseline of the session.
         switches: when the threads did not run, dtype SWITCH; None: not recorded.
 
     Returns:
@@ -127,25 +129,25 @@ def find_causes(columns: Columns, packets: NDArray[np.integer], typical: Typical
     causes["kind"] = CauseKind.UNKNOWN
     for name in _INDEXES:
         causes[name] = NONE
-    if not len(packets) or not typical.is_known:
+    if not len(packets) or not baseline.is_known:
         return causes
     held = find_held(columns)
     away = Absences(add_held(no_switches() if switches is None else switches, held))
-    judge = _Judge(columns, typical, away, Absences(held))
+    judge = _Judge(columns, baseline, away, Absences(held))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)
     return causes
 
 
 class _Judge:
-    def __init__(self, columns: Columns, typical: Typical, away: Absences, held: Absences) -> None:
+    def __init__(self, columns: Columns, baseline: Baseline, away: Absences, held: Absences) -> None:
         self._columns = columns
-        self._typical = typical
+        self._baseline = baseline
         self._away = away
         self._held = held
         self._starts = life_start_ticks(columns)
-        self._timelines = make_timelines(columns, typical, away)
-        self._excess = BatchExcess(columns, typical, away)
+        self._timelines = make_timelines(columns, baseline, away)
+        self._excess = BatchExcess(columns, baseline, away)
         self._waits: dict[tuple[int, int, int], _Charges] = {}
         self._flows: dict[tuple[int, int], tuple[int, float]] = {}
         self._handovers, _ = place_handovers(columns)
@@ -155,10 +157,10 @@ class _Judge:
 
     def judge(self, packet: int, cause: np.void) -> None:
         """Fills in the packet's row, which is initialized to unknown."""
-        columns, typical = self._columns, self._typical
+        columns, baseline = self._columns, self._baseline
         row = columns.packets[packet]
         own, done, start = int(row["batch"]), int(row["done_ticks"]), int(self._starts[packet])
-        late = done - start - typical.latency_ticks
+        late = done - start - baseline.latency_ticks
         if row["disposition"] == UNKNOWN or own >= len(columns.batches) or late <= 0:
             return
         stages = self._find_stages(packet, start, done)
@@ -261,11 +263,11 @@ class _Judge:
         return min(max(ahead - arrived, 0), max(begin - start, 0))
 
     def _batching_ticks(self, batch: np.void, done: int) -> int:
-        typical = self._typical
-        if batch["size"] < LARGE_BATCH * max(typical.batch_size, 1):
+        baseline = self._baseline
+        if batch["size"] < LARGE_BATCH * max(baseline.batch_size, 1):
             return 0
-        usual = int(typical.batch_ticks(np.array([batch["size"]]))[0])
-        return min(usual, done - int(batch["start_ticks"])) - typical.own_ticks
+        usual = int(baseline.batch_ticks(np.array([batch["size"]]))[0])
+        return min(usual, done - int(batch["start_ticks"])) - baseline.own_ticks
 
     def _decide(
         self,

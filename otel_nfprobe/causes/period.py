@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import BatchFlag, Columns, PacketFlag
-from otel_nfprobe.causes.baseline import Typical
+from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.pipeline.context_switches import Absences, overlap_ticks
 
 
@@ -40,7 +40,9 @@ class Timeline:
         gap_over: the part of `over` after its last call, while packets were waiting.
     """
 
-    def __init__(self, columns: Columns, rows: NDArray[np.intp], thread: int, typical: Typical, away: Absences) -> None:
+    def __init__(
+        self, columns: Columns, rows: NDArray[np.intp], thread: int, baseline: Baseline, away: Absences
+    ) -> None:
         batches = columns.batches[rows]
         self.rows = rows
         self.start = batches["start_ticks"].astype(np.int64)
@@ -55,11 +57,11 @@ class Timeline:
         gap_preempted = overlap_ticks(preempted, self.end, following)
         full = (batches["flags"] & BatchFlag.FULL) != 0
         waiting = full & np.append(_first_arrivals(columns, rows)[1:] < self.end[:-1], False)[: len(rows)]
-        self.is_idle = ((gap - gap_away > typical.idle_ticks) | (gap_away > gap_preempted)) & ~waiting
-        self.gap_over = np.where(waiting, np.maximum(gap - gap_preempted - typical.gap_ticks, 0), 0)
+        self.is_idle = ((gap - gap_away > baseline.idle_ticks) | (gap_away > gap_preempted)) & ~waiting
+        self.gap_over = np.where(waiting, np.maximum(gap - gap_preempted - baseline.gap_ticks, 0), 0)
         self.until = np.where(self.is_idle, self.end, np.maximum(following, self.end))
         self.preempted = overlap_ticks(preempted, self.start, self.until)
-        usual = typical.batch_ticks(self.size) + np.where(self.is_idle, 0, typical.gap_ticks)
+        usual = baseline.batch_ticks(self.size) + np.where(self.is_idle, 0, baseline.gap_ticks)
         self.usual = np.rint(usual).astype(np.int64)
         self.over = self.until - self.start - self.usual
         begins = ~full
@@ -95,13 +97,13 @@ def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int6
     return np.where(known, first["arrival_ticks"].astype(np.int64), never)
 
 
-def make_timelines(columns: Columns, typical: Typical, away: Absences) -> dict[int, Timeline]:
+def make_timelines(columns: Columns, baseline: Baseline, away: Absences) -> dict[int, Timeline]:
     """Returns one timeline per thread, by thread index."""
     batches = columns.batches
     order = np.lexsort((batches["start_ticks"], batches["thread"]))
     threads, first = np.unique(batches["thread"][order], return_index=True)
     parts = np.split(order, first[1:]) if len(order) else []
     return {
-        int(thread): Timeline(columns, part, int(thread), typical, away)
+        int(thread): Timeline(columns, part, int(thread), baseline, away)
         for thread, part in zip(threads, parts, strict=True)
     }

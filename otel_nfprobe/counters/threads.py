@@ -3,7 +3,7 @@
 
 A pinned group per thread is opened here, by the privileged process; its descriptors are sent to the helper thread
 through a socket pair that the helper creates, and the helper maps them (native/probe/counter_pages.c). Counters that a
-thread cannot have are reported once; its calls are marked as not counted. Called by monitor.py several times in 250 ms.
+thread cannot have are reported once; its calls are marked as not counted.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from otel_nfprobe.base.columns import (
     life_start_ticks,
     place_handovers,
 )
-from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
@@ -74,7 +74,7 @@ class Explainer:
         sampler: selects packets.
         encoder: writes them.
         ticks_per_second: of the session's clock.
-        typical: the baseline; None: to be learned from what is added.
+        baseline: the baseline; None: to be learned from what is added.
         limiter: how many may be written; None: unlimited.
     """
 
@@ -83,15 +83,15 @@ class Explainer:
         sampler: Sampler,
         encoder: SpanEncoder,
         ticks_per_second: float,
-        typical: Typical | None = None,
+        baseline: Baseline | None = None,
         limiter: Limiter | None = None,
     ) -> None:
         self._sampler = sampler
         self._limiter = limiter or Limiter(None, ticks_per_second)
         self._encoder = encoder
         self._ticks_per_second = ticks_per_second
-        self._sample = BatchSample() if typical is None else None
-        self._typical = typical
+        self._sample = BatchSample() if baseline is None else None
+        self._baseline = baseline
         self._waiting: list[_Take] = []
         self._waiting_packets = self._waiting_calls = 0
         self._kept: deque[_Take] = deque()
@@ -205,13 +205,13 @@ class Explainer:
 
     def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
         if len(late) <= EXPLAINED_MAX:
-            return find_causes(columns, late, self._find_typical(), self._switches)
+            return find_causes(columns, late, self._find_baseline(), self._switches)
         handovers, _ = place_handovers(columns)
         last = np.full(len(columns.packets), NONE, np.int64)
         last[handovers["packet"]] = handovers["batch"]  # of several, the last one stays
         ways = columns.packets["batch"][late].astype(np.int64) << 32 | last[late]
         _, chosen, whose = np.unique(ways, return_index=True, return_inverse=True)
-        return find_causes(columns, late[chosen], self._find_typical(), self._switches)[whose]
+        return find_causes(columns, late[chosen], self._find_baseline(), self._switches)[whose]
 
     def _find_before(self, takes: list[_Take]) -> list[_Take]:
         """Returns the kept columns in which the late packets waited, or their queues were last empty."""
@@ -301,13 +301,13 @@ class Explainer:
         while len(self._exported) > CULPRITS_KEPT:
             del self._exported[next(iter(self._exported))]
 
-    def _find_typical(self) -> Typical:
+    def _find_baseline(self) -> Baseline:
         if self._sample is not None:
-            seen = 0 if self._typical is None else self._typical.batches
-            if self._typical is None or self._sample.batches >= REFRESH_GROWTH * seen:
-                self._typical = self._sample.typical()
-        assert self._typical is not None
-        return self._typical
+            seen = 0 if self._baseline is None else self._baseline.batches
+            if self._baseline is None or self._sample.batches >= REFRESH_GROWTH * seen:
+                self._baseline = self._sample.baseline()
+        assert self._baseline is not None
+        return self._baseline
 
     def _keep(self, takes: list[_Take]) -> None:
         self._kept.extend(takes)

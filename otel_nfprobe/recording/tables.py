@@ -37,7 +37,7 @@ from otel_nfprobe.base.columns import (
 )
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes.arrival import SOURCES, find_sources
-from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.causes import LateCauses
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
@@ -327,7 +327,7 @@ def write_tables(
         NfprobeError: a file cannot be written.
     """
     facts = read_facts(reader)
-    late_ticks, typical = _find_usual(reader, facts)
+    late_ticks, baseline = _find_usual(reader, facts)
     if slower_than_ns is not None:
         late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
     try:
@@ -337,7 +337,7 @@ def write_tables(
             Pipeline(facts.roles) as pipeline,
         ):
             pipeline.set_costs(facts.costs)
-            late = LateCauses(late_ticks, typical, facts.switches, flow)
+            late = LateCauses(late_ticks, baseline, facts.switches, flow)
             for columns in replay(reader, facts, pipeline):
                 files.add("calls", maker.calls(columns))
                 files.add("batches", maker.batches(columns))
@@ -348,13 +348,13 @@ def write_tables(
     return facts
 
 
-def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Typical]:
+def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Baseline]:
     sample, statistics = BatchSample(), LatenessStatistics()
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             sample.add(columns)
             statistics.add(columns)
-    return statistics.find_late_ticks(LATE_QUANTILE), sample.typical()
+    return statistics.find_late_ticks(LATE_QUANTILE), sample.baseline()
 
 
 def _file_name(facts: RecordingFacts, path: str) -> str:

@@ -410,13 +410,13 @@ def build_report(
             totals.add(columns)
         counts = pipeline.counts()
     statistics, kept = totals.statistics, totals.kept
-    typical = totals.sample.typical()
+    baseline = totals.sample.baseline()
     late_ticks = statistics.find_late_ticks(LATE_QUANTILE)
-    tally = CauseTally(LateCauses(late_ticks, typical, facts.switches, flow))
+    tally = CauseTally(LateCauses(late_ticks, baseline, facts.switches, flow))
     near = _gather(reader, facts, kept.slowest(), tally)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
-    causes = find_causes(near, np.array([row for _, row in packets], np.intp), typical, facts.switches)
+    causes = find_causes(near, np.array([row for _, row in packets], np.intp), baseline, facts.switches)
     scene = _Scene(facts, near, ns_per_tick, totals.extent.first_ticks)
     described = [scene.describe(slow, row, cause) for (slow, row), cause in zip(packets, causes, strict=True)]
     timelines = [

@@ -191,7 +191,7 @@ class Names:
         is_late = (latency_ticks(columns) >= statistics.find_late_ticks(LATE)) & known
         late = np.flatnonzero(is_late & (life_start_ticks(columns) > begin + START_S * clock.ticks_per_second))
         to_raw = RawTimes(RawClock(clock), clock.ticks_per_second)
-        for cause in find_causes(columns, late, sample.typical(), facts.switches):
+        for cause in find_causes(columns, late, sample.baseline(), facts.switches):
             self.late += 1
             kind = CauseKind(int(cause["kind"]))
             self.kinds[kind.name.lower()] += 1
@@ -288,7 +288,7 @@ def measure(name: str, cpu: int, seconds: float, runs: int) -> dict[str, Any]:
 
 
 def steal_share(before: list[int]) -> float:
-    """Of the processors' time since then, what the host took."""
+    """Returns the steal time since then, as a share of the processors' time."""
     spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
     return spent[7] / max(1, sum(spent))
 

@@ -120,10 +120,10 @@ def test_victims_of_a_slow_batch_are_seen(measured: Measured) -> None:
     sample.add(columns)
     blamed = np.repeat(last[0::2], VICTIMS)
     packets = packets[np.argsort(columns.packets["receive_ticks"][packets], kind="stable")]
-    causes = find_causes(columns, packets, sample.typical())
+    causes = find_causes(columns, packets, sample.baseline())
     assert (causes["kind"] == CauseKind.QUEUE).all()
     assert (causes["batch"] == blamed).mean() > 0.9  # a busy machine can hold up another one for longer
     function = measured.facts.function_names.index("nf_work")
     assert (causes["function"] == function).mean() > 0.5
-    told = find_causes(columns, packets, sample.typical(), measured.facts.switches)
+    told = find_causes(columns, packets, sample.baseline(), measured.facts.switches)
     assert set(told["kind"]) <= {CauseKind.QUEUE, CauseKind.PREEMPTION, CauseKind.UNKNOWN}

@@ -97,7 +97,7 @@ def test_the_table_says_where_names_are_from(nfprobe: Any, cpp: Path) -> None:
     assert lines[0].split() == ["module", "offset", "size", "strategy", "name", "from", "reason"]
     assert any("net::Ring::push(int) const" in line and "dynsym" in line for line in lines)
     assert any("bare" in line and line.endswith("no frame describes it") for line in lines)
-    assert "1 more are known by a symbol only" in done.stdout
+    assert "1 more have only a symbol and no frame" in done.stdout
     assert "PLT stubs are not listed" in done.stdout
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from otel_nfprobe.base.clock import sample_pair
 from otel_nfprobe.base.columns import NONE, concatenate, latency_ticks, life_start_ticks
-from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
@@ -242,7 +242,7 @@ class Found:
                 sample.add(columns)
                 takes.append(columns)
         self.columns = concatenate(takes)
-        self.typical: Typical = sample.typical()
+        self.baseline: Baseline = sample.baseline()
         self.packet_ticks = find_packet_ticks(self.columns.batches)
         self.begin = int(self.columns.batches["start_ticks"].min())
 
@@ -253,7 +253,7 @@ class Found:
         if not settled.any():
             return Verdict(expected)
         late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
-        causes = find_causes(self.columns, late, self.typical, self.facts.switches)
+        causes = find_causes(self.columns, late, self.baseline, self.facts.switches)
         verdict, names = Verdict(expected), self.facts.function_names
         for packet, cause in zip(late.tolist(), causes, strict=True):
             life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])
@@ -263,7 +263,7 @@ class Found:
         return verdict
 
     def compare(self, verdict: Verdict, life: tuple[int, int], kind: str, function: str | None, where: str) -> None:
-        late = life[1] - life[0] - self.typical.latency_ticks
+        late = life[1] - life[0] - self.baseline.latency_ticks
         if self.truth.window(*life)[0] < self.begin:
             return  # what happened before the session began is not in it
         verdict.judge(self.truth.amounts(*life, self.packet_ticks), late, kind, function, where)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.base.columns import BATCH, CALL, HANDOVER, NONE, PACKET, BatchFlag, Columns, HandoverFlag
-from otel_nfprobe.causes.baseline import BatchSample, Typical
+from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.pipeline.context_switches import SWITCH, SwitchFlag, no_switches
 
 RX, WORK, TX = 0, 1, 2
 # Three functions of 100 ticks each, nothing outside of them.
 BASE = np.array([100.0, 100.0, 100.0, 0.0, 300.0])
-TYPICAL = Typical(BASE, np.zeros(5), 300, 300, 4, gap_ticks=20, idle_ticks=100, batches=1000)
+TYPICAL = Baseline(BASE, np.zeros(5), 300, 300, 4, gap_ticks=20, idle_ticks=100, batches=1000)
 # The same in a function whose batches take 10 ticks per packet.
-PER_PACKET = Typical(np.zeros(5), np.array([0.0, 10.0, 0.0, 0.0, 10.0]), 40, 40, 4, 0, 100, 1000)
+PER_PACKET = Baseline(np.zeros(5), np.array([0.0, 10.0, 0.0, 0.0, 10.0]), 40, 40, 4, 0, 100, 1000)
 
 
 def _fill(array: np.ndarray, names: tuple[str, ...], rows: list) -> None:
@@ -70,11 +70,11 @@ class Story:
     def preempt(self, out: int, back: int, flags: int = SwitchFlag.PREEMPTED) -> None:
         self.switches.append((out, back, flags))
 
-    def cause(self, packet: int, typical: Typical = TYPICAL) -> np.void:
+    def cause(self, packet: int, baseline: Baseline = TYPICAL) -> np.void:
         switches = np.zeros(len(self.switches), SWITCH)
         if self.switches:
             _fill(switches, ("out_ticks", "in_ticks", "flags"), self.switches)
-        return find_causes(self.columns(), np.array([packet]), typical, switches)[0]
+        return find_causes(self.columns(), np.array([packet]), baseline, switches)[0]
 
 
 def read(cause: np.void, *names: str) -> tuple[object, ...]:
@@ -270,11 +270,11 @@ def test_nothing_is_unusual_before_enough_was_seen() -> None:
     story.batch(1000, (100, 9000, 100))
     sample = BatchSample()
     sample.add(story.columns())
-    assert not sample.typical().is_known
-    assert story.cause(0, sample.typical())["kind"] == CauseKind.UNKNOWN
+    assert not sample.baseline().is_known
+    assert story.cause(0, sample.baseline())["kind"] == CauseKind.UNKNOWN
 
 
-def test_typical_times_grow_with_the_batch() -> None:
+def test_baseline_times_grow_with_the_batch() -> None:
     random, sample = np.random.default_rng(1), BatchSample()
     for take in range(20):
         story, at = Story(), 1000 + take * 10**6
@@ -285,16 +285,16 @@ def test_typical_times_grow_with_the_batch() -> None:
             story.batch(at, ticks, size=size, full=size == 32)
             at += sum(ticks) + (50 if size == 32 else 700)
         sample.add(story.columns())
-    typical = sample.typical()
-    assert typical.batches == 2000
+    baseline = sample.baseline()
+    assert baseline.batches == 2000
     for size in (1, 8, 16, 32):
-        usual = typical.function_ticks(np.array([RX, WORK, TX, 3, 99, NONE]), size)
+        usual = baseline.function_ticks(np.array([RX, WORK, TX, 3, 99, NONE]), size)
         assert usual == pytest.approx([60, 200 + 30 * size, 100, 0, 0, 0], rel=0.15, abs=20)
-        assert typical.batch_ticks(np.array([size]))[0] == pytest.approx(360 + 30 * size, rel=0.15)
-    assert typical.gap_ticks == 50
-    assert typical.idle_ticks == 3 * 50
-    assert 14 <= typical.batch_size <= 19
-    assert typical.latency_ticks == typical.own_ticks == pytest.approx(360 + 30 * 16, rel=0.15)
+        assert baseline.batch_ticks(np.array([size]))[0] == pytest.approx(360 + 30 * size, rel=0.15)
+    assert baseline.gap_ticks == 50
+    assert baseline.idle_ticks == 3 * 50
+    assert 14 <= baseline.batch_size <= 19
+    assert baseline.latency_ticks == baseline.own_ticks == pytest.approx(360 + 30 * 16, rel=0.15)
 
 
 def test_samples_are_bounded() -> None:
@@ -306,7 +306,7 @@ def test_samples_are_bounded() -> None:
         sample.add(columns)
     assert len(sample._kept.sizes) <= 8192
     assert len(sample._latencies) <= 32768
-    assert sample.typical().function_ticks(np.array([RX, WORK, TX]), 4).tolist() == pytest.approx([100, 100, 100])
+    assert sample.baseline().function_ticks(np.array([RX, WORK, TX]), 4).tolist() == pytest.approx([100, 100, 100])
 
 
 def test_bounds_from_polls_show_the_victims() -> None:

@@ -75,9 +75,9 @@ def test_undetailed_batches_do_not_make_functions_faster() -> None:
     columns.batches["flags"] |= np.where(np.arange(4 * BATCHES_NEEDED) % 4, BatchFlag.UNDETAILED, 0).astype(np.uint32)
     sample = BatchSample()
     sample.add(columns)
-    typical = sample.typical()
-    assert typical.batches == BATCHES_NEEDED
-    assert typical.function_ticks(np.array([WORK, TX]), 4).tolist() == [200.0, 100.0]
+    baseline = sample.baseline()
+    assert baseline.batches == BATCHES_NEEDED
+    assert baseline.function_ticks(np.array([WORK, TX]), 4).tolist() == [200.0, 100.0]
 
 
 def test_an_undetailed_batch_blames_no_function_that_was_not_timed() -> None:

@@ -180,14 +180,14 @@ def test_what_is_usual_is_so_of_all_packets() -> None:
     assert len(columns.packets) == 10
     sample = BatchSample()
     sample.add(columns)
-    assert (sample.typical().latency_ticks, sample.typical().own_ticks) == (100, 100)
+    assert (sample.baseline().latency_ticks, sample.baseline().own_ticks) == (100, 100)
 
 
 def test_a_target_that_says_that_it_has_handed_on_billions_of_packets() -> None:
     columns, sample = columns_of([100, 200, 900] * 20, [4] * 60), BatchSample()
     columns.calls["value"] = np.where(columns.calls["value"] != 0, 0xFFFFFFFF, 0)
     sample.add(columns)
-    assert sample.typical().latency_ticks == 200
+    assert sample.baseline().latency_ticks == 200
 
 
 def test_calls_outside_of_batches_are_no_population() -> None:
