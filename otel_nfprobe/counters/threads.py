@@ -122,7 +122,7 @@ class ThreadCounters:
         """Assigns counters to new threads, and withdraws those of ended threads."""
         if self._channel is None or not self.counters:
             return
-        threads = {claim.index: claim for claim in self.session.living_threads()}
+        threads = {claim.index: claim for claim in self.session.threads.living()}
         for index in [index for index, group in self._groups.items() if not _is_of(group, threads.get(index))]:
             self._release(index)
         for index, claim in threads.items():

@@ -143,9 +143,7 @@ class Attachment:
             self.costs = calibrate(self.session, trampolines.arenas, module, STRATEGIES.values())
         tell_unwinders(self.target, self.patcher, self.target.modules())
         self.probes, differ = self.patcher.arm(made)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         if not self.probes:
             raise NfprobeError(
                 "No function could be probed: " + ", ".join(self.choice.refused) + ".",

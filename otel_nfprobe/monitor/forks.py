@@ -104,9 +104,7 @@ class ChildAttachment(Attachment):
         trampolines = Trampolines(self.session, self.target)
         made, refused = trampolines.make([probe.request for probe in absent])
         placed, differ = self.patcher.arm(made)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         self.probes = standing + placed
         if not self.probes:
             raise NfprobeError(f"Process {self.target.pid} has none of the probes of the process that forked it.")

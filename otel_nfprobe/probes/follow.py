@@ -306,9 +306,7 @@ class Follower:
             return None
         placed, differ = self.patcher.arm(made)
         self.place(placed)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         return placed
 
     def _take_out(self) -> None:
