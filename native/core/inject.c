@@ -194,9 +194,9 @@ static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 {
 	struct nfp_seized thread;
 	struct saved saved = {.at_entry = 0};
-	struct nfp_haste before;
+	struct nfp_priority before;
 	uint64_t since_ns;
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	int error = come_to_safe_place(inject, &thread, &saved, &since_ns);
 	if (!error) {
 		if (!nfp_runs_in(inject->tid, inject->memory_fd))
@@ -206,7 +206,7 @@ static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 		nfp_release(&thread);
 		inject->stopped_ns = nfp_now_ns() - since_ns;
 	}
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	return error;
 }
 

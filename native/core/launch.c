@@ -235,14 +235,14 @@ static int release_here(void *shared)
 {
 	struct nfp_launch *launch = shared;
 	struct nfp_seized thread;
-	struct nfp_haste before;
+	struct nfp_priority before;
 	int error = nfp_seize_with(launch->pid, PTRACE_O_TRACEEXEC, &thread);
 	if (error)
 		return error;
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	error = release_seized(launch, &thread);
 	int released = nfp_release(&thread);
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	return error ? error : released;
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json, tell
 from otel_nfprobe.linux.namespaces import namespace_ids
-from otel_nfprobe.probes.evidence import find_standing
+from otel_nfprobe.probes.evidence import find_references
 from otel_nfprobe.probes.patch import Patcher
 from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.leftover import find_monitor, open_leftover
@@ -105,7 +105,7 @@ def _check_nothing_stands(target: Target, is_own: bool) -> None:
     Args:
         is_own: the probes were inserted into this process, not inherited by fork.
     """
-    standing = find_standing(target, PLACES_TOLD_MAX)
+    standing = find_references(target, PLACES_TOLD_MAX)
     parts = []
     if standing.jumps:
         parts.append(

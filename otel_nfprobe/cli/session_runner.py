@@ -260,8 +260,8 @@ class Measurement:
             shown_at = time.monotonic()
             now = self.monitor.snapshot()
             batches, packets = now.received()
-            lost = sum(sum(thread.lost) for thread in now.threads)
-            line = f"{now.elapsed_s:5.0f} s  {batches:>12,} batches  {packets:>13,} packets  {lost:>9,} records lost"
+            line = f"{now.elapsed_s:5.0f} s  {batches:>12,} batches  {packets:>13,} packets"
+            line += f"  {now.lost_records:>9,} records lost"
             if self._exporter is not None:
                 line += f"  {self._exporter.read_counters().exported_spans:>10,} spans sent"
             if self.monitor.drain.recording_error is not None:

@@ -97,7 +97,7 @@ class ChildAttachment(Attachment):
 
     def arm(self) -> None:
         """Takes over the probes present in the child, and arms those that are not."""
-        self.texts.adopt(self._source.texts)
+        self.code_digests.adopt(self._source.code_digests)
         self.write_programs()
         standing, absent = self._copy_table()
         self.check_not_stopped()

@@ -126,7 +126,7 @@ class Monitor:
         functions = NewFunctions(infos, roles, names, costs, self._find_counts)
         self.drain.introduce(functions)
         while not functions.known.wait(STEP_S):
-            if attachment.stopping.is_set() or attachment.presence.is_gone:
+            if attachment.stopping.is_set() or attachment.liveness.is_gone:
                 return False
         return True
 

@@ -69,6 +69,11 @@ class SessionSnapshot:
         )
 
     @property
+    def lost_records(self) -> int:
+        """Records that are missing: ring full, no ring yet, damaged or with an impossible time."""
+        return sum(self.lost.values())
+
+    @property
     def elapsed_ticks(self) -> float:
         """Elapsed ticks, at least 1."""
         return max(1.0, self.elapsed_s * self.ticks_per_second)

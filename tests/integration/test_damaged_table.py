@@ -23,7 +23,7 @@ from otel_nfprobe.target.leftover import session_descriptors
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("processes")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("processes"), pytest.mark.shared]
 
 GLOBS = ["processes-*:*"]
 SLOT_GLOBS = ["libz.so*:crc32", "libz.so*:adler32"]

@@ -14,7 +14,7 @@ from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
 from tests.support.probed import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache"), pytest.mark.shared]
 
 LIBCRYPTO = next(Path("/usr/lib").glob("*/libcrypto.so.3"))
 CONTRACT = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}
